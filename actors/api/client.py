@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
+from modelpool.actors.api.request_stream import Decide, RequestStream
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -29,6 +30,7 @@ from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
@@ -103,6 +105,8 @@ class ModelPool:
         self._hold_seconds = hold_seconds
         #: calls `on_preview`
         self._previews = LatestQueue("modelpool previews")
+        #: submissions whose requests are still being taken
+        self._streams: list[RequestStream] = []
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -122,7 +126,10 @@ class ModelPool:
 
         Raises UserError if any of them is wrong.
         """
-        return cls.start_configured(PoolConfig.find(config).override(address=address, **overrides))
+        settings = PoolConfig.find(config).override(address=address, **overrides)
+        if settings.output.folder is not None:
+            check_outputs(settings.output.folder)
+        return cls.start_configured(settings)
 
     @classmethod
     def start_configured(cls, settings: PoolConfig, forks: Forks | None = None) -> ModelPool:
@@ -130,10 +137,12 @@ class ModelPool:
         with it, also if it does not start. Raises UserError.
         """
         from modelpool.actors.api.opening import start_pool
+        from modelpool.actors.api.start_checks import check_folders
 
         with contextlib.ExitStack() as failed:
             if forks is not None:
                 failed.callback(forks.close)
+            check_folders(settings)
             if settings.output.folder is not None:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)
@@ -194,35 +203,10 @@ class ModelPool:
         if isinstance(requests, GenerateRequest):
             requests = (requests,)
         terms = _Qos(priority, user, deadline)
-        submission_id = _new_submission()
-        writer = self._writer(output)
-        images = InputImages(self._connection.give)
         name = self._user if terms.user is None else terms.user
         wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
-        listened = [submission_id]
-
-        def forget() -> None:
-            for known in listened:
-                self._reader.forget(known)
-            if writer is not None:
-                writer.remove(jobs)
-
-        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
-            listened.append(again_id)
-            self._reader.listen(again_id, jobs)
-            for first, chunk in _runs_of_indexes(wanted):
-                sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, name, given, wish)
-                self._connection.call(Controller.submit, part)
-
-        def previewed(preview: ImagePreview) -> None:
-            if on_preview is not None:
-                self._previews.put((submission_id, preview.index), partial(on_preview, preview))
-
-        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again, previewed)
-        self._reader.listen(submission_id, jobs)
-        if writer is not None:
-            writer.add(jobs)
+        jobs = self._new_jobs(name, self._writer(output), on_preview, wish)
+        images = InputImages(self._connection.give)
         count = len(requests) if isinstance(requests, Sequence) else 0
         ended_at = 0
         try:
@@ -232,15 +216,38 @@ class ModelPool:
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given, wish)
+                part = Submission(self._client_id, jobs.id, first_index, sent, hold, name, given, wish)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
-            forget()
-            for known in listened:
-                self._connection.call(Controller.cancel, self._client_id, known)
+            jobs.abandon()
             raise
         jobs.seal()
+        return jobs
+
+    def submit_stream(
+        self,
+        chunks: Iterable[Sequence[GenerateRequest]],
+        decide: Decide,
+        *,
+        output: str | Path | Literal[False] | None = None,
+        hold: bool = False,
+        on_preview: Callable[[ImagePreview], None] | None = None,
+    ) -> Jobs:
+        """Queue requests while they are read: `chunks` are taken, checked and queued in a thread, while earlier ones
+        run. Missing seeds are drawn. `decide` is called with the index and the recipe, or the error, of each request,
+        in order and in that thread; those that it refuses are not queued, and have no result. It must refuse those with
+        an error, or raise. `hold`: nothing is queued before all are checked.
+
+        Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
+        `output` is opened when the first request is accepted. `on_preview` as in `submit`.
+        """
+        jobs = self._new_jobs(self._user, None, on_preview, None if on_preview is None else PreviewWish())
+        stream = RequestStream(
+            self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
+        )
+        self._streams = [known for known in self._streams if known.is_open] + [stream]
+        stream.start(tuple(map(_with_seed, chunk)) for chunk in chunks)
         return jobs
 
     def submit_detached(
@@ -440,6 +447,8 @@ class ModelPool:
         if self._closed:
             return
         self._closed = True
+        for stream in self._streams:
+            stream.stop()
         self._reader.stop(wake=self._leave)
         self._previews.close()
         for writer in self._writers.values():
@@ -472,6 +481,37 @@ class ModelPool:
             self._connection.call(Controller.leave, self._client_id)
         except PoolLost:
             return  # the controller ended first
+
+    def _new_jobs(
+        self,
+        user: str,
+        writer: ImageWriter | None,
+        on_preview: Callable[[ImagePreview], None] | None,
+        wish: PreviewWish | None,
+    ) -> Jobs:
+        """Return a submission without requests, for this `user`; its events are read from now on."""
+        listened = [_new_submission()]
+        images = InputImages(self._connection.give)
+
+        def forget() -> None:
+            for known in listened:
+                self._reader.forget(known)
+
+        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
+            listened.append(again_id)
+            self._reader.listen(again_id, jobs)
+            for first, chunk in _runs_of_indexes(wanted):
+                sent, given = images.bring_all(chunk)
+                part = Submission(self._client_id, again_id, first, sent, False, user, given, wish)
+                self._connection.call(Controller.submit, part)
+
+        def previewed(preview: ImagePreview) -> None:
+            if on_preview is not None:
+                self._previews.put((listened[0], preview.index), partial(on_preview, preview))
+
+        jobs = Jobs(self._connection, self._client_id, listened[0], writer, forget, submit_again, previewed, wish)
+        self._reader.listen(jobs.id, jobs)
+        return jobs
 
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
         given = self._output if output is None else None if output is False else output_address(output)

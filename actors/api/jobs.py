@@ -8,6 +8,7 @@ pool, and submitted again when the folder is usable.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -88,14 +89,17 @@ class Jobs:
         on_over: Callable[[], None],
         submit_again: SubmitAgain | None = None,
         on_preview: Callable[[ImagePreview], None] = lambda preview: None,
+        wish: PreviewWish | None = None,
     ) -> None:
         """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot.
         `on_preview` is called with each preview that arrives; it must not block."""
         self._on_preview = on_preview
+        #: the previews that were wanted when it was submitted
+        self.wish = wish
         self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
-        self._writer = writer
+        self._writer: ImageWriter | None = None
         self._on_over = on_over
         self._submit_again = submit_again
         self._started_at = time.monotonic()
@@ -103,6 +107,8 @@ class Jobs:
         self._changed = threading.Condition()
         self._requests: list[GenerateRequest] = []
         self._sealed = False
+        #: number of requests that were not queued after their check: they never end
+        self._left_out = 0
         self._waiting: deque[_ReadyOutput | JobFailure] = deque()
         self._succeeded = 0
         self._ended = 0
@@ -111,6 +117,8 @@ class Jobs:
         self._tasks: list[TaskSummary] = []
         self._running: tuple[TaskProgress, ...] = ()
         self._lost: Exception | None = None
+        #: why the requests could not be taken to their end
+        self._stream_problem: Exception | None = None
         #: submissions of outputs that were lost, and how often each was, by index
         self._repeated: list[SubmissionId] = []
         self._losses: Counter[int] = Counter()
@@ -129,6 +137,7 @@ class Jobs:
         #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
         self._withdrawn_from: set[SubmissionId] = set()
         self._withdrawn: list[JobEnded] = []
+        self.write_with(writer)
 
     def images(self) -> Iterator[ImageResult]:
         """Iterate over the images as they finish, each once: a second iterator continues where the first one
@@ -205,7 +214,7 @@ class Jobs:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
         with self._changed:
             if not self._settled(lambda: self._over or self._lost is not None, timeout):
-                raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
+                raise TimeoutError(f"{self._expected - self._ended} of {self._expected} jobs have not ended")
             if not self._over and self._lost is not None:
                 raise self._lost
             return self._summary()
@@ -216,6 +225,7 @@ class Jobs:
             if self._over or self._lost is not None:
                 return
             self._cancelled = True
+            self._sealed = True  # no more requests are accepted
             withdrawn, self._withdrawn = self._withdrawn, []
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
@@ -228,7 +238,7 @@ class Jobs:
         with self._changed:
             cancelled = sum(f.cancelled for f in self._without_image)
             return Progress(
-                total=len(self._requests),
+                total=self._expected,
                 done=self._succeeded,
                 failed=len(self._without_image) - cancelled,
                 cancelled=cancelled,
@@ -317,10 +327,52 @@ class Jobs:
         with self._changed:
             return self._summary()
 
-    def add(self, requests: Sequence[GenerateRequest]) -> None:
-        """Register requests that are about to be submitted. Called by `ModelPool.submit`."""
+    def add(self, requests: Sequence[GenerateRequest]) -> bool:
+        """Register requests that are about to be submitted; False, and no effect, after `cancel`. Called by
+        `ModelPool.submit`.
+        """
         with self._changed:
+            if self._cancelled:
+                return False
             self._requests.extend(requests)
+            return True
+
+    def leave_out(self, count: int) -> None:
+        """Note that `count` of the registered requests are not queued. Called by `RequestStream`."""
+        with self._changed:
+            self._left_out += count
+            self._note_over()
+
+    def fail(self, problem: Exception) -> None:
+        """Cancel all jobs, since no more requests can be taken; `results` raises `problem`."""
+        with self._changed:
+            self._stream_problem = self._stream_problem or problem
+            self._cancelled = self._sealed = True
+            self._notify()
+        with contextlib.suppress(PoolLost):
+            self._cancel(withdraw=False)
+
+    def write_with(self, writer: ImageWriter | None) -> None:
+        """Write outputs with `writer` from now on. Called by `RequestStream` before it queues the first request."""
+        self._writer = writer
+        if writer is not None:
+            writer.add(self)
+
+    def abandon(self) -> None:
+        """Cancel everything, since the call that submits it raises. Called by `ModelPool.submit`."""
+        self._release()
+        self._cancel(withdraw=False)
+
+    @property
+    def unended_count(self) -> int:
+        """Number of requests so far whose jobs have not ended."""
+        with self._changed:
+            return self._expected - self._ended
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether no requests will be added."""
+        return self._sealed
 
     def seal(self) -> None:
         """Note that no requests will be added. Called by `ModelPool.submit`."""
@@ -368,7 +420,12 @@ class Jobs:
 
     @property
     def _over(self) -> bool:
-        return self._sealed and self._ended == len(self._requests)
+        return self._sealed and self._ended == self._expected
+
+    @property
+    def _expected(self) -> int:
+        """Number of jobs that end, of the requests so far."""
+        return len(self._requests) - self._left_out
 
     def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
         with self._changed:
@@ -459,14 +516,22 @@ class Jobs:
         self._notify()
         if self._over:
             self._running = ()
-            self._on_over()
+            self._release()
+
+    def _release(self) -> None:
+        """Stop listening to the pool and to the writer."""
+        if self._writer is not None:
+            self._writer.remove(self)
+        self._on_over()
 
     def _take(self) -> _ReadyOutput | JobFailure | None:
         """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
         with self._changed:
-            self._settled(lambda: self._waiting or self._over or self._lost is not None)
+            self._settled(lambda: self._waiting or self._over or self._lost is not None or self._stream_problem)
             if self._waiting:
                 return self._waiting.popleft()
+            if self._stream_problem is not None:
+                raise self._stream_problem
             if not self._over and self._lost is not None:
                 raise self._lost
             return None
@@ -596,7 +661,7 @@ class Jobs:
         cancelled = sum(f.cancelled for f in self._without_image)
         until = self._ended_at if self._over else time.monotonic()
         return Summary(
-            jobs=len(self._requests),
+            jobs=self._expected,
             succeeded=self._succeeded,
             failed=len(self._without_image) - cancelled,
             cancelled=cancelled,

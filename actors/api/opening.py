@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from modelpool.actors.control.connection import Connection
+from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.detached.job_service import JobsConnection
 from modelpool.actors.detached.service_watch import WatchedService
@@ -74,6 +75,8 @@ def start_pool(
             plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
         if keeps_jobs and config.pool.worker_lease_seconds:
             plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
+        if keeps_jobs and plan.log is None and config.observability.log is None:
+            plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
         environment = {**(session.actor_environment or {}), **forks.environment} or None
         place = cluster.controller or controller
         start = partial(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,19 @@ from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.session import session_of
 from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from modelpool.actors.api.start_checks import NameCheck
+    from modelpool.actors.cli.checked_requests import WantedOutput
+    from modelpool.actors.request.requests import GenerateRequest
+
+#: lines that the pool checks together at first, so that the first task starts at once
+FIRST_CHUNK = 8
+#: invalid lines that are printed; more of them have a common cause
+MOST_REPORTED = 1000
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
@@ -52,34 +66,79 @@ def batch(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Read the file, start a pool, generate what is missing. Exits with 2 if no line is valid."""
-    from modelpool.actors.cli.job_file import read_job_file
-    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
-    from modelpool.actors.cli.screen import counted, say, user_console
-    from modelpool.actors.outputs.open_outputs import check_store
+    """Read the file, start a pool once a line can be generated, and generate what is missing while later lines are
+    read. Exits with 2 if no line is valid.
+    """
+    from modelpool.actors.cli.checked_requests import CHUNK, WantedOutputs
+    from modelpool.actors.cli.job_file import line_count
+    from modelpool.actors.cli.read_ahead import ReadAhead
+    from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.screen import user_console
+    from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.output_address import output_address
 
     output = output_address(out, "--out")
     defaults = dict(fields) if model is None else {**fields, "model": model}
-    GenerateRequest(**{"model": "any", "prompt": "", **defaults})  # report a bad option once, not for every line
-    jobs = read_job_file(job_file, defaults, seed)
-    console = user_console()
-    for line in jobs.broken:
-        say(console, f"{job_file}:{line.number}: {line.message}", "red")
-    if jobs.broken:
-        say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}, {len(jobs.lines)} valid", "red")
+    options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
+    check_outputs(output)
     session = session_of(context)
-    if not jobs.lines:
-        raise typer.Exit(2)
-    check_store(output)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
-    with started(session, where) as running:
-        wanted = (
-            WantedOutput(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines)
-        )
-        resume = shlex.join(["modelpool", *session.arguments])
-        run = CommandRun(
-            tuple(wanted), output, not again, as_json, resume, refused=len(jobs.broken), print_reasons=True
-        )
-        raise typer.Exit(run_requests(run, running))
+    names = session.check_names(where)
+    if model is not None:
+        names.check(options_alone)  # report a bad option once, not for every line
+    console = user_console()
+    lines = _ValidLines(job_file, defaults, seed, names, console)
+    with ReadAhead(lines, "read job file") as reader:
+        if not reader.wait():
+            raise typer.Exit(2)
+        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
+        with started(session, where, console) as running:
+            resume = shlex.join(["modelpool", *session.arguments])
+            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True)
+            raise typer.Exit(run_requests(run, running, console))
+
+
+class _ValidLines:
+    """The valid lines of a job file, each with its place among them. Iterate once; prints invalid lines as they are
+    read, and at the end how many there are.
+
+    Until a line has names that are known, lines with unknown names are invalid too: a file without any starts no pool.
+    """
+
+    def __init__(self, path: Path, defaults: Mapping[str, Any], seed: int, names: NameCheck, console: Console) -> None:
+        self._path = path
+        self._defaults = defaults
+        self._seed = seed
+        self._names = names
+        self._console = console
+        self.invalid_count = 0
+
+    def __iter__(self) -> Iterator[WantedOutput]:
+        from modelpool.actors.cli.checked_requests import WantedOutput
+        from modelpool.actors.cli.job_file import BrokenLine, job_lines
+        from modelpool.actors.cli.screen import counted, say
+
+        place = 0
+        for line in job_lines(self._path, self._defaults, self._seed):
+            problem = line.message if isinstance(line, BrokenLine) else "" if place else self._unknown(line.request)
+            if problem or isinstance(line, BrokenLine):
+                self.invalid_count += 1
+                if self.invalid_count <= MOST_REPORTED:
+                    say(self._console, f"{self._path}:{line.number}: {problem}", "red")
+                if self.invalid_count == MOST_REPORTED:
+                    say(self._console, f"{self._path}: further invalid lines are only counted", "red")
+                continue
+            yield WantedOutput(place, line.request, f"{self._path}:{line.number}: ")
+            place += 1
+        if self.invalid_count:
+            invalid = counted(self.invalid_count, "invalid line")
+            say(self._console, f"{self._path}: {invalid}, {place} valid", "red")
+
+    def _unknown(self, request: GenerateRequest) -> str:
+        """Return why a name in `request` is not known; "" if all are."""
+        try:
+            self._names.check(request)
+        except UserError as problem:
+            return str(problem)
+        return ""

@@ -27,7 +27,7 @@ from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit
 from modelpool.actors.detached.service_watch import ServiceWatch
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
-from modelpool.actors.ray.state_folder import state_folder
+from modelpool.actors.ray.state_folder import pool_log_path, state_folder
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -59,9 +59,10 @@ def start_in_background(config: PoolConfig) -> RunningPool:
         raise UserError(
             f"a pool called {name!r} is already running (process {known.pid}); stop it with `modelpool down`"
         )
-    log = _log_of(name)
+    log = pool_log_path(None, name)
+    log.write_bytes(b"")
     reading_end, say = os.pipe()
-    with log.open("wb") as output, os.fdopen(reading_end) as answer:
+    with log.open("ab") as output, os.fdopen(reading_end) as answer:
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "modelpool.actors.cli.daemon", "--ready-fd", str(say)],
             stdin=subprocess.PIPE,
@@ -156,7 +157,7 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         address=opened.address,
         pid=me.pid,
         started_at=me.create_time(),
-        log=str(_log_of(config.cluster.name)),
+        log=str(pool_log_path(None, config.cluster.name)),
         drain_seconds=config.cluster.drain_seconds,
     )
     write_run_file(running)
@@ -250,10 +251,6 @@ def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
     until = time.monotonic() + seconds + LATE_SECONDS
     while draining.is_alive() and not hurry.is_set() and time.monotonic() < until:
         draining.join(CHECK_SECONDS)
-
-
-def _log_of(name: str) -> Path:
-    return state_folder() / f"{name}.log"
 
 
 def _tail(log: Path, lines: int = 20) -> str:

@@ -79,10 +79,11 @@ def _make(
     preview: str | None,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
+    from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.open_pool import output_for
     from modelpool.actors.cli.preview_file import preview_file
-    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
-    from modelpool.actors.outputs.open_outputs import check_store
+    from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.output_address import output_address
 
@@ -91,21 +92,24 @@ def _make(
         raise unusable_field("-n", wanted.n, "a whole number from 1")
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
-    GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
     shown = None if preview is None else preview_file(preview)
-    given = None if out is None else output_address(out, "--out")
-    if given is not None:
-        check_store(given)
+    output = output_for(where, None if out is None else output_address(out, "--out"))
+    check_outputs(output)
+    names = session.check_names(where)
+    known = names.model_names() if wanted.model is None else None
+    model = wanted.model if known is None else options.only_model(known)
+    if model is not None:
+        names.check(first.model_copy(update={"model": model}))
     with started(session, where) as running:
-        name = options.model_or_only_one(wanted.model, running)
+        name = model or options.only_model([listing.name for listing in running.models()])
         requests = tuple(
             WantedOutput(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
             for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
         return run_requests(
-            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True, preview=shown),
-            running,
+            CommandRun(WantedOutputs.of(requests), output, resume, as_json, go_on, True, preview=shown), running
         )
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: metadata values of training tools can have kilobytes
 _MOST_CHARACTERS = 200
+#: after a fact that the file does not state
+_USUAL = " (usual for the family)"
 _MOST_NAMES = 5
 
 
@@ -239,7 +241,7 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
         ("checkpoint", info.path),
         ("family", info.title),
         ("size", f"{format_bytes(info.file_bytes)}, of which {format_bytes(info.other_bytes)} belong to no component"),
-        ("native size", f"{info.width}x{info.height} pixels"),
+        ("native size", f"{info.width}x{info.height} pixels{_USUAL if info.is_usual_size else ''}"),
         ("sha256", sha256),
     ]
     rows = [
@@ -262,8 +264,8 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
         "running": running,
         "recognised": plain_value(recognised),
     }
-    if recognised.prediction:
-        facts.append(("prediction", predictions(recognised.prediction)))
+    stated = predictions(recognised.prediction)
+    facts.append(("prediction", stated or f"{info.prediction}{_USUAL}"))
     table = rows_table(headings, rows, right=headings[1:4])
     here = facts_table(
         [("on this machine", device), *((role.replace("_", " "), description) for role, description in decided.items())]

@@ -8,6 +8,7 @@ Knows text and field names, not which models exist. Rules
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -26,6 +27,8 @@ from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
+#: largest file whose lines are counted before they are read, which takes about a second
+MAX_COUNTED_BYTES = 1 << 30
 #: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"
 
@@ -56,28 +59,48 @@ class JobFile:
 
 
 def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
-    """Read the requests of a .jsonl or .csv file. `defaults` fill in missing fields; `seed` varies the seeds of
-    lines without one.
+    """Read all requests of a file; see `job_lines`."""
+    lines: list[JobLine] = []
+    broken: list[BrokenLine] = []
+    for line in job_lines(path, defaults, seed):
+        if isinstance(line, JobLine):
+            lines.append(line)
+        else:
+            broken.append(line)
+    return JobFile(path, tuple(lines), tuple(broken))
+
+
+def job_lines(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterator[JobLine | BrokenLine]:
+    """Yield the requests of a .jsonl or .csv file, as they are read. `defaults` fill in missing fields; `seed` varies
+    the seeds of lines without one.
 
     Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
-    lines: list[JobLine] = []
-    broken: list[BrokenLine] = []
-    occurrences: Counter[str] = Counter()
+    occurrences: Counter[bytes] = Counter()
+    number = 0
     for number, found in _rows(path):
         if isinstance(found, str):
-            broken.append(BrokenLine(number, _shortened(found)))
+            yield BrokenLine(number, _shortened(found))
             continue
         try:
             request = GenerateRequest(**{**defaults, **found})
         except UserError as error:
             hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
-            broken.append(BrokenLine(number, _shortened(f"{error}{hint}")))
+            yield BrokenLine(number, _shortened(f"{error}{hint}"))
             continue
-        lines.append(JobLine(number, _seeded(request, seed, occurrences)))
-    if not lines and not broken:
+        yield JobLine(number, _seeded(request, seed, occurrences))
+    if not number:
         raise UserError(f"{path}: no lines; expected one request per line")
-    return JobFile(path, tuple(lines), tuple(broken))
+
+
+def line_count(path: Path) -> int | None:
+    """Return about how many requests a file has, for the display of progress; None if counting would take long."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= MAX_COUNTED_BYTES:
+            with path.open("rb") as file:
+                count = sum(1 for line in file if line.strip())
+            return count - 1 if path.suffix.lower() == ".csv" else count
+    return None
 
 
 def _shortened(message: str) -> str:
@@ -157,12 +180,13 @@ def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> GenerateRequest:
+def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) -> GenerateRequest:
     if request.seed is not None:
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
     content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
-    digest = hashlib.sha256(f"{seed} {occurrences[content]} {content}".encode()).digest()
-    occurrences[content] += 1
+    key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
+    digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()
+    occurrences[key] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

@@ -57,7 +57,7 @@ def build_app() -> typer.Typer:
         name="modelpool",
         help=HELP,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

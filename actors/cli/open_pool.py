@@ -10,6 +10,7 @@ from modelpool.actors.cli.options import PoolOptions
 
 if TYPE_CHECKING:
     from modelpool.actors.api.client import ModelPool
+    from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.actors.settings.output_address import OutputAddress
 
@@ -31,7 +32,8 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     if named:
         config = PoolConfig.find(options.config)
     elif MODELS_FOLDER.is_dir():
-        config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
+        loras = [LORAS_FOLDER] if LORAS_FOLDER.is_dir() else []
+        config = PoolConfig().override(models=[MODELS_FOLDER], loras=loras, output=OUTPUT_FOLDER)
     else:  # the models of the example, but outputs in the working folder
         config = PoolConfig.find().override(output=OUTPUT_FOLDER)
     device = options.device.value if options.device is not None else None
@@ -59,15 +61,30 @@ def output_for(options: PoolOptions, passed: OutputAddress | None) -> OutputAddr
     return configured.relative_to(here) if configured.is_relative_to(here) else configured
 
 
+def name_check(options: PoolOptions) -> NameCheck:
+    """Return the check of names for the pool that `open_pool` returns, which needs neither Ray nor torch. Raises
+    UserError for a configured folder that does not exist.
+    """
+    from modelpool.actors.api.start_checks import NameCheck, check_folders
+
+    if options.pool is not None:  # which has its own models
+        return NameCheck(None)
+    settings = settings_for(options)
+    check_folders(settings)
+    return NameCheck.of(settings)
+
+
 def open_pool(options: PoolOptions) -> ModelPool:
     """Start a pool that ends with the returned object, or connect to a running one. Raises UserError."""
     if options.pool is not None:
         from modelpool.actors.api.client import ModelPool
 
         return ModelPool.connect(options.pool)
+    from modelpool.actors.api.start_checks import check_folders
     from modelpool.actors.ray.forks import Forks
 
     settings = settings_for(options)
+    check_folders(settings)
     forks = Forks.start(settings.cluster.address)  # imports torch and diffusers while this process imports the client
     try:
         from modelpool.actors.api.client import ModelPool

@@ -5,10 +5,11 @@ Knows words on a command line, not what they are for. Those of request fields co
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +17,6 @@ from modelpool.actors.cli.request_options import option_of
 from modelpool.actors.request.field_table import IMAGE
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.devices.vram_policy import VramPolicy
-
-if TYPE_CHECKING:
-    from modelpool.actors.cli.ports import Pool
 
 _POOL = "Pool"
 _OUTPUT = "Output"
@@ -114,12 +112,9 @@ def require_text(name: str, text: str) -> None:
         raise unusable_field(name, ascii(text), "text in the encoding of the terminal") from None
 
 
-def model_or_only_one(given: str | None, pool: Pool) -> str:
-    """Return the named model, or the only one of the pool. Raises UserError if there are several or none."""
-    if given is not None:
-        return given
-    names = sorted(listing.name for listing in pool.models())
-    if len(names) != 1:
-        known = ", ".join(names) or "none"
-        raise UserError(f"--model is required; models of this pool: {known}")
-    return names[0]
+def only_model(names: Iterable[str]) -> str:
+    """Return the only one of the models of a pool. Raises UserError if there are several or none."""
+    known = sorted(names)
+    if len(known) != 1:
+        raise UserError(f"--model is required; models of this pool: {', '.join(known) or 'none'}")
+    return known[0]

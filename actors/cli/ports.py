@@ -5,7 +5,7 @@ Types only, so that `modelpool --help` loads neither ray nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -60,6 +60,15 @@ class Pool(Protocol):
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
+    ) -> PoolJobs: ...
+    def submit_stream(
+        self,
+        chunks: Iterable[Sequence[GenerateRequest]],
+        decide: Callable[[int, Recipe | UserError], bool],
+        *,
+        output: str | Path | Literal[False] | None = None,
+        hold: bool = False,
         on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> PoolJobs: ...
     def submit_detached(

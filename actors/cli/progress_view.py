@@ -16,6 +16,7 @@ from rich.text import Text
 from modelpool.actors.cli.screen import duration, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import Console, RenderableType
@@ -23,17 +24,21 @@ if TYPE_CHECKING:
     from modelpool.actors.results.progress import Progress
 
 _BAR_CELLS = 22
+#: interval of lines about the check of the requests
+CHECKED_SECONDS = 2.0
 _MOST_RUNNING = 16
 
 
 class View(Protocol):
-    """Shows one submission while entered. `update` may be called from another thread than the rest."""
+    """Shows one submission while entered. `update` may be called from another thread than the rest. Its `checked` says
+    how far the check of the requests is; "" once it is complete.
+    """
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def update(self, progress: Progress) -> None: ...
+    def update(self, progress: Progress, checked: str = "") -> None: ...
     def image(self, text: str) -> None: ...
     def failure(self, text: str) -> None: ...
     def notice(self, text: str) -> None: ...
@@ -62,10 +67,10 @@ class BarsView:
     ) -> None:
         self._live.stop()
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: Progress, checked: str = "") -> None:
         """Draw `progress` now."""
         rows = min(_MOST_RUNNING, max(1, self._console.height - 4))
-        self._live.update(bars(progress, time.monotonic() - self._started, rows), refresh=True)
+        self._live.update(bars(progress, time.monotonic() - self._started, rows, checked), refresh=True)
 
     def image(self, text: str) -> None:
         """Do nothing: the bar has moved."""
@@ -80,12 +85,16 @@ class BarsView:
 
 
 class LinesView:
-    """Prints one line for each image and each failure."""
+    """Prints one line for each image and each failure, and every `CHECKED_SECONDS` how far the check of the requests
+    is.
+    """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._ended = 0
         self._total = 0
+        self._checked_at = clock()
 
     def __enter__(self) -> Self:
         return self
@@ -95,9 +104,12 @@ class LinesView:
     ) -> None:
         pass
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: Progress, checked: str = "") -> None:
         """Keep the number of jobs for later lines."""
         self._total = progress.total
+        if checked and self._clock() - self._checked_at >= CHECKED_SECONDS:
+            self._checked_at = self._clock()
+            self.notice(checked)
 
     def image(self, text: str) -> None:
         """Print one line."""
@@ -117,8 +129,12 @@ class LinesView:
         say(self._console, f"[{self._ended:>{len(str(total))}}/{total}] {text}")
 
 
-def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_RUNNING) -> RenderableType:
-    """Draw `progress`: the submission first, then the running jobs by worker."""
+def bars(
+    progress: Progress, elapsed_seconds: float, most_running: int = _MOST_RUNNING, checked: str = ""
+) -> RenderableType:
+    """Draw `progress`: the submission first, with how far the check of its requests is, then the running jobs by
+    worker.
+    """
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -130,7 +146,7 @@ def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_R
         "",
         _bar(progress.ended, progress.total),
         f"{progress.ended}/{progress.total}",
-        Text(", ".join(_remarks(progress, elapsed_seconds)), overflow="ellipsis"),
+        Text(", ".join((*_remarks(progress, elapsed_seconds), *filter(None, [checked]))), overflow="ellipsis"),
     )
     shown = sorted(progress.running, key=lambda job: (job.worker, job.index))[:most_running]
     for job in shown:

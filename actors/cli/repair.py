@@ -129,8 +129,9 @@ def _generate(
     as_json: bool,
 ) -> int:
     """Generate the damaged outputs; return the exit code."""
+    from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.generate_again import requests_again
-    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
+    from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.cli.screen import say, user_console
 
     session, console = session_of(context), user_console()
@@ -150,5 +151,5 @@ def _generate(
         if not wanted:
             return EXIT_FAILED
         command = shlex.join(["modelpool", *session.arguments])
-        run = CommandRun(wanted, out.path, False, as_json, command, refused=len(refused))
+        run = CommandRun(WantedOutputs.of(wanted, invalid=len(refused)), out.path, False, as_json, command)
         return run_requests(run, running)

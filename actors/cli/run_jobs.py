@@ -11,9 +11,10 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from modelpool.actors.cli.checked_requests import CheckedRequests, WantedOutput, WantedOutputs
 from modelpool.actors.cli.interrupts import StopRequest
 from modelpool.actors.cli.preview_file import writer_of
 from modelpool.actors.cli.progress_view import View, view_for
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool, PoolJobs
     from modelpool.actors.cli.session import Session
     from modelpool.actors.outputs.place import KeptImage, OutputPlace
-    from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
+    from modelpool.actors.results.progress import Progress
     from modelpool.actors.settings.output_address import OutputAddress
 
 EXIT_FAILED = 1
@@ -45,53 +46,33 @@ MOST_WHYS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class WantedOutput:
-    """One output to generate. `place` is its number among all, from 0; `origin` is the source of the request."""
-
-    place: int
-    request: GenerateRequest
-    origin: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SortedRequests:
-    """Requests, by what has to be done."""
-
-    to_make: tuple[WantedOutput, ...]
-    kept: tuple[tuple[WantedOutput, KeptImage], ...]
-    #: with the problem
-    refused: tuple[tuple[WantedOutput, str], ...]
-    #: what each of them is: image, video, audio clip, or file if they differ
-    noun: str = "image"
-
-
-@dataclass(frozen=True, slots=True)
 class CommandRun:
     """Decisions of a command before anything is generated.
 
     resume          skip outputs that exist in `output`
-    refused         number of invalid requests (already reported)
     resume_command  the command line that generates the rest after a stop
-    all_or_nothing  one invalid request is an error; otherwise the others are generated
+    all_or_nothing  one impossible request is an error, and nothing starts before all are checked; otherwise requests
+                    start while later ones are read, and impossible ones are reported
     print_reasons   print at the end where each job ran and why
     preview         file that the newest preview is written to; None: no previews are made
     """
 
-    wanted: tuple[WantedOutput, ...]
+    wanted: WantedOutputs
     output: OutputAddress
     resume: bool
     as_json: bool
     resume_command: str
-    refused: int = 0
     all_or_nothing: bool = False
     print_reasons: bool = False
     preview: Path | None = None
 
 
 @contextlib.contextmanager
-def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
-    """Open a pool for the duration of a command. Prints that it is starting, which takes a few seconds."""
-    console = user_console()
+def started(session: Session, options: PoolOptions, console: Console | None = None) -> Iterator[Pool]:
+    """Open a pool for the duration of a command. Prints that it is starting, which takes a few seconds, on `console`
+    if other threads print there meanwhile.
+    """
+    console = console or user_console()
     text = f"joining pool {options.pool}" if options.pool else "starting the pool"
     if not console.is_terminal:
         say(console, text)
@@ -105,65 +86,80 @@ def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
         raise
 
 
-def sort_requests(wanted: Sequence[WantedOutput], pool: Pool, finished: Mapping[str, KeptImage]) -> SortedRequests:
-    """Resolve each request to its recipe, and check whether its output exists."""
-    to_make: list[WantedOutput] = []
-    kept: list[tuple[WantedOutput, KeptImage]] = []
-    refused: list[tuple[WantedOutput, str]] = []
-    nouns: set[str] = set()
-    for one, recipe in zip(wanted, pool.recipes([one.request for one in wanted]), strict=True):
-        if isinstance(recipe, UserError):
-            refused.append((one, str(recipe)))
-            continue
-        nouns.add("video" if recipe.frames else "audio clip" if recipe.seconds else "image")
-        if recipe.digest in finished:
-            kept.append((one, finished[recipe.digest]))
-        else:
-            to_make.append(one)
-    return SortedRequests(tuple(to_make), tuple(kept), tuple(refused), nouns.pop() if len(nouns) == 1 else "file")
-
-
-def run_requests(run: CommandRun, pool: Pool) -> int:
+def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) -> int:
     """Generate what `run` wants and is missing; return the exit code. Raises UserError, and PoolLost after printing
-    what is finished and how to resume.
+    what is finished and how to resume. Creates the output folder when the first request is accepted.
     """
-    from modelpool.actors.outputs.open_outputs import open_outputs
+    from modelpool.actors.outputs.open_outputs import opened_if_exists
     from modelpool.actors.results.outcomes import PoolLost
 
-    console = user_console()
-    place = open_outputs(run.output)
-    finished = place.kept() if run.resume else {}
-    print_damaged_lines(console, place)
-    plan = sort_requests(run.wanted, pool, finished)
-    for one, message in plan.refused:
-        if run.all_or_nothing:
-            raise UserError(message)
-        say(console, f"{one.origin}{message}", "red")
-    if plan.kept:
-        already = "is" if len(plan.kept) == 1 else "are"
-        say(console, f"{counted(len(plan.kept), plan.noun)} {already} already in {run.output} and skipped")
+    console = console or user_console()
+    place = opened_if_exists(run.output)
+    if place is not None:
+        print_damaged_lines(console, place)
+    finished = place.kept() if run.resume and place is not None else {}
     with StopRequest() as stop:
-        try:
-            with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
-                failures, summary, whys = _make(run, pool, plan, stop, stream)
-        except PoolLost:
-            _print_summary(console, run, plan.noun, (), None)
-            _print_sheet(console, run, plan.noun, place)
-            say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
-            if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
-                return stop.exit_code
-            raise
+        with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
+            report = _Report(console, run, stream)
+            checked = CheckedRequests(run.wanted, finished, report.kept, report.refused, report.checked)
+            try:
+                failures, summary, whys = _make(run, pool, checked, stop, report)
+            except PoolLost:
+                _print_summary(console, run, checked.noun, (), None)
+                _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
+                say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
+                if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
+                    return stop.exit_code
+                raise
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
-        _print_summary(console, run, plan.noun, failures, summary)
-        _print_sheet(console, run, plan.noun, place)
+        _print_summary(console, run, checked.noun, failures, summary)
+        _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
     if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
         say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
         return EXIT_FAILED
-    if summary is not None and summary.cancelled:
+    if stop.requested and (not checked.is_complete or (summary is not None and summary.cancelled)):
         say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
         return stop.exit_code
-    return EXIT_FAILED if failures or plan.refused or run.refused else 0
+    return EXIT_FAILED if failures or checked.failed_count else 0
+
+
+class _Report:
+    """Prints the results and decisions of one run, from any thread."""
+
+    def __init__(self, console: Console, run: CommandRun, stream: TextIO | None) -> None:
+        self.console = console
+        self._run = run
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def finished(self, one: WantedOutput, image: OutputResult) -> None:
+        """Print a new output for programs."""
+        if self._stream is not None:
+            self._print(image_json(one, image))
+
+    def kept(self, one: WantedOutput, kept: KeptImage) -> None:
+        """Print an output that existed already, for programs."""
+        if self._stream is not None:
+            self._print(kept_json(one, kept))
+
+    def refused(self, one: WantedOutput, problem: UserError) -> None:
+        """Print why a request is impossible. Raises that if one such request is an error."""
+        if self._run.all_or_nothing:
+            raise problem
+        say(self.console, f"{one.origin}{problem}", "red")
+
+    def checked(self, requests: CheckedRequests) -> None:
+        """Print how many outputs existed already."""
+        if requests.kept_count:
+            already = "is" if requests.kept_count == 1 else "are"
+            kept = counted(requests.kept_count, requests.noun)
+            say(self.console, f"{kept} {already} already in {self._run.output} and skipped")
+
+    def _print(self, value: Mapping[str, Any]) -> None:
+        assert self._stream is not None, "JSON is printed to a stream"
+        with self._lock:
+            print_json(self._stream, value)
 
 
 def print_damaged_lines(console: Console, place: OutputPlace) -> None:
@@ -211,18 +207,13 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
 
 
 def _make(
-    run: CommandRun, pool: Pool, plan: SortedRequests, stop: StopRequest, stream: TextIO | None
+    run: CommandRun, pool: Pool, checked: CheckedRequests, stop: StopRequest, report: _Report
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
     """Generate what is missing; return the failures, the summary if anything ran, and where each job ran, by place."""
-    if stream is not None:
-        for one, image in plan.kept:
-            print_json(stream, kept_json(one, image))
-    if not plan.to_make:
-        return [], None, {}
-    previews = {} if run.preview is None else {"on_preview": writer_of(run.preview)}
-    jobs = pool.submit([one.request for one in plan.to_make], output=run.output, **previews)
-    failures, whys = _follow(jobs, plan.to_make, view_for(user_console()), stop, stream, lambda: waiting_for(pool))
-    return failures, jobs.summary(), whys
+    hold, on_preview = run.all_or_nothing, None if run.preview is None else writer_of(run.preview)
+    jobs = pool.submit_stream(checked.chunks(), checked.decide, output=run.output, hold=hold, on_preview=on_preview)
+    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, lambda: waiting_for(pool))
+    return failures, jobs.summary() if checked.accepted_count else None, whys
 
 
 def waiting_for(pool: Pool) -> str:
@@ -233,36 +224,39 @@ def waiting_for(pool: Pool) -> str:
 
 def _follow(
     jobs: PoolJobs,
-    wanted: Sequence[WantedOutput],
+    checked: CheckedRequests,
     view: View,
     stop: StopRequest,
-    stream: TextIO | None,
+    report: _Report,
     waiting: Callable[[], str],
 ) -> tuple[list[JobFailure], dict[int, str]]:
     """Print results until all jobs have ended. Return the failures without cancelled ones, and where each of the
     others ran, by place.
     """
-    from modelpool.actors.results.outcomes import OutputResult, where_and_why
+    from modelpool.actors.results.outcomes import JobFailure, OutputResult, where_and_why
 
     failures: list[JobFailure] = []
     whys: dict[int, str] = {}
-    with view, _watched(jobs, view, stop, waiting):
+    with view, _watched(jobs, checked, view, stop, waiting):
         for result in jobs.results():
-            one = wanted[result.index]
+            if isinstance(result, JobFailure) and result.cancelled:  # some were not even accepted
+                continue
+            one = checked.accepted(result.index)
             if isinstance(result, OutputResult):
                 view.image(_image_line(result))
                 if len(whys) < MOST_WHYS:
                     whys[one.place] = where_and_why(result.tasks)
-                if stream is not None:
-                    print_json(stream, image_json(one, result))
-            elif not result.cancelled:
+                report.finished(one, result)
+            else:
                 failures.append(result)
                 view.failure(f"failed: {_failure_line(one, result)}")
     return failures, whys
 
 
 @contextlib.contextmanager
-def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[], str]) -> Iterator[None]:
+def _watched(
+    jobs: PoolJobs, checked: CheckedRequests, view: View, stop: StopRequest, waiting: Callable[[], str]
+) -> Iterator[None]:
     """Draw progress and forward a stop request, from a thread, while the caller waits for results. Until something
     runs, print what the pool waits for when that changes.
 
@@ -271,12 +265,16 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[]
     ended = threading.Event()
     errors: list[Exception] = []
 
+    def progress_so_far() -> Progress:
+        progress = jobs.progress()
+        return replace(progress, total=max(progress.total, checked.expected_count))
+
     def watch() -> None:
         passed_on, has_run, waited_for, held, rounds = False, False, "", "", 0
         try:
             while not ended.wait(_CHECK_SECONDS):
-                progress = jobs.progress()
-                view.update(progress)
+                progress = progress_so_far()
+                view.update(progress, checked.words)
                 rounds += 1
                 has_run = has_run or bool(progress.running or progress.ended)
                 if not has_run and rounds % round(_WAITING_SECONDS / _CHECK_SECONDS) == 0:
@@ -294,7 +292,7 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[]
         except Exception as error:
             errors.append(error)
 
-    view.update(jobs.progress())
+    view.update(progress_so_far(), checked.words)
     thread = threading.Thread(target=watch, name="watch jobs", daemon=True)
     thread.start()
     try:
@@ -320,10 +318,10 @@ def _print_summary(
     _print_internal_error(console, failures)
 
 
-def _print_sheet(console: Console, run: CommandRun, noun: str, place: OutputPlace) -> None:
+def _print_sheet(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:
     """Draw the contact sheet and print where it is, or why there is none: it never hides what happened before."""
     try:
-        if place.has_outputs():
+        if place is not None and place.has_outputs():
             sheet = place.contact_sheet()
             say(console, f"{noun}s: {run.output}" + ("" if sheet is None else f"   contact sheet: {sheet}"))
     except OutputFailed as problem:

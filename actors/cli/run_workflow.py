@@ -42,21 +42,22 @@ def run_workflow(
     pool: options.PoolName = None,
 ) -> None:
     """Generate the images of a ComfyUI workflow. Images that it loads are searched next to it, and in ./input."""
+    from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.open_pool import output_for
-    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
-    from modelpool.actors.outputs.open_outputs import check_store
+    from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.settings.output_address import output_address
 
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     graph = read_workflow(workflow)
     session = session_of(context)
     output = output_for(where, None if out is None else output_address(out, "--out"))
-    check_store(output)
+    check_outputs(output)
     with started(session, where) as opened:
         requests = workflow_requests(graph, workflow.parent, opened)
         wanted = tuple(WantedOutput(place, request) for place, request in enumerate(requests))
         resumed = shlex.join(["modelpool", *session.arguments, *([] if resume else ["--resume"])])
-        run = CommandRun(wanted, output, resume, as_json, resumed, all_or_nothing=True)
+        run = CommandRun(WantedOutputs.of(wanted), output, resume, as_json, resumed, all_or_nothing=True)
         code = run_requests(run, opened)
     raise typer.Exit(code)
 

@@ -12,16 +12,29 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.cli.options import PoolOptions
     from modelpool.actors.cli.ports import Pool
 
 
+def no_name_check(options: PoolOptions) -> NameCheck:
+    """Return a check that leaves every name to the pool."""
+    from modelpool.actors.api.start_checks import NameCheck
+
+    return NameCheck(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`arguments` as typed, without the command's name."""
+    """The context of one run of the command.
+
+    arguments    as typed, without the command's name
+    check_names  returns the check of names in requests, before a pool is opened
+    """
 
     arguments: tuple[str, ...]
     open_pool: Callable[[PoolOptions], Pool]
+    check_names: Callable[[PoolOptions], NameCheck] = no_name_check
 
 
 def session_of(context: typer.Context) -> Session:
@@ -33,6 +46,6 @@ def session_of(context: typer.Context) -> Session:
 
 def new_session(arguments: Sequence[str]) -> Session:
     """Return a session with real pools."""
-    from modelpool.actors.cli.open_pool import open_pool
+    from modelpool.actors.cli.open_pool import name_check, open_pool
 
-    return Session(tuple(arguments), open_pool)
+    return Session(tuple(arguments), open_pool, name_check)

@@ -125,9 +125,9 @@ class PinnableModel:
 class CatalogQueries(Protocol):
     """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
 
-    async def build_requests(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
-    ) -> list[BuiltRequest]:
+    async def build_each(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    ) -> list[BuiltRequest | UserError]:
         """See `CatalogService`."""
 
     async def recipes(
@@ -177,25 +177,25 @@ class CatalogService:
         self._measured: deque[tuple[TaskSpec, RunCost]] = deque()
         self._fingerprints: LruCache[tuple[ComponentKey, FilePart], str] = LruCache(CACHE_ENTRIES)
 
-    async def build_requests(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
-    ) -> list[BuiltRequest]:
-        """Convert each request to a task graph. Raises UserError, naming the request unless it is the only one."""
+    async def build_each(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    ) -> list[BuiltRequest | UserError]:
+        """Convert each request to a task graph, or return its error; `until_error`: those up to the first error."""
 
-        def build_all(catalog: GraphCatalog) -> list[BuiltRequest]:
-            images = []
+        def build(catalog: GraphCatalog) -> list[BuiltRequest | UserError]:
+            built: list[BuiltRequest | UserError] = []
             # names are looked up again for each question
             shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
-            for offset, (job_id, request) in enumerate(wanted):
+            for job_id, request in wanted:
                 try:
-                    images.append(shapes.build(request, job_id))
+                    built.append(shapes.build(request, job_id))
                 except UserError as problem:
-                    if first_index == 0 and len(wanted) == 1:
-                        raise
-                    raise type(problem)(f"request {first_index + offset}: {problem}") from None
-            return images
+                    built.append(problem)
+                    if until_error:
+                        break
+            return built
 
-        return await self._run(build_all)
+        return await self._run(build)
 
     async def recipes(
         self, requests: Sequence[GenerateRequest], capacity_bytes: int | None

@@ -32,6 +32,7 @@ from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
+from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.preview_wishes import PreviewWishes
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import (
@@ -135,6 +136,8 @@ class _Submission:
 
     #: calls that wait for the catalog
     checking: int = 0
+    #: checked by `check_each`: their driver has not decided yet whether to queue them
+    undecided: dict[int, QueuedJob] = field(default_factory=dict)
     #: converted and checked, not yet queued, and their number
     held: list[JobPack] = field(default_factory=list)
     held_jobs: int = 0
@@ -150,7 +153,7 @@ class _Submission:
 
     @property
     def over(self) -> bool:
-        return not (self.checking or self.held or self.parked or self.live)
+        return not (self.checking or self.undecided or self.held or self.parked or self.live)
 
 
 @dataclass(slots=True)
@@ -182,13 +185,15 @@ class Controller:
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
         traces: TraceExport | None = None,
+        log: PoolLog | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
-        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
+        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job, and `log`
+        entries about jobs, workers and failures.
         """
         self._state = state
         self._fleet = fleet
@@ -220,6 +225,7 @@ class Controller:
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
         self._traces = traces
+        self._log = log
         if traces is not None:
             traces.follow(state.demand)
         self._checkpoints = checkpoints or CheckpointArchive()
@@ -261,6 +267,8 @@ class Controller:
         log, and UserError for a model to pin.
         """
         self._opened_at = self._clock.now()
+        if self._log is not None:
+            self._log.started(self._name, self._epoch)
         self._recorder.open()
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
@@ -300,32 +308,71 @@ class Controller:
     async def submit(self, submission: Submission) -> tuple[Recipe, ...]:
         """Check and queue requests; return their recipes. Raises UserError if one of them is impossible."""
         first = submission.first_index
-        job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
-        wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
-            await self._has_taken_over.wait()
-            await self._read_tiny_decoders(submission)
-            if submission.previews is not None:
-                self._previews.set(submission.submission_id, submission.previews)
-            jobs = []
-            images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
-            self._tasks.catalog_address = self._catalog.files_address
-            for i, image in enumerate(images, start=first):
-                graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
-                given = {task_id: submission.given[task_id] for task_id in graph.job.given}
-                found = await self._found_states(graph)
-                preview = submission.requests[i - first].preview or ""
-                who = submission.client_id, submission.submission_id, i
-                jobs.append(QueuedJob(*who, graph, image.recipe, given, found, preview))
+            jobs: list[QueuedJob] = []
+            for index, job in enumerate(await self._built(submission, mine, until_error=True), start=first):
+                if isinstance(job, QueuedJob):
+                    jobs.append(job)
+                elif first == 0 and len(submission.requests) == 1:
+                    raise job
+                else:
+                    raise type(job)(f"request {index}: {job}")
             self._hold(mine, jobs)
             if not submission.hold:
                 await self._queue_held(mine)
-        recipes = tuple(image.recipe for image in images)
+        recipes = tuple(map(_recipe_of, jobs))
         if mine.hopeless_seconds:
-            warnings = (*recipes[0].warnings, deadline_warning(mine.hopeless_seconds))
+            warnings = (*recipes[0].warnings, *_deadline_warnings(mine))
             recipes = (replace(recipes[0], warnings=warnings), *recipes[1:])
-            mine.hopeless_seconds = []
         return recipes
+
+    async def check_each(self, submission: Submission) -> tuple[Recipe | UserError, ...]:
+        """Check requests; return the recipe or the error of each. Nothing is queued: the driver says next which of the
+        possible ones to queue (`queue_checked`)."""
+        with self._checking(submission.client_id, submission.submission_id) as mine:
+            built = await self._built(submission, mine)
+            mine.undecided |= {job.index: job for job in built if isinstance(job, QueuedJob)}
+        return tuple(_recipe_of(job) if isinstance(job, QueuedJob) else job for job in built)
+
+    async def queue_checked(
+        self, client_id: ClientId, submission_id: SubmissionId, left_out: frozenset[int], hold: bool = False
+    ) -> tuple[int, tuple[str, ...]]:
+        """Queue the requests that `check_each` found possible, without those with the indexes `left_out`, which never
+        end; `hold` as in `Submission`. Return how many were left out (0 if the submission was cancelled first: then
+        all have ended), and warnings about deadlines."""
+        with self._checking(client_id, submission_id) as mine:
+            undecided, mine.undecided = mine.undecided, {}
+            wanted = [job for index, job in undecided.items() if index not in left_out]
+            self._hold(mine, wanted)
+            if not hold:
+                await self._queue_held(mine)
+            return len(undecided) - len(wanted), _deadline_warnings(mine)
+
+    async def _built(
+        self, submission: Submission, mine: _Submission, until_error: bool = False
+    ) -> list[QueuedJob | UserError]:
+        """Check requests; return the job or the error of each, or of those up to the first error."""
+        await self._has_taken_over.wait()
+        await self._read_tiny_decoders(submission)
+        if submission.previews is not None:
+            self._previews.set(submission.submission_id, submission.previews)
+        first = submission.first_index
+        job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
+        wanted = tuple(zip(job_ids, submission.requests, strict=True))
+        jobs: list[QueuedJob | UserError] = []
+        images = await self._catalog.build_each(wanted, self._capacity_bytes(), until_error)
+        self._tasks.catalog_address = self._catalog.files_address
+        for i, image in enumerate(images, start=first):
+            if isinstance(image, UserError):
+                jobs.append(image)
+                continue
+            graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
+            given = {task_id: submission.given[task_id] for task_id in graph.job.given}
+            found = await self._found_states(graph)
+            preview = submission.requests[i - first].preview or ""
+            who = submission.client_id, submission.submission_id, i
+            jobs.append(QueuedJob(*who, graph, image.recipe, given, found, preview))
+        return jobs
 
     async def submit_stage(self, wanted: StageSubmission) -> tuple[str, ...]:
         """Check and queue one stage; return its warnings. Raises UserError."""
@@ -730,6 +777,9 @@ class Controller:
         self._parked.remove(parked)
         for pack in parked:
             self._end_unqueued(pack, pack.indexes)
+        if not withdraw:  # else they end as withdrawn once they would be queued
+            undecided, submission.undecided = submission.undecided, {}
+            self._hold(submission, list(undecided.values()))
         self._end_held(submission)
         for job_id in tuple(submission.live):
             if not (withdraw and self._tasks.is_running(job_id)):
@@ -843,6 +893,8 @@ class Controller:
         self._metrics.note(event, commands)
         if self._traces is not None:
             self._traces.note(event, commands)
+        if self._log is not None:
+            self._log.note(event, commands)
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -879,6 +931,17 @@ class Controller:
             for client_id, client in tuple(self._clients.items()):
                 if client.events.quiet_seconds(now) > SILENCE_SECONDS:
                     await self.leave(client_id)
+
+
+def _recipe_of(job: QueuedJob) -> Recipe:
+    assert job.recipe is not None, f"job {job.index} of a request has a recipe"
+    return job.recipe
+
+
+def _deadline_warnings(submission: _Submission) -> tuple[str, ...]:
+    """Return the warning about queued jobs whose deadline is too soon, once."""
+    hopeless, submission.hopeless_seconds = submission.hopeless_seconds, []
+    return (deadline_warning(hopeless),) if hopeless else ()
 
 
 def _end_of(

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
-from modelpool.actors.settings.config import PoolConfig, PoolSection
+from modelpool.actors.control.log_file import LogSettings
+from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
@@ -52,6 +53,7 @@ class PoolPlan:
     worker_lease_seconds  time without a call from a controller after which a worker ends itself; None: workers end with
                      their controller, which is not replaced
     metrics_seconds  interval at which metrics are passed on to Ray; 0: they are not
+    log              the file of the pool's log; None: there is none
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     """
 
@@ -70,6 +72,7 @@ class PoolPlan:
     worker_lease_seconds: float | None = None
     metrics_seconds: float = 0.0
     traces: str | None = None
+    log: LogSettings | None = None
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -164,7 +167,13 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         checkpoints=_checkpoints(wanted, device),
         metrics_seconds=config.observability.ray_metrics_seconds,
         traces=config.observability.traces,
+        log=_log(config.observability),
     )
+
+
+def _log(wanted: ObservabilitySection) -> LogSettings | None:
+    """Return the log that is configured; None if there is none."""
+    return LogSettings(wanted.log, wanted.log_format == "json") if isinstance(wanted.log, Path) else None
 
 
 def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
@@ -42,3 +43,10 @@ def check_store(address: OutputAddress) -> None:
     """
     if not isinstance(address, Path):
         open_outputs(address)
+
+
+def opened_if_exists(address: OutputAddress) -> OutputPlace | None:
+    """Return the place at `address`; None for a folder that does not exist, which is not created. Raises
+    OutputFailed.
+    """
+    return open_outputs(address) if not isinstance(address, Path) or os.path.lexists(address) else None

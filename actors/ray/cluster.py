@@ -30,6 +30,8 @@ from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.log_file import open_log_file
+from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
@@ -41,7 +43,7 @@ from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_fold
 from modelpool.actors.ray.ray_metrics import RayMetrics
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
-from modelpool.actors.ray.state_folder import own_checkpoints
+from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path
 from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
@@ -136,6 +138,10 @@ class ControllerActor(Controller):
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
             traces=None if plan.traces is None else open_traces(plan.traces, name),
+            log=None if plan.log is None else PoolLog(),
+        )
+        self._log_file = (
+            None if plan.log is None else open_log_file(pool_log_path(plan.log.path, name), plan.log.is_json)
         )
         self._ray_metrics = RayMetrics(name)
         self._metrics_seconds = plan.metrics_seconds
@@ -145,6 +151,12 @@ class ControllerActor(Controller):
         await super().open()
         if self._metrics_seconds:
             self._upkeep.append(asyncio.ensure_future(self._keep_exporting(self._metrics_seconds)))
+
+    async def close(self) -> None:
+        """As `Controller.close`; also closes the log."""
+        await super().close()
+        if self._log_file is not None:
+            self._log_file.close()
 
     async def _keep_exporting(self, interval_seconds: float) -> None:
         """Pass the metrics on to Ray, at longer intervals if they take much time: a queue may be very long."""

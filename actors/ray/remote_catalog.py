@@ -74,11 +74,12 @@ class RemoteCatalog:
         self._actor: ActorHandle[Any] | None = None
         self._measured: list[tuple[TaskSpec, RunCost]] = []
 
-    async def build_requests(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
-    ) -> list[BuiltRequest]:
+    async def build_each(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    ) -> list[BuiltRequest | UserError]:
         """See `CatalogService`."""
-        return cast("list[BuiltRequest]", await self._ask("build_requests", tuple(wanted), first_index, capacity_bytes))
+        built = await self._ask("build_each", tuple(wanted), capacity_bytes, until_error)
+        return cast("list[BuiltRequest | UserError]", built)
 
     async def recipes(
         self, requests: Sequence[GenerateRequest], capacity_bytes: int | None

@@ -34,6 +34,11 @@ def journal_path(configured: Path | None, pool_name: str) -> Path:
     return _lasting_folder() / f"{pool_name}.journal.sqlite"
 
 
+def pool_log_path(configured: Path | None, pool_name: str) -> Path:
+    """Return the file of a pool's log on this machine: as configured, or in `state_folder`. Raises OutputFailed."""
+    return state_folder() / f"{pool_name}.log" if configured is None else configured.expanduser()
+
+
 def own_checkpoints() -> Path:
     """Return the folder for checkpoints of sampling runs on this machine, which survives its restart. It may not exist
     yet."""

@@ -44,6 +44,10 @@ ControllerPlace: TypeAlias = Literal["head", "driver"]
 _AUTOSCALING = "autoscaling"
 #: keys of the scheduler that are tables of their own in the file, with an example of each
 _TABLES: Mapping[str, str] = {"shares": "[users.ann]", "groups": "[groups.a100]", "autoscaling": "[autoscaling]"}
+#: smallest size that may be written without a unit
+LEAST_PLAIN_BYTES = 1_000_000
+#: larger numbers without a unit were meant in MiB
+_MOST_GIB = 1024
 #: zero bytes, in any unit
 _ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
 
@@ -108,28 +112,21 @@ class PoolSection(Strict):
     @field_validator("vram")
     @classmethod
     def _vram(cls, value: str | int | None) -> str | int | None:
-        try:
-            parse_bytes("1" if value is None else str(value))
-        except UserError:
-            raise unusable_field("vram", value, "a size such as 64MiB or 24GiB") from None
+        if value is not None:
+            _check_size("vram", value, "a size such as 64MiB or 24GiB")
         return value
 
     @field_validator("reserve_vram")
     @classmethod
     def _reserve_vram(cls, value: str | int | None) -> str | int | None:
-        try:
-            _bytes_or_zero(value)
-        except UserError:
-            raise unusable_field("reserve_vram", value, "a size such as 600MiB, or 0") from None
+        if value is not None and not _ZERO_BYTES.fullmatch(str(value).strip()):
+            _check_size("reserve_vram", value, "a size such as 600MiB, or 0")
         return value
 
     @field_validator("checkpoint_bytes")
     @classmethod
     def _checkpoint_bytes(cls, value: str | int) -> str | int:
-        try:
-            parse_bytes(str(value))
-        except UserError:
-            raise unusable_field("checkpoint_bytes", value, "a size such as 8GiB") from None
+        _check_size("checkpoint_bytes", value, "a size such as 8GiB")
         return value
 
     @property
@@ -204,12 +201,10 @@ class ModelsSection(Strict):
     @field_validator("cache_bytes", mode="before")
     @classmethod
     def _cache_bytes(cls, value: Any) -> Any:
-        try:
-            parse_bytes("1" if value is None else str(value))
-        except UserError:
-            raise unusable_field("cache_bytes", value, "a size such as 200GiB") from None
         if isinstance(value, bool):
             raise unusable_field("cache_bytes", value, "a size such as 200GiB")
+        if value is not None:
+            _check_size("cache_bytes", value, "a size such as 200GiB")
         return value
 
     @model_validator(mode="after")
@@ -306,10 +301,16 @@ class ObservabilitySection(Strict):
     traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
                          package opentelemetry-exporter-otlp; by default none. OpenTelemetry's environment variables
                          configure it
+    log                  file on the controller's node for entries about the pool, its workers, jobs and failures; false
+                         for none. By default one of the pool's name in the user's state folder for `modelpool up`, and
+                         none for pools that end with their program
+    log_format           "text", or "json" for one JSON object in a line
     """
 
     ray_metrics_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 10.0
     traces: str | None = None
+    log: Path | Literal[False] | None = None
+    log_format: Literal["text", "json"] = "text"
 
 
 class UserSection(Strict):
@@ -466,6 +467,20 @@ def _has_added_models() -> bool:
         return False
 
 
+def _check_size(key: str, size: Any, expected: str) -> None:
+    """Raise UnusableField if `size` is none, and for a small number without a unit: who writes 20 means 20 GiB, not 20
+    bytes.
+    """
+    try:
+        size_bytes = parse_bytes(str(size))
+    except UserError:
+        raise unusable_field(key, size, expected) from None
+    plain = str(size).strip()
+    if size_bytes < LEAST_PLAIN_BYTES and plain.replace(".", "", 1).isdecimal():
+        unit = "GiB" if float(plain) <= _MOST_GIB else "MiB"
+        raise unusable_field(key, size, f'a size with a unit, such as "{plain}{unit}": a number alone is in bytes')
+
+
 def _bytes_or_zero(size: str | int | None) -> int | None:
     """Parse a size that may be 0 (which `parse_bytes` refuses), with or without a unit, or None."""
     if size is None:
@@ -559,7 +574,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    for key in ("folder", "record", "registry", "cache", "journal", "checkpoint_dir"):
+    for key in ("folder", "record", "registry", "cache", "journal", "checkpoint_dir", "log"):
         if key in found and not (key == "folder" and isinstance(found[key], str) and is_url(found[key])):
             found[key] = absolute(found[key])
     return found

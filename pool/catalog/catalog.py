@@ -49,7 +49,6 @@ from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
 from modelpool.pool.registry.folders import FileForm, WeightsFile
-from modelpool.pool.registry.kinds import LORAS, MODELS
 from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
@@ -140,7 +139,7 @@ class Catalog:
         A copy of a file that was requested before gets the name of that file: its components must have the same keys
         everywhere.
         """
-        file = self.registry.find(name, MODELS, "model")
+        file = self.registry.find_model(name)
         if file.form is FileForm.ASSEMBLED:
             expect_complete(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
         if whole:
@@ -168,7 +167,7 @@ class Catalog:
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """Return the LoRA named `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
-        file = self.registry.find(name, LORAS, "LoRA")
+        file = self.registry.find_lora(name)
         path, files = self.registry.locate(file)
         self.registry.bring(files)  # matching its patches reads numbers all over the file
         return LoraRef(*self._found(file, path), strength, files=files)

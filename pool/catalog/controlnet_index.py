@@ -11,12 +11,10 @@ from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.registry.kinds import FileKind
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse
 
-CONTROLNETS = frozenset({FileKind.CONTROLNET})
 #: ControlNets that stay mapped and built, without weights
 CONTROLNETS_KEPT = 32
 #: files whose first names are remembered
@@ -39,7 +37,7 @@ class ControlNetIndex:
         but its file name and folder configuration are read for each path. `ControlRef.mask_mode` is how it marks
         inpainted pixels. Raises UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a
         `mode` that it does not have."""
-        file = self._registry.find(name, CONTROLNETS, "ControlNet")
+        file = self._registry.find_controlnet(name)
         digest = self._registry.hashes(file).sha256
         known_name = self._names.setdefault(digest, without_suffix(file.path.name))
         path, files = self._registry.locate(file)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from modelpool.pool.core.assembly import Source
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
@@ -39,6 +40,15 @@ ALGORITHMS: Mapping[str, str] = {
 }
 
 
+#: as `PredictionHint.kind` names them
+_PREDICTION_KINDS: Mapping[Prediction, str] = {
+    Prediction.NOISE: "epsilon",
+    Prediction.VELOCITY: "v",
+    Prediction.EDM: "edm",
+    Prediction.FLOW: "flow",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ComponentInfo:
     """One component of a checkpoint.
@@ -58,7 +68,9 @@ class CheckpointInfo:
     """A checkpoint that this version runs.
 
     width, height  pixels of its training images
+    is_usual_size  whether they are the family's: the checkpoint states none
     other_bytes    bytes of tensors that belong to no component
+    prediction     prediction type with which it is sampled, as `PredictionHint.kind`
     """
 
     path: str
@@ -71,6 +83,8 @@ class CheckpointInfo:
     height: int
     latent: LatentFacts
     metadata: Mapping[str, str]
+    is_usual_size: bool
+    prediction: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +134,25 @@ def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
         height=height,
         latent=latent_facts(family, header.shapes),
         metadata=header.metadata,
+        is_usual_size=_stated_size(family, header) is None,
+        prediction=_PREDICTION_KINDS[family.sampling.prediction],
     )
 
 
 def native_size(family: Family, header: Header) -> tuple[int, int]:
     """Return the width and height in pixels of the training images: from the checkpoint's metadata, else from its
     family."""
+    return _stated_size(family, header) or family.native_sides or (family.native_pixels, family.native_pixels)
+
+
+def _stated_size(family: Family, header: Header) -> tuple[int, int] | None:
+    """Return the size in the checkpoint's metadata; None without one."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
     width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     downscale = latent_facts(family, header.shapes).downscale
     # metadata may be hand-written: a size that no latent can have is ignored
     if not width or not height or width % downscale or height % downscale:
-        return family.native_sides or (family.native_pixels, family.native_pixels)
+        return None
     return width, height
 
 

@@ -30,6 +30,7 @@ class FileKind(Enum):
 #: what can generate images: complete checkpoints, and diffusion models in a separate file
 MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
 LORAS = frozenset({FileKind.LORA})
+CONTROLNETS = frozenset({FileKind.CONTROLNET})
 #: kinds with components: equal ones are found by content
 WITH_COMPONENTS = frozenset({*MODELS, FileKind.VAE, FileKind.TEXT_ENCODER})
 

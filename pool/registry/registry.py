@@ -37,7 +37,7 @@ from modelpool.pool.registry.folders import (
     with_configured,
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
-from modelpool.pool.registry.kinds import LORAS, MODELS, WITH_COMPONENTS, FileKind
+from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, WITH_COMPONENTS, FileKind
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
@@ -226,6 +226,18 @@ class Registry:
         if not usable:
             raise self._not_found(name, what, kinds, found, candidates)
         return usable[0]
+
+    def find_model(self, name: str) -> WeightsFile:
+        """Return the checkpoint or diffusion model that `name` means. Raises as `find`."""
+        return self.find(name, MODELS, "model")
+
+    def find_lora(self, name: str) -> WeightsFile:
+        """Return the LoRA that `name` means. Raises as `find`."""
+        return self.find(name, LORAS, "LoRA")
+
+    def find_controlnet(self, name: str) -> WeightsFile:
+        """Return the ControlNet that `name` means. Raises as `find`."""
+        return self.find(name, CONTROLNETS, "ControlNet")
 
     def hashes(self, file: WeightsFile, with_data: bool = False, on_bytes: OnBytes = lambda count: None) -> FileHashes:
         """Return the hashes of `file`, reading all of it unless they are known; `with_data` includes AutoV3.

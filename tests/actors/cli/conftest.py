@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.cli.main import run
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import Session
@@ -42,14 +43,14 @@ def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
-    def run_command(*arguments: str, pool: FakePool | None = None) -> Ended:
+    def run_command(*arguments: str, pool: FakePool | None = None, names: NameCheck | None = None) -> Ended:
         opened: list[PoolOptions] = []
 
         def open_pool(options: PoolOptions) -> FakePool:
             opened.append(options)
             return pool or FakePool()
 
-        code = run(list(arguments), Session(arguments, open_pool))
+        code = run(list(arguments), Session(arguments, open_pool, lambda options: names or NameCheck(None)))
         captured = capfd.readouterr()
         return Ended(code, captured.out, captured.err, tuple(opened))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
@@ -76,18 +77,21 @@ def pixels_for(recipe: Recipe) -> np.ndarray:
 
 
 class FakeJobs:
-    """Ends one job after another, the last one first, as a pool of several workers might."""
+    """Takes the requests when its results are read, and ends one job after another, the last one first, as a pool of
+    several workers might.
+    """
 
     def __init__(
         self,
-        requests: tuple[GenerateRequest, ...],
+        take: Callable[[], Iterator[tuple[int, GenerateRequest]]],
         output: Path,
         fails: Callable[[GenerateRequest], RunErrorKind | None],
         before_each: Callable[[int], None],
         sampled: Callable[[int], TaskSummary],
     ) -> None:
-        self._requests = requests
-        self._output = OutputFolder(output)
+        self._take = take
+        self._requests: dict[int, GenerateRequest] = {}
+        self._output = output
         self._fails = fails
         self._before_each = before_each
         self._sampled = sampled
@@ -96,7 +100,8 @@ class FakeJobs:
 
     def results(self) -> Iterator[ImageResult | JobFailure]:
         """All, in an order that is not that of the submission."""
-        for index in reversed(range(len(self._requests))):
+        self._requests.update(self._take())
+        for index in sorted(self._requests, reverse=True):
             self._before_each(index)
             end = self._end(index)
             self._ended.append(end)
@@ -115,8 +120,12 @@ class FakeJobs:
         failures = [e for e in self._ended if isinstance(e, JobFailure)]
         cancelled = sum(f.cancelled for f in failures)
         left = len(self._requests) - len(self._ended)
-        prompt = self._requests[left - 1].prompt
-        running = (RunningJob(JobId("j"), left - 1, prompt, WorkerId("gpu-0"), Stage.SAMPLE, 3, 20),) if left else ()
+        index = sorted(self._requests)[left - 1] if left else 0
+        running = (
+            (RunningJob(JobId("j"), index, self._requests[index].prompt, WorkerId("gpu-0"), Stage.SAMPLE, 3, 20),)
+            if left
+            else ()
+        )
         done = len(self._ended) - len(failures)
         return Progress(len(self._requests), done, len(failures) - cancelled, cancelled, running)
 
@@ -138,7 +147,7 @@ class FakeJobs:
         tasks = (task("gpu-0", True, Stage.ENCODE), self._sampled(index))
         pixels = pixels_for(recipe)
         finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
-        path = self._output.write(finished).path
+        path = OutputFolder(self._output).write(finished).path
         return ImageResult(
             index=index,
             job_id=job_id,
@@ -176,22 +185,32 @@ class FakePool:
         """Each, or what is wrong with it."""
         return tuple(self._recipe(request) for request in requests)
 
-    def submit(
+    def submit_stream(
         self,
-        requests: GenerateRequest | Iterable[GenerateRequest],
+        chunks: Iterable[Sequence[GenerateRequest]],
+        decide: Callable[[int, Recipe | UserError], bool],
         *,
         output: str | Path | Literal[False] | None = None,
+        hold: bool = False,
         on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> FakeJobs:
-        """Takes lists only, which is what the command line gives. Sends one preview, if any are wanted."""
+        """Takes the requests in the thread that reads the results. Sends one preview, if any are wanted."""
         if on_preview is not None:
             content = encoded_preview(np.full((8, 8, 3), 200, np.uint8))
             assert content is not None
             on_preview(ImagePreview(1, 2, content, 0, JobId("s-0")))
-        assert isinstance(requests, list)
         assert isinstance(output, Path)
-        self.submitted += requests
-        self.jobs.append(FakeJobs(tuple(requests), output, self.fails, self.before_each, self.sampled))
+
+        def take() -> Iterator[tuple[int, GenerateRequest]]:
+            place = 0
+            for chunk in chunks:
+                for request, answer in zip(chunk, self.recipes(chunk), strict=True):
+                    if decide(place, answer):
+                        self.submitted.append(request)
+                        yield place, request
+                    place += 1
+
+        self.jobs.append(FakeJobs(take, output, self.fails, self.before_each, self.sampled))
         return self.jobs[-1]
 
     def models(self) -> tuple[ModelListing, ...]:
@@ -227,3 +246,20 @@ class FakePool:
             return recipe_for(request)
         except UserError as error:
             return error
+
+
+class KnownNames(NameCheck):
+    """Knows these models."""
+
+    def __init__(self, *models: str) -> None:
+        super().__init__(None)
+        self._models = models
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise UnknownName for another model."""
+        if request.model not in self._models:
+            raise unknown_name("model", request.model, self._models)
+
+    def model_names(self) -> tuple[str, ...]:
+        """Return them."""
+        return self._models

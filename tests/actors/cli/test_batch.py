@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
-from tests.actors.cli.fakes import FakePool, task
+from tests.actors.cli.fakes import FakePool, KnownNames, task
 
 FOUR = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b", "loras": ["light"]}\n{"prompt": "c", "seed": 7}\n'
 JOBS = ("jobs.jsonl", "--model", "shapes")
@@ -240,3 +242,77 @@ def test_a_file_that_is_not_there_is_one_line_and_no_pool(command: Command) -> N
     ended = command("batch", "none.jsonl", "--out", "p")
     assert (ended.code, ended.opened) == (2, ())
     assert ended.err == "modelpool: none.jsonl: cannot be read (No such file or directory)\n"
+
+
+def test_a_file_without_a_known_name_starts_no_pool(command: Command, jobs: Path) -> None:
+    names = KnownNames("shapes")
+    ended = command("batch", "jobs.jsonl", "--out", "p", "--model", "shapse", names=names)
+    assert (ended.code, ended.opened) == (2, ())
+    assert ended.err.count("unknown model 'shapse'; did you mean 'shapes'") == 1, "a wrong option is reported once"
+    jobs.write_text('{"prompt": "a", "model": "shapse"}\n' * 4)
+    ended = command("batch", "jobs.jsonl", "--out", "p", names=names)
+    assert (ended.code, ended.opened) == (2, ())
+    assert ended.err.count("unknown model 'shapse'; did you mean 'shapes'") == 4
+    assert "jobs.jsonl: 4 invalid lines, 0 valid" in ended.err
+    assert not Path("p").exists()
+
+
+def test_of_very_many_invalid_lines_the_first_are_printed(
+    command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelpool.actors.cli.batch.MOST_REPORTED", 2)
+    jobs.write_text("[]\n" * 5 + FOUR)
+    ended = command(*ARGUMENTS)
+    assert ended.code == 1
+    assert [line for line in ended.err.splitlines() if line.startswith("jobs.jsonl:")] == [
+        'jobs.jsonl:1: found list, expected an object such as {"model": "shapes", "prompt": "..."}',
+        'jobs.jsonl:2: found list, expected an object such as {"model": "shapes", "prompt": "..."}',
+        "jobs.jsonl: further invalid lines are only counted",
+        "jobs.jsonl: 5 invalid lines, 4 valid",
+    ]
+
+
+def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(command: Command, jobs: Path) -> None:
+    jobs.write_text('{"prompt": "a", "model": "shapse"}\n{"prompt": "b"}\n{"prompt": "c", "model": "portrait"}\n')
+    pool = FakePool()
+    ended = command(*ARGUMENTS, pool=pool, names=KnownNames("shapes"))
+    assert ended.code == 1
+    assert [request.prompt for request in pool.submitted] == ["b"]
+    assert "jobs.jsonl:1: unknown model 'shapse'" in ended.err
+    assert "jobs.jsonl:3: unknown model 'portrait'" in ended.err
+
+
+def test_a_line_far_down_is_reported_when_it_is_read_and_the_others_are_rendered(command: Command, jobs: Path) -> None:
+    """Lines are read while the pool starts and runs; a wrong one costs only itself."""
+    lines = [f'{{"prompt": "p{n}", "seed": {n}}}' for n in range(20)]
+    lines[13] = '{"prompt": "p13", "sed": 13}'
+    jobs.write_text("\n".join(lines))
+    pool = FakePool()
+    ended = command(*ARGUMENTS, "--json", pool=pool)
+    assert ended.code == 1
+    assert "jobs.jsonl:14: unknown field of GenerateRequest 'sed'; did you mean 'seed'?" in ended.err
+    assert "jobs.jsonl: 1 invalid line, 19 valid" in ended.err
+    assert [request.seed for request in pool.submitted] == [n for n in range(20) if n != 13]
+    assert sorted(one["index"] for one in ended.objects) == list(range(19))
+
+
+def test_ctrl_c_while_lines_are_being_checked_says_how_to_resume(command: Command) -> None:
+    """Nothing was rendered yet: it is no success."""
+    pool = FakePool()
+    recipes = pool.recipes
+
+    def interrupted(requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pool.jobs[0].wait_cancelled(timeout=30)
+        return recipes(requests)
+
+    pool.recipes = interrupted  # type: ignore[method-assign]
+    ended = command(*ARGUMENTS, pool=pool)
+    assert ended.code == 130
+    assert "Stopped. To resume: modelpool batch jobs.jsonl --out p --model shapes\n" in ended.err
+
+
+def test_a_folder_that_cannot_be_created_starts_no_pool(command: Command) -> None:
+    ended = command("batch", *JOBS, "--out", "jobs.jsonl/p")
+    assert (ended.code, ended.opened) == (2, ())
+    assert ended.err == "modelpool: jobs.jsonl/p: cannot be written (Not a directory)\n"

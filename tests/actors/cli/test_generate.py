@@ -24,7 +24,7 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
-from tests.actors.cli.fakes import FakePool, pixels_for, recipe_for
+from tests.actors.cli.fakes import FakePool, KnownNames, pixels_for, recipe_for
 
 CONTROL_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -99,6 +99,7 @@ def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
 
 def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Path) -> None:
     said = ["--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml"]
+    Path("my.toml").write_text("")
     ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB", "--allow-pickle")
     [options] = ended.opened
     assert options.allow_pickle
@@ -373,3 +374,23 @@ def test_every_prompt_gets_the_same_seeds_and_they_never_leave_their_range() -> 
 )
 def test_the_way_on_is_the_same_command_with_the_same_seed(arguments: list[str], line: str) -> None:
     assert resume_command(arguments, 5) == line
+
+
+def test_a_rejected_command_leaves_no_folder_behind(command: Command) -> None:
+    """Whether a name is wrong, which is known before a pool starts, or something that only the pool knows."""
+    ended = command("generate", "a", "--model", "shapse", "--out", "p/q", names=KnownNames("shapes"))
+    assert (ended.code, ended.opened) == (2, ())
+    assert "did you mean 'shapes'" in ended.err
+    assert not Path("p").exists()
+    ended = command("generate", "a", "--lora", "lihgt", "--out", "p/q")
+    assert (ended.code, len(ended.opened)) == (2, 1)
+    assert not Path("p").exists()
+
+
+def test_the_only_model_is_found_before_a_pool_starts(command: Command) -> None:
+    pool = FakePool(model_names=("shapes", "portraits"))
+    ended = command("generate", "a", "--out", "p", pool=pool, names=KnownNames("shapes", "portraits"))
+    assert (ended.code, ended.opened) == (2, ())
+    assert "--model is required; models of this pool: portraits, shapes" in ended.err
+    assert command("generate", "a", "--out", "p", pool=pool, names=KnownNames("portraits")).code == 0
+    assert [request.model for request in pool.submitted] == ["portraits"]

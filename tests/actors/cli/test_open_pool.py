@@ -36,7 +36,9 @@ def test_folders_here_go_before_the_example(empty_folder: Path) -> None:
     (empty_folder / "models").mkdir()
     settings = settings_for(PoolOptions())
     assert settings.models.folders == (empty_folder / "models",)
-    assert settings.models.loras == (empty_folder / "loras",)
+    assert settings.models.loras == (), "a folder that does not exist is none of the user's"
+    (empty_folder / "loras").mkdir()
+    assert settings_for(PoolOptions()).models.loras == (empty_folder / "loras",)
     assert settings.pool.vram is None, "the example's small budget is not for one's own models"
 
 

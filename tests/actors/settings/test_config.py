@@ -230,3 +230,19 @@ def test_outputs_may_go_to_an_object_store(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\[output\] folder: .*without user name and password") as caught:
         PoolConfig.load(path)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "meant"), [(20, "20GiB"), ("20", "20GiB"), (24576, "24576MiB"), ("1.5", "1.5GiB"), (999_999, "999999MiB")]
+)
+def test_a_small_number_without_a_unit_is_no_size(size: int | str, meant: str) -> None:
+    """20 would be 20 bytes, which nobody means."""
+    with pytest.raises(UserError, match=f'vram: found .*, expected a size with a unit, such as "{meant}"'):
+        PoolConfig().override(vram=size)
+    with pytest.raises(UserError, match=f'reserve_vram: found .*"{meant}"'):
+        PoolConfig().override(reserve_vram=size)
+
+
+@pytest.mark.parametrize("size", [1_000_000, "1000000", "20KiB", "20 B", 20 << 30])
+def test_large_numbers_and_sizes_with_a_unit_are_accepted(size: int | str) -> None:
+    assert PoolConfig().override(vram=size).pool.vram == size

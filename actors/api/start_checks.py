@@ -1,0 +1,92 @@
+"""Checks before a pool is started: folders of the configuration, and names in requests. Reads folders and headers of
+weights; starts nothing, and takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from modelpool.actors.ray.ray_session import LOCAL, chosen_address
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.registry.kinds import MODELS
+
+if TYPE_CHECKING:
+    from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.pool.registry.registry import Registry
+
+#: names whose check is remembered: a batch names the same files in every line
+NAMES_REMEMBERED = 4096
+
+
+def check_folders(config: PoolConfig) -> None:
+    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster,
+    whose nodes may have the folder.
+    """
+    if chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    for key, folders in (("folders", config.models.folders), ("loras", config.models.loras)):
+        for folder in folders:
+            if not os.path.lexists(folder):
+                raise unusable_field(f"[models] {key}", str(folder), "a folder that exists, or a file")
+
+
+class NameCheck:
+    """Checks the names of models, LoRAs and ControlNets as the catalog of a pool would that is started here."""
+
+    def __init__(self, registry: Registry | None) -> None:
+        """Without a `registry`, every name counts as known: the pool will check it."""
+        self._registry = registry
+        self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
+
+    @classmethod
+    def of(cls, config: PoolConfig) -> NameCheck:
+        """Return the check of a pool with this configuration: of nothing if its files may be on other machines."""
+        models = config.models
+        if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
+            return cls(None)
+        from modelpool.pool.registry.registry import open_registry
+
+        return cls(
+            open_registry(
+                models.folders,
+                models.loras,
+                models.registry,
+                allow_pickle=models.allow_pickle,
+                assemblies=models.assemblies,
+            )
+        )
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise the error of the first name in `request` that means no file: UnknownName with near names,
+        AmbiguousName or CorruptFile.
+        """
+        self._check("model", request.model)
+        if request.decoder is not None and request.decoder.model:
+            self._check("model", request.decoder.model)
+        for lora in request.loras:
+            self._check("lora", lora.name)
+        for control in request.controls:
+            self._check("controlnet", control.model)
+
+    def model_names(self) -> tuple[str, ...] | None:
+        """Return the names of all models; None if they are not known here."""
+        return None if self._registry is None else tuple(name for name, _ in self._registry.files(MODELS))
+
+    def _check(self, kind: str, name: str) -> None:
+        if self._registry is not None:
+            problem = self._checked.get((kind, name), lambda: self._problem(kind, name))
+            if problem is not None:
+                raise problem.with_traceback(None)  # else it would grow with each line of a batch
+
+    def _problem(self, kind: str, name: str) -> UserError | None:
+        registry = self._registry
+        assert registry is not None, "without a registry nothing is checked"
+        find = {"model": registry.find_model, "lora": registry.find_lora, "controlnet": registry.find_controlnet}[kind]
+        try:
+            find(name)
+        except UserError as problem:
+            return problem
+        return None

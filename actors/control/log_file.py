@@ -1,0 +1,83 @@
+"""The file of a pool's log: entries of the standard `logging` as lines of text, or as JSON lines for programs.
+
+Nothing is installed at import; `open_log_file` adds a handler to the loggers of modelpool in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelpool.pool.core.errors import OutputFailed
+
+#: parent of all loggers of modelpool
+ROOT_LOGGER = "modelpool"
+#: attribute of a log record with the fields of an entry, such as the id of its job
+FIELDS = "fields"
+#: size at which the file is renamed to NAME.1, which replaces an earlier one
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Where the log of a pool is, on the controller's node, and its form.
+
+    path     None for the default of the pool's name
+    is_json  JSON lines instead of text
+    """
+
+    path: Path | None = None
+    is_json: bool = False
+
+
+class LogFile:
+    """An open file. Entries of all loggers of modelpool in this process are written to it."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        self._handler = handler
+        logger = logging.getLogger(ROOT_LOGGER)
+        self._previous_level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        """Write nothing more to it. Idempotent."""
+        logger = logging.getLogger(ROOT_LOGGER)
+        if self._handler in logger.handlers:
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._previous_level)
+            self._handler.close()
+
+
+def open_log_file(path: Path, is_json: bool) -> LogFile:
+    """Append the entries of this process to the file at `path`, from level INFO. Raises OutputFailed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+    except OSError as error:
+        raise OutputFailed(f"{path}: the log cannot be written ({error.strerror or error})") from error
+    handler.setFormatter(JsonLines() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return LogFile(handler)
+
+
+class JsonLines(logging.Formatter):
+    """Formats an entry as one JSON object: time (UTC), level, logger, message, its fields, and a traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)

@@ -1,0 +1,76 @@
+"""What is found out before a pool is started: folders that do not exist, and names that mean nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.api.start_checks import NameCheck, check_folders
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError
+from tests.architecture.source_tree import ROOT
+
+LAPTOP = ROOT / "configs" / "laptop.toml"
+#: imported by what starts a pool, and slow
+SLOW = ("ray", "torch", "diffusers", "transformers", "numpy")
+
+
+def request(**fields: object) -> GenerateRequest:
+    return GenerateRequest(**{"model": "shapes", "prompt": "a", **fields})
+
+
+def test_names_are_checked_as_the_catalog_checks_them() -> None:
+    """By its own look-up: the same errors, with near names."""
+    names = NameCheck.of(PoolConfig.load(LAPTOP))
+    assert names.model_names() == ("shapes",)
+    names.check(request(loras=["light:0.8", "outline"]))
+    with pytest.raises(UnknownName, match="unknown model 'shapse'; did you mean 'shapes'"):
+        names.check(request(model="shapse"))
+    with pytest.raises(UnknownName, match="unknown LoRA 'lihgt'; did you mean 'light'"):
+        names.check(request(loras=["lihgt"]))
+    with pytest.raises(UnknownName, match="'light' is a LoRA, expected a model"):
+        names.check(request(model="light"))
+
+
+@pytest.mark.parametrize("change", [{"address": "10.0.0.1:6379"}, {"address": "auto"}])
+def test_what_other_machines_have_is_not_checked(change: dict[str, str], tmp_path: Path) -> None:
+    config = PoolConfig.load(LAPTOP).override(models=[tmp_path / "of the nodes"], **change)
+    check_folders(config)
+    names = NameCheck.of(config)
+    names.check(request(model="anything"))
+    assert names.model_names() is None
+
+
+@pytest.mark.parametrize("key", ["folders", "loras"])
+def test_a_configured_folder_that_does_not_exist_is_an_error(key: str, tmp_path: Path) -> None:
+    """It was an empty folder before, and the model in it unknown."""
+    path = tmp_path / "pool.toml"
+    path.write_text(f'[models]\n{key} = ["modles"]\n')
+    with pytest.raises(UserError, match=rf"\[models\] {key}: found '{tmp_path}/modles', expected a folder that exists"):
+        ModelPool.start(path, address="local")
+
+
+def test_an_output_folder_that_cannot_be_created_is_reported_before_a_pool_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputFailed, match="Not a directory"):
+        ModelPool.start(LAPTOP, output=tmp_path / "file" / "images")
+
+
+def test_wrong_names_are_reported_without_importing_what_starts_a_pool(tmp_path: Path) -> None:
+    """The command itself, in a fresh interpreter."""
+    program = (
+        "import sys; from modelpool.actors.cli.main import run\n"
+        f"code = run(['generate', 'a', '--model', 'shapse', '--out', 'p', '--config', {str(LAPTOP)!r}])\n"
+        f"print(code, [name for name in {SLOW!r} if name in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert ended.stdout == "2 []\n"
+    assert "did you mean 'shapes'" in ended.stderr
+    assert not (tmp_path / "p").exists()

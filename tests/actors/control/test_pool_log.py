@@ -1,0 +1,118 @@
+"""The log of a pool: its start, workers, jobs and failures with ids, as text or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modelpool.actors.control.log_file import ROOT_LOGGER, open_log_file
+from modelpool.actors.control.pool_log import PoolLog
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import (
+    JobId,
+    JobSpec,
+    NodeId,
+    RunError,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    UserId,
+    WorkerId,
+    WorkerSpec,
+)
+from modelpool.scheduler.tables.messages import (
+    LossCause,
+    Outcome,
+    ResolveJob,
+    RunEnded,
+    StartWorker,
+    Submitted,
+    WorkerDown,
+    WorkersWanted,
+    WorkerUp,
+)
+
+WORKER = WorkerId("gpu-0")
+JOB = JobSpec(JobId("5f-0"), (), TaskId("decode-1"), user=UserId("ann"))
+OOM = RunError(RunErrorKind.OUT_OF_VRAM, "no room\nfor 3 GiB")
+
+
+def write_story(log: PoolLog) -> None:
+    """A pool starts, a worker fails at a job and is lost."""
+    report = TaskReport(TaskId("sample-1"), 2, WORKER, 1, Residency(1 << 30), error=OOM)
+    log.started("mine", 3)
+    log.note(WorkersWanted(0.0, (WORKER,)), [StartWorker(WORKER, 1)])
+    log.note(WorkerUp(1.0, WorkerSpec(WORKER, 1, 1, 1.0, node=NodeId("n"))), [])
+    log.note(Submitted(2.0, JOB), [])
+    log.note(RunEnded(3.0, report), [])
+    log.note(WorkerDown(4.0, WORKER, 1, "killed by signal 9", LossCause.KILLED), [])
+    log.note(WorkersWanted(5.5, ()), [ResolveJob(JOB.job_id, Outcome.FAILED, error=OOM)])
+
+
+def test_json_lines_have_the_ids(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "pool.log"
+    file = open_log_file(path, is_json=True)
+    write_story(PoolLog())
+    file.close()
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(entry["event"], entry["level"]) for entry in entries] == [
+        ("pool_started", "info"),
+        ("worker_requested", "info"),
+        ("worker_up", "info"),
+        ("job_submitted", "info"),
+        ("run_failed", "warning"),
+        ("worker_lost", "warning"),
+        ("job_ended", "error"),
+    ]
+    by_event = {entry["event"]: entry for entry in entries}
+    assert (by_event["pool_started"]["pool"], by_event["pool_started"]["epoch"]) == ("mine", 3)
+    assert (by_event["worker_up"]["worker"], by_event["worker_up"]["node"]) == ("gpu-0", "n")
+    assert (by_event["job_submitted"]["job"], by_event["job_submitted"]["user"]) == ("5f-0", "ann")
+    failed = by_event["run_failed"]
+    assert (failed["task"], failed["attempt"], failed["worker"], failed["error"]) == (
+        "sample-1",
+        2,
+        "gpu-0",
+        "out_of_vram",
+    )
+    assert (by_event["worker_lost"]["cause"], by_event["worker_lost"]["reason"]) == ("killed", "killed by signal 9")
+    ended = by_event["job_ended"]
+    assert (ended["job"], ended["outcome"], ended["seconds"], ended["error"]) == ("5f-0", "failed", 3.5, "out_of_vram")
+
+
+def test_text_is_one_line_for_each_entry(tmp_path: Path) -> None:
+    file = open_log_file(tmp_path / "pool.log", is_json=False)
+    write_story(PoolLog())
+    logging.getLogger("modelpool.actors.control.dispatcher").warning("something else")
+    file.close()
+    logging.getLogger("modelpool.actors.control.dispatcher").warning("after the end")
+    lines = (tmp_path / "pool.log").read_text().splitlines()
+    assert len(lines) == 8
+    assert lines[6].endswith("ERROR job 5f-0 failed after 3.5 s: out_of_vram: no room for 3 GiB")
+    assert lines[7].endswith("WARNING something else")
+
+
+def test_closing_restores_the_logger_and_nothing_is_installed_before(tmp_path: Path) -> None:
+    logger = logging.getLogger(ROOT_LOGGER)
+    before = (list(logger.handlers), logger.level)
+    file = open_log_file(tmp_path / "pool.log", is_json=False)
+    file.close()
+    file.close()
+    assert (list(logger.handlers), logger.level) == before
+    program = (
+        "import logging, modelpool.actors.control.pool_log, modelpool.actors.control.log_file\n"
+        "assert not logging.getLogger('modelpool').handlers and not logging.getLogger().handlers"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputFailed, match="the log cannot be written"):
+        open_log_file(tmp_path / "file" / "pool.log", is_json=False)
