@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
     from modelpool.actors.results.outcomes import AudioResult, ImageResult, JobFailed, JobFailure, PoolLost, VideoResult
+    from modelpool.actors.results.previews import ImagePreview
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.core.errors import UserError
 
@@ -39,6 +40,7 @@ __all__ = [
     "DeadlineTooSoon",
     "GenerateRequest",
     "Hires",
+    "ImagePreview",
     "ImageResult",
     "JobFailed",
     "JobFailure",
@@ -61,6 +63,7 @@ _HOMES = {
     "Region": "modelpool.actors.request.image_fields",
     "GenerateRequest": "modelpool.actors.request.requests",
     "VideoResult": "modelpool.actors.results.outcomes",
+    "ImagePreview": "modelpool.actors.results.previews",
     "ImageResult": "modelpool.actors.results.outcomes",
     "AudioResult": "modelpool.actors.results.outcomes",
     "JobFailed": "modelpool.actors.results.outcomes",

@@ -36,12 +36,15 @@ from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
+from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import Stage, TaskId, WorkerId
 from modelpool.scheduler.core.history import JobHistory
@@ -105,6 +108,8 @@ class ModelPool:
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[OutputAddress, ImageWriter] = {}
         self._hold_seconds = hold_seconds
+        #: calls `on_preview`
+        self._previews = LatestQueue("modelpool previews")
         #: submissions whose requests are still being taken
         self._streams: list[RequestStream] = []
         self._reader = EventReader(connection, self._client_id)
@@ -191,6 +196,8 @@ class ModelPool:
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
+        preview_seconds: float | None = None,
     ) -> Jobs:
         """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as
         they arrive, a folder or a URL such as s3://bucket/folder: by default that of the pool's configuration; False
@@ -204,13 +211,18 @@ class ModelPool:
         `priority`, `user` and `deadline` ("10m", or seconds, from now) apply to requests that do not set them; a
         deadline that cannot be met causes a `DeadlineTooSoon` warning.
 
+        With `on_preview`, previews are made while images are sampled, at most one of each image in `preview_seconds`
+        (default: 0.5; 0 is one for each step). It is called in a thread of the pool; while it takes long, only the
+        newest preview of each image waits. The last ones are also in `ImageResult.previews`.
+
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         requests = _several(requests)
         terms = _Qos(priority, user, deadline)
         template = self._template(name)
         user_name = self._user if terms.user is None else terms.user
-        jobs = self._new_jobs(user_name, self._writer(output), template)
+        wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
+        jobs = self._new_jobs(user_name, self._writer(output), template, on_preview, wish)
         images = InputImages(self._connection.give)
         drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
         # complete: nothing is queued before all of it is checked
@@ -225,7 +237,7 @@ class ModelPool:
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given)
+                part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given, wish)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -242,6 +254,7 @@ class ModelPool:
         output: str | Path | Literal[False] | None = None,
         name: str | None = None,
         hold: bool = False,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> Jobs:
         """Queue requests while they are read: `chunks` are taken, checked and queued in a thread, while earlier ones
         run. Missing seeds are drawn. `decide` is called with the index and the recipe, or the error, of each request,
@@ -249,10 +262,11 @@ class ModelPool:
         an error, or raise. `hold`: nothing is queued before all are checked.
 
         Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
-        `output` is opened when the first request is accepted; `name` is as in `submit`.
+        `output` is opened when the first request is accepted; `name` and `on_preview` are as in `submit`.
         """
         template = self._template(name)
-        jobs = self._new_jobs(self._user, name=template)
+        wish = None if on_preview is None else PreviewWish()
+        jobs = self._new_jobs(self._user, None, template, on_preview, wish)
         stream = RequestStream(
             self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
         )
@@ -464,6 +478,7 @@ class ModelPool:
         for stream in self._streams:
             stream.stop()
         self._reader.stop(wake=self._leave)
+        self._previews.close()
         for writer in self._writers.values():
             writer.close()
         self._close()
@@ -511,7 +526,14 @@ class ModelPool:
         text = self._file_name if name is None else name
         return None if text is None else NameTemplate.of(text)
 
-    def _new_jobs(self, user: str, writer: ImageWriter | None = None, name: NameTemplate | None = None) -> FollowedJobs:
+    def _new_jobs(
+        self,
+        user: str,
+        writer: ImageWriter | None,
+        name: NameTemplate | None,
+        on_preview: Callable[[ImagePreview], None] | None,
+        wish: PreviewWish | None,
+    ) -> FollowedJobs:
         """Return a submission without requests, for this `user`; its events are read from now on."""
         listened = [_new_submission()]
         images = InputImages(self._connection.give)
@@ -525,10 +547,24 @@ class ModelPool:
             self._reader.listen(again_id, jobs)
             for first, chunk in _runs_of_indexes(wanted):
                 sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, user, given)
+                part = Submission(self._client_id, again_id, first, sent, False, user, given, wish)
                 self._connection.call(Controller.submit, part)
 
-        jobs = FollowedJobs(self._connection, self._client_id, listened[0], writer, forget, submit_again, name)
+        def previewed(preview: ImagePreview) -> None:
+            if on_preview is not None:
+                self._previews.put((listened[0], preview.index), partial(on_preview, preview))
+
+        jobs = FollowedJobs(
+            self._connection,
+            self._client_id,
+            listened[0],
+            writer,
+            forget,
+            submit_again,
+            name,
+            on_preview=previewed,
+            wish=wish,
+        )
         self._reader.listen(jobs.id, jobs)
         return jobs
 
@@ -668,3 +704,11 @@ def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> St
 def _described(worker: WorkerStatus) -> str:
     reason = worker.not_up if worker.not_up != "starting" else ""
     return f"{worker.id} ({reason})" if reason else worker.id
+
+
+def _preview_wish(interval_seconds: float | None) -> PreviewWish:
+    """Return a wish for previews. Raises UnusableField."""
+    seconds = INTERVAL_SECONDS if interval_seconds is None else interval_seconds
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise unusable_field("preview_seconds", interval_seconds, "a number of seconds from 0")
+    return PreviewWish(interval_seconds=float(seconds))

@@ -44,10 +44,12 @@ from modelpool.actors.results.outcomes import (
     sampled_by,
     unshared_seconds,
 )
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.actors.settings.output_address import file_of
-from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
+from modelpool.actors.wire.messages import ClientId, JobEnded, JobPreview, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
@@ -67,6 +69,9 @@ SubmitAgain: TypeAlias = Callable[[Sequence[tuple[int, GenerateRequest]], Submis
 
 #: written videos and audio clips that the object store keeps until they are returned: files do not keep them exactly
 MOST_KEPT_BYTES = 1 << 30
+#: previews of one job, some KiB each, and jobs that have some: the oldest are dropped
+PREVIEWS_KEPT = 16
+MOST_PREVIEWED_JOBS = 256
 
 
 @dataclass(slots=True)
@@ -96,10 +101,15 @@ class FollowedJobs:
         on_over: Callable[[], None],
         submit_again: SubmitAgain | None = None,
         name: NameTemplate | None = None,
+        on_preview: Callable[[ImagePreview], None] = lambda preview: None,
+        wish: PreviewWish | None = None,
     ) -> None:
         """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot. `name` is
-        of the written files.
+        of the written files. `on_preview` is called with each preview that arrives; it must not block.
         """
+        self._on_preview = on_preview
+        #: the previews that were wanted when it was submitted
+        self.wish = wish
         self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
@@ -142,6 +152,8 @@ class FollowedJobs:
         #: why the output folder cannot be written, while that is tried again; and why it was given up
         self._held = ""
         self._given_up = ""
+        #: the last previews of jobs that have not been returned, by index, oldest job first
+        self._previews: dict[int, deque[ImagePreview]] = {}
         #: called after every change
         self._watchers: list[Callable[[], None]] = []
         #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
@@ -326,6 +338,23 @@ class FollowedJobs:
                 held=self._held,
             )
 
+    def want_previews(self, interval_seconds: float | None = INTERVAL_SECONDS) -> None:
+        """Have previews made of the images that are sampled from now on, at most one of each image in this time; None:
+        no more. The first preview of an image that is being sampled already may need another image first. Returns at
+        once. Raises PoolLost.
+        """
+        wish = None if interval_seconds is None else PreviewWish(interval_seconds=interval_seconds)
+        with self._changed:
+            submissions = () if self._over else (self._submission_id, *self._repeated)
+        for submission_id in submissions:
+            self._connection.call(Controller.want_previews, self._client_id, submission_id, wish)
+
+    def preview(self, index: int) -> ImagePreview | None:
+        """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
+        with self._changed:
+            found = self._previews.get(index)
+            return found[-1] if found else None
+
     def wait_while_held(self) -> None:
         """Wait until the output folder is usable. Called by `ModelPool.submit` before it submits more. Raises
         FolderFailed if it was given up.
@@ -455,6 +484,19 @@ class FollowedJobs:
             if running != self._running:
                 self._running = running
                 self._notify()
+
+    def on_preview(self, made: JobPreview) -> None:
+        """See `Listener`."""
+        preview = ImagePreview(
+            made.preview.step, made.preview.steps, made.preview.content, index=made.index, job_id=made.job_id
+        )
+        with self._changed:
+            kept = self._previews.setdefault(made.index, deque(maxlen=PREVIEWS_KEPT))
+            kept.append(preview)
+            while len(self._previews) > MOST_PREVIEWED_JOBS:
+                del self._previews[next(iter(self._previews))]
+            self._notify()
+        self._on_preview(preview)
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""
@@ -616,6 +658,7 @@ class FollowedJobs:
             "seconds": unshared_seconds(job.tasks),
             "tasks": job.tasks,
             "pixels_sha256": "" if written is None else written.pixels_sha256,
+            "previews": self._taken_previews(job.index),
         }
         output: Any = None
         if job.result is not None:
@@ -639,6 +682,10 @@ class FollowedJobs:
                 content = partial(_itself, output.samples_SC)
                 return AudioResult(content=content, samples_per_second=output.samples_per_second, **about)
         raise AssertionError(f"job {job.job_id} returned {type(output).__name__}")
+
+    def _taken_previews(self, index: int) -> tuple[ImagePreview, ...]:
+        with self._changed:
+            return tuple(self._previews.pop(index, ()))
 
     def _forget_kept(self, finished: _ReadyOutput) -> None:
         with self._changed:

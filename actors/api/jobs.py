@@ -22,9 +22,11 @@ from modelpool.actors.results.outcomes import (
     Summary,
     VideoResult,
 )
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.results.progress import Progress
 from modelpool.actors.wire.messages import SubmissionId, job_id_for
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.previews import INTERVAL_SECONDS
 from modelpool.pool.specs.spec import JobId
 
 Kind = TypeVar("Kind", bound=OutputResult)
@@ -195,6 +197,17 @@ class Jobs:
     def progress(self) -> Progress:
         """Return the current progress."""
         return self._followed.progress()
+
+    def want_previews(self, interval_seconds: float | None = INTERVAL_SECONDS) -> None:
+        """Have previews made of the images that are sampled from now on, at most one of each image in this time; None:
+        no more. The first preview of an image that is being sampled already may need another image first. Returns at
+        once. Raises PoolLost.
+        """
+        self._followed.want_previews(interval_seconds)
+
+    def preview(self, index: int) -> ImagePreview | None:
+        """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
+        return self._followed.preview(index)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call

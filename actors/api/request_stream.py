@@ -152,7 +152,9 @@ class RequestStream:
     ) -> None:
         """Have the pool check `requests` with consecutive indexes from `first`, and add its answers."""
         if requests:
-            part = Submission(self._client_id, self._jobs.id, first, tuple(requests), True, self._user, given)
+            part = Submission(
+                self._client_id, self._jobs.id, first, tuple(requests), True, self._user, given, self._jobs.wish
+            )
             answers |= enumerate(self._connection.call(Controller.check_each, part), start=first)
 
     def _queue(self, left_out: frozenset[int], hold: bool) -> int:

@@ -7,7 +7,7 @@ import threading
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
-from modelpool.actors.wire.messages import JobEnded, ResultRef, SubmissionId, TaskProgress, job_id_for
+from modelpool.actors.wire.messages import JobEnded, JobPreview, ResultRef, SubmissionId, TaskProgress, job_id_for
 from modelpool.pool.core.stage_params import Result
 from modelpool.pool.specs.spec import RunErrorKind, TaskId
 from modelpool.scheduler.tables.messages import Outcome
@@ -57,6 +57,9 @@ class StageResult:
 
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
+
+    def on_preview(self, made: JobPreview) -> None:
+        """See `Listener`. Nobody can ask for previews of a single stage."""
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""

@@ -35,6 +35,7 @@ def generate(
     name: options.Name = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
+    preview: options.Preview = None,
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
@@ -46,9 +47,8 @@ def generate(
 ) -> None:
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    raise typer.Exit(
-        _make(context, where, _PromptBatch.of(prompts, n, seed, model, dict(fields)), out, resume, as_json, name)
-    )
+    wanted = _PromptBatch.of(prompts, n, seed, model, dict(fields))
+    raise typer.Exit(_make(context, where, wanted, out, resume, as_json, name, preview))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,12 @@ def _make(
     resume: bool,
     as_json: bool,
     file_name: str | None,
+    preview: str | None,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
     from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.open_pool import output_for
+    from modelpool.actors.cli.preview_file import preview_file
     from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.request.name_template import NameTemplate
@@ -96,6 +98,7 @@ def _make(
     first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
     if file_name is not None:
         NameTemplate.of(file_name, "--name").check(first, "a prompt of the command line")
+    shown = None if preview is None else preview_file(preview)
     output = output_for(where, None if out is None else output_address(out, "--out"))
     check_outputs(output)
     names = session.check_names(where)
@@ -111,7 +114,16 @@ def _make(
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
         return run_requests(
-            CommandRun(WantedOutputs.of(requests), output, resume, as_json, go_on, all_or_nothing=True, name=file_name),
+            CommandRun(
+                WantedOutputs.of(requests),
+                output,
+                resume,
+                as_json,
+                go_on,
+                all_or_nothing=True,
+                name=file_name,
+                preview=shown,
+            ),
             running,
         )
 

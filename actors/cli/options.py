@@ -58,6 +58,10 @@ Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", IMAGE, 
 Out = Annotated[str | None, _option("--out", _FOLDER, _OUTPUT, "DIR_OR_URL")]
 Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
 Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
+Preview = Annotated[
+    str | None,
+    _option("--preview", "Keep the newest preview in this file: .webp, .png or .jpg.", _OUTPUT, "FILE"),
+]
 AsJson = Annotated[bool, _option("--json", "Print JSON to stdout, one object per line.", _OUTPUT, _NO_VALUE)]
 
 Gpus = Annotated[int | None, _option("--gpus", "Workers, one per GPU (default: all, or 2 simulated).", _POOL, "N")]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modelpool.actors.metrics.families import MetricFamily
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary
+    from modelpool.actors.results.previews import ImagePreview
     from modelpool.actors.results.progress import Progress
     from modelpool.pool.core.errors import UserError
     from modelpool.pool.registry.listings import LoraListing, ModelListing
@@ -59,6 +60,7 @@ class Pool(Protocol):
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> PoolJobs: ...
     def submit_stream(
         self,
@@ -68,6 +70,7 @@ class Pool(Protocol):
         output: str | Path | Literal[False] | None = None,
         name: str | None = None,
         hold: bool = False,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> PoolJobs: ...
     def submit_detached(
         self,

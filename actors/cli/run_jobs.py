@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from modelpool.actors.cli.checked_requests import CheckedRequests, WantedOutput, WantedOutputs
 from modelpool.actors.cli.interrupts import StopRequest
+from modelpool.actors.cli.preview_file import writer_of
 from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
@@ -24,6 +25,8 @@ from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from modelpool.actors.cli.options import PoolOptions
@@ -53,6 +56,7 @@ class CommandRun:
                     start while later ones are read, and impossible ones are reported
     print_reasons   print at the end where each job ran and why
     name            template of the names of files; None for that of the pool, or the usual names
+    preview         file that the newest preview is written to; None: no previews are made
     """
 
     wanted: WantedOutputs
@@ -63,6 +67,7 @@ class CommandRun:
     all_or_nothing: bool = False
     print_reasons: bool = False
     name: str | None = None
+    preview: Path | None = None
 
 
 @contextlib.contextmanager
@@ -211,7 +216,12 @@ def _make(
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
     """Generate what is missing; return the failures, the summary if anything ran, and where each job ran, by place."""
     jobs = pool.submit_stream(
-        checked.chunks(), checked.decide, output=run.output, name=run.name, hold=run.all_or_nothing
+        checked.chunks(),
+        checked.decide,
+        output=run.output,
+        name=run.name,
+        hold=run.all_or_nothing,
+        on_preview=None if run.preview is None else writer_of(run.preview),
     )
     failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, lambda: waiting_for(pool))
     return failures, jobs.summary() if checked.accepted_count else None, whys

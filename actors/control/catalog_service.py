@@ -69,6 +69,9 @@ class ListingCatalog(GraphCatalog, Protocol):
     def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA."""
 
+    def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        """The files of tiny decoders with their names."""
+
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """Learn from the measured cost of a successful run."""
 
@@ -144,6 +147,9 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+
+    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """See `CatalogService`."""
 
     @property
@@ -244,6 +250,10 @@ class CatalogService:
         """Every LoRA."""
         return await self._run(lambda catalog: catalog.loras())
 
+    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        """The files of tiny decoders, for previews, each with the name of the decoder."""
+        return await self._run(lambda catalog: catalog.tiny_decoders())
+
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """Note a successful run of `task`, without waiting; later graphs use the measurement."""
         self._measured.append((task, cost))
@@ -332,6 +342,9 @@ class CachedCatalog:
 
     def loras(self) -> tuple[LoraListing, ...]:
         return self._catalog.loras()
+
+    def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        return self._catalog.tiny_decoders()
 
     def find_model(self, name: str) -> ModelRef:
         return self._models.get(name, lambda: self._catalog.find_model(name))

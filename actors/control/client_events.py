@@ -14,9 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from modelpool.actors.wire.messages import DriverEvents, JobEnded, TaskProgress
+from modelpool.actors.wire.messages import DriverEvents, JobEnded, JobPreview, TaskProgress
+from modelpool.pool.specs.spec import JobId
 
 PROGRESS_SECONDS = 0.1
+#: previews of one answer, some KiB each; the oldest are dropped
+PREVIEWS_KEPT = 256
 GATHER_SECONDS = 0.01
 #: ends in one answer; the driver calls again at once while there are more
 ENDS_IN_ONE_ANSWER = 256
@@ -29,6 +32,8 @@ class ClientEvents:
         self._ended: deque[JobEnded] = deque()
         #: number of ends that were acknowledged and dropped
         self._dropped = 0
+        #: the newest preview of each job that was not sent, oldest first
+        self._previews: dict[JobId, JobPreview] = {}
         self._wake = asyncio.Event()
         self._wake_later: asyncio.TimerHandle | None = None
         self._all_ended = asyncio.Event()
@@ -50,6 +55,14 @@ class ClientEvents:
         """Note that the running tasks of this driver may have changed."""
         if self._wake_later is None and self._listening:
             self._wake_later = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._send_progress)
+
+    def previewed(self, made: JobPreview) -> None:
+        """Add a preview, in place of an earlier one of its job that was not sent."""
+        self._previews.pop(made.job_id, None)
+        self._previews[made.job_id] = made
+        while len(self._previews) > PREVIEWS_KEPT:
+            del self._previews[next(iter(self._previews))]
+        self.progressed()
 
     def quiet_seconds(self, now: float) -> float:
         """Return the time since the last call of the driver; 0 while it waits for events."""
@@ -85,7 +98,8 @@ class ClientEvents:
             self._last_call_at = now()
         self._wake.clear()
         ended = tuple(islice(self._ended, ENDS_IN_ONE_ANSWER))
-        return DriverEvents(self._dropped + len(ended), ended, running())
+        previews, self._previews = tuple(self._previews.values()), {}
+        return DriverEvents(self._dropped + len(ended), ended, running(), previews)
 
     def close(self) -> None:
         """Wake waiting calls for the last time."""

@@ -33,6 +33,7 @@ from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.pool_log import PoolLog
+from modelpool.actors.control.preview_wishes import PreviewWishes
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import (
     FailedJob,
@@ -58,6 +59,8 @@ from modelpool.actors.wire.messages import (
     ClientId,
     DriverEvents,
     JobEnded,
+    JobPreview,
+    PreviewMade,
     ResultRef,
     StageSubmission,
     StateSaved,
@@ -70,6 +73,7 @@ from modelpool.actors.wire.messages import (
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
 from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.results import RunState
 from modelpool.pool.specs.spec import (
     NO_NODE,
@@ -78,6 +82,7 @@ from modelpool.pool.specs.spec import (
     NodeId,
     RunError,
     RunErrorKind,
+    Stage,
     TaskId,
     TaskReport,
     TaskSpec,
@@ -202,7 +207,8 @@ class Controller:
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
         self._epoch = epoch
-        self._tasks = TaskStore(self._on_report, self._node_name, epoch)
+        self._tasks = TaskStore(self._on_report, self._node_name, epoch, self._preview_wish)
+        self._previews = PreviewWishes()
         self._facts = facts or ClusterFacts()
         self._name = name
         self._output = output
@@ -301,7 +307,8 @@ class Controller:
         client = self._clients.pop(client_id, None)
         if client is not None:
             client.events.close()
-            for submission in tuple(client.submissions.values()):
+            for submission_id, submission in tuple(client.submissions.items()):
+                self._previews.set(submission_id, None)
                 self._cancel(submission)
 
     async def submit(self, submission: Submission) -> tuple[Recipe, ...]:
@@ -352,6 +359,9 @@ class Controller:
     ) -> list[QueuedJob | UserError]:
         """Check requests; return the job or the error of each, or of those up to the first error."""
         await self._has_taken_over.wait()
+        await self._read_tiny_decoders(submission)
+        if submission.previews is not None:
+            self._previews.set(submission.submission_id, submission.previews)
         first = submission.first_index
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
@@ -365,7 +375,9 @@ class Controller:
             graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
             given = {task_id: submission.given[task_id] for task_id in graph.job.given}
             found = await self._found_states(graph)
-            jobs.append(QueuedJob(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found))
+            preview = submission.requests[i - first].preview or ""
+            who = submission.client_id, submission.submission_id, i
+            jobs.append(QueuedJob(*who, graph, image.recipe, given, found, preview))
         return jobs
 
     async def submit_stage(self, wanted: StageSubmission) -> tuple[str, ...]:
@@ -433,6 +445,48 @@ class Controller:
             job = self._jobs.get(job_id) if job_id is not None else None
             if job is not None and job.client_id in self._clients:
                 self._clients[job.client_id].events.progressed()
+
+    async def preview_made(self, made: PreviewMade) -> None:
+        """Pass on a preview of a run that is under way, to the jobs that want it."""
+        if not self._dispatcher.is_running(made.worker_id, made.incarnation, made.task_id, made.run):
+            return
+        for job in self._jobs_of(made.task_id):
+            if job.client_id in self._clients and self._previews.of(job) is not None:
+                preview = JobPreview(job.submission_id, job.index, job.graph.job.job_id, made.preview)
+                self._clients[job.client_id].events.previewed(preview)
+
+    async def want_previews(self, client_id: ClientId, submission_id: SubmissionId, wish: PreviewWish | None) -> None:
+        """Make previews of the submission's sampling runs as `wish` says from now on, of runs that are under way, too;
+        None: no more. Ignored if the submission is over."""
+        client = self._clients.get(client_id)
+        if client is None or submission_id not in client.submissions:
+            return
+        if wish is not None:
+            self._previews.tiny_decoders = await self._catalog.tiny_decoders()
+            if submission_id not in client.submissions:  # it ended meanwhile
+                return
+        self._previews.set(submission_id, wish)
+        for step in self._dispatcher.running():
+            is_its = any(job.submission_id == submission_id for job in self._jobs_of(step.task_id))
+            if is_its and self._tasks.spec(step.task_id).stage is Stage.SAMPLE:
+                wanted = self._preview_wish(step.task_id)
+                self._fleet.want_previews(step.worker_id, step.incarnation, step.run, wanted)
+
+    def _preview_wish(self, task_id: TaskId) -> PreviewWish | None:
+        """Return the previews that are wanted of a task: by the first of its jobs that wants some."""
+        return next((wish for job in self._jobs_of(task_id) if (wish := self._previews.of(job)) is not None), None)
+
+    def _jobs_of(self, task_id: TaskId) -> Iterator[QueuedJob]:
+        """Yield the unresolved jobs that need a task."""
+        found = map(self._jobs.get, self._tasks.jobs_of(task_id))
+        return (job for job in found if job is not None)
+
+    async def _read_tiny_decoders(self, submission: Submission) -> None:
+        """Find the tiny decoders, if previews of a submission may need one; for a long one, once."""
+        is_first = submission.first_index == 0 or not self._previews.tiny_decoders
+        wanted = submission.previews is not None or any(request.preview for request in submission.requests)
+        if is_first and wanted:
+            self._previews.tiny_decoders = await self._catalog.tiny_decoders()
 
     async def worker_placed(self, worker_id: WorkerId, incarnation: int, node: NodeId) -> None:
         """Note that a worker's process has started on `node`: from now on it waits for no GPU."""
@@ -849,6 +903,7 @@ class Controller:
     def _drop_over(self, client: _Client, submission_id: SubmissionId) -> None:
         if submission_id in client.submissions and client.submissions[submission_id].over:
             del client.submissions[submission_id]
+            self._previews.set(submission_id, None)
             if not client.submissions:
                 client.events.all_ended()
 

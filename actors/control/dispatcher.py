@@ -254,15 +254,19 @@ class Dispatcher:
 
     def step_done(self, step: StepDone) -> bool:
         """Note the progress of a worker. False if it is out of date."""
-        self._heard((step.worker_id, step.incarnation))
-        worker = self._live.get(step.worker_id)
-        if worker is None or worker.spec.incarnation != step.incarnation:
+        if not self.is_running(step.worker_id, step.incarnation, step.task_id, step.run):
             return False
-        known = worker.runs.get(step.task_id)
-        if known is None or known.run != step.run:
-            return False
-        worker.runs[step.task_id] = step
+        self._live[step.worker_id].runs[step.task_id] = step
         return True
+
+    def is_running(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, run: int) -> bool:
+        """Whether this run is under way on that worker, which has answered just now."""
+        self._heard((worker_id, incarnation))
+        worker = self._live.get(worker_id)
+        if worker is None or worker.spec.incarnation != incarnation:
+            return False
+        known = worker.runs.get(task_id)
+        return known is not None and known.run == run
 
     def state_saved(self, saved: StateSaved, state: ResultRef) -> bool:
         """Hold the state of a run that continues. Ignored, and False, if the run ended: then it has a result or a newer

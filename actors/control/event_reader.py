@@ -14,7 +14,7 @@ from typing import Protocol
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.wire.messages import ClientId, DriverEvents, JobEnded, SubmissionId, TaskProgress
+from modelpool.actors.wire.messages import ClientId, DriverEvents, JobEnded, JobPreview, SubmissionId, TaskProgress
 
 #: longest wait of one call; the pool drops a driver only after several times as long
 POLL_SECONDS = 10.0
@@ -29,6 +29,9 @@ class Listener(Protocol):
 
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """Exactly these tasks of the submission are running."""
+
+    def on_preview(self, made: JobPreview) -> None:
+        """There is a new preview of a job of the submission."""
 
     def on_lost(self, reason: Exception) -> None:
         """There will be no more events."""
@@ -85,6 +88,8 @@ class EventReader:
 
     def _notify(self, events: DriverEvents) -> int:
         """Notify the listeners; return the cursor of the next call."""
+        for made in events.previews:
+            self._notify_preview(made)
         for job in events.ended:
             self._notify_ended(job)
         self._notify_running(events.running)
@@ -95,6 +100,12 @@ class EventReader:
             listener = self._listeners.get(job.submission_id)
         if listener is not None:
             listener.on_job_ended(job)
+
+    def _notify_preview(self, made: JobPreview) -> None:
+        with self._lock:
+            listener = self._listeners.get(made.submission_id)
+        if listener is not None:
+            listener.on_preview(made)
 
     def _notify_running(self, running: tuple[TaskProgress, ...]) -> None:
         by_submission = {

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
 from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
@@ -113,6 +114,11 @@ class WorkerFleet(Protocol):
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""
+
+    def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
+        """Let a started worker make previews of a run, which may be over already, as `wish` says from now on. Nobody
+        waits for it.
+        """
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""

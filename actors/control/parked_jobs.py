@@ -40,7 +40,10 @@ Flow: TypeAlias = tuple[UserId, int]
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """An unresolved job: its driver, the inputs that the driver supplied, and states of earlier runs of its tasks."""
+    """An unresolved job: its driver, the inputs that the driver supplied, and states of earlier runs of its tasks.
+
+    preview  the kind of previews that its request names; "" if it names none
+    """
 
     client_id: ClientId
     submission_id: SubmissionId
@@ -49,6 +52,7 @@ class QueuedJob:
     recipe: Recipe | None
     given: Mapping[TaskId, ResultRef]
     found: tuple[tuple[StateSaved, ResultRef], ...] = ()
+    preview: str = ""
 
     @property
     def flow(self) -> Flow:
@@ -98,6 +102,7 @@ class JobPack:
             self._refs = tuple((job.given, job.found) for job in self._jobs)
         parts = [
             (job.graph.job, dict(job.graph.works), job.graph.components, dict(job.graph.fingerprints), job.recipe)
+            + ((job.preview,) if job.preview else ())
             for job in self._jobs
         ]
         self._content, self._jobs = zlib.compress(packed(parts), _ZLIB_LEVEL), ()
@@ -114,8 +119,9 @@ class JobPack:
                 JobGraph(job, works, components, fingerprints=fingerprints),
                 recipe,
                 {},
+                preview="".join(preview),
             )
-            for index, (job, works, components, fingerprints, recipe) in zip(
+            for index, (job, works, components, fingerprints, recipe, *preview) in zip(
                 self.indexes, unpacked(zlib.decompress(self._content)), strict=True
             )
         )

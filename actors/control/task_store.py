@@ -14,6 +14,7 @@ from modelpool.actors.control.catalog_service import PinnableModel
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, LoadRequest, ResultRef, RunRequest, StateSaved
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -70,9 +71,11 @@ class TaskStore:
         on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
         node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
         epoch: int = 0,
+        wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is that of the controller."""
+        is that of the controller; `wish_of` returns the previews that are wanted of a sampling task."""
+        self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
         self._epoch = epoch
@@ -182,6 +185,7 @@ class TaskStore:
             resume=entry.state is not None,
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
             epoch=self._epoch,
+            preview=self._wish_of(command.task_id) if isinstance(entry.work, SampleParams) else None,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
         assert entry.state is not None or not command.resume, f"{command.task_id} resumes, and its state is not held"
@@ -295,6 +299,11 @@ class TaskStore:
         """Return the first unresolved job that names the task; None if only cancelled ones did."""
         entry = self._entries.get(task_id)
         return next(iter(entry.jobs), None) if entry else None
+
+    def jobs_of(self, task_id: TaskId) -> tuple[JobId, ...]:
+        """Return the unresolved jobs that name the task, in order of arrival."""
+        entry = self._entries.get(task_id)
+        return () if entry is None else tuple(entry.jobs)
 
     def _fetch_order(
         self, sets: tuple[tuple[RemoteFile, ...], ...], needed_next: Iterable[ComponentKey], run: int

@@ -52,7 +52,7 @@ from modelpool.actors.request.labels import output_key
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.output_address import file_of, output_address
-from modelpool.actors.wire.messages import ClientId, JobEnded, Submission, SubmissionId, TaskProgress
+from modelpool.actors.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError, unknown_name
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
@@ -634,6 +634,9 @@ class _Listener:
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
         self._service.note_running(self._submission_id, running)
+
+    def on_preview(self, made: JobPreview) -> None:
+        """See `Listener`. Nobody can ask for previews of detached jobs, which have no driver to send them to."""
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""

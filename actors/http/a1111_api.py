@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import Sequence
@@ -92,9 +93,12 @@ def a1111_router(services: Services) -> APIRouter:
         return [{"name": name, "label": label, "aliases": None} for name, label in SCHEDULES.items()]
 
     @router.get("/progress", summary="Show the progress of the latest call")
-    async def progress(request: Request) -> dict[str, Any]:
+    async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
         active = [s for s in services.submissions.of(caller_of(request).owner, INTERFACE) if not s.over]
-        return _progress(active)
+        found = _progress(active)
+        if not skip_current_image:
+            found["current_image"] = await _current_image(active)
+        return found
 
     @router.post("/interrupt", summary="Cancel the calls that wait or run")
     @router.post("/skip", summary="As interrupt")
@@ -178,7 +182,7 @@ def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]
 
 
 def _progress(active: Sequence[HttpSubmission]) -> dict[str, Any]:
-    """Return the progress of all active calls together. There are no previews: `current_image` is None."""
+    """Return the progress of all active calls together, without an image."""
     total = sum(each.total for each in active)
     running = [task for each in active for task in each.running if task.steps]
     done = sum(len(each.ends) for each in active) + sum(task.step / task.steps for task in running)
@@ -195,3 +199,15 @@ def _progress(active: Sequence[HttpSubmission]) -> dict[str, Any]:
         "sampling_steps": running[0].steps if running else 0,
     }
     return {"progress": share, "eta_relative": left, "state": state, "current_image": None, "textinfo": None}
+
+
+async def _current_image(active: Sequence[HttpSubmission]) -> str | None:
+    """Return the newest preview of the latest call that has one, as base64 of a PNG; None before there is one. Previews
+    are made while a client asks."""
+    for submission in active:
+        submission.ask_for_previews()
+    for submission in reversed(active):
+        if submission.previews:
+            newest = next(reversed(submission.previews.values()))
+            return base64.b64encode(await asyncio.to_thread(newest.as_format, "PNG")).decode()
+    return None

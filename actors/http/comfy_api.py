@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from modelpool.actors.http.bodies import form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_nodes import NODE_TYPES, NodeInput, NodeType
-from modelpool.actors.http.comfy_prompts import ComfyPrompts, Prompt, Socket
+from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.uploads import Uploads
@@ -168,7 +168,10 @@ def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
         reading = asyncio.create_task(_read_until_closed(socket, known))
         try:
             while (message := await known.messages.get()) is not None:
-                await socket.send_json(message)
+                if isinstance(message, PreviewFrame):
+                    await socket.send_bytes(message.take())
+                else:
+                    await socket.send_json(message)
             if not reading.done():
                 await socket.close()
         except (WebSocketDisconnect, RuntimeError):  # closed by the client, before or while something is sent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,29 @@ from typing import Any
 from modelpool.actors.http.comfy_graph import WorkflowOutput
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.results.previews import ImagePreview
 
 #: workflows that have ended and are remembered
 MOST_KEPT = 500
 #: messages that wait for one socket
 MOST_WAITING = 1000
+
+
+#: of a binary message: a preview, and its format
+_PREVIEW_IMAGE, _JPEG = 1, 1
+
+
+@dataclass(slots=True)
+class PreviewFrame:
+    """A preview that waits for a socket."""
+
+    jpeg: bytes
+    is_taken: bool = False
+
+    def take(self) -> bytes:
+        """Return it as a binary message of ComfyUI's: two numbers of 32 bits, big-endian, and the image."""
+        self.is_taken = True
+        return struct.pack(">II", _PREVIEW_IMAGE, _JPEG) + self.jpeg
 
 
 class Socket:
@@ -28,7 +47,8 @@ class Socket:
     def __init__(self, client_id: str, owner: str) -> None:
         self.client_id = client_id
         self.owner = owner
-        self.messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(MOST_WAITING)
+        self.messages: asyncio.Queue[dict[str, Any] | PreviewFrame | None] = asyncio.Queue(MOST_WAITING)
+        self._frame: PreviewFrame | None = None
 
     def put(self, kind: str, data: Mapping[str, Any]) -> None:
         """Queue a message; a socket whose queue is full gets no more, and is closed."""
@@ -36,6 +56,14 @@ class Socket:
             self.messages.put_nowait({"type": kind, "data": dict(data)})
         except asyncio.QueueFull:
             self.close()
+
+    def put_preview(self, jpeg: bytes) -> None:
+        """Queue a preview, in place of one that waits."""
+        if self._frame is not None and not self._frame.is_taken:
+            self._frame.jpeg = jpeg
+        elif not self.messages.full():
+            self._frame = PreviewFrame(jpeg)
+            self.messages.put_nowait(self._frame)
 
     def close(self) -> None:
         """Have the socket closed, without what it has not read."""
@@ -202,13 +230,24 @@ class ComfyPrompts:
             if socket.owner == owner:
                 socket.put("status", self._status(owner))
 
+    def _sockets_of(self, prompt: Prompt) -> list[Socket]:
+        """Return the sockets that receive the messages about a workflow."""
+        return [
+            socket
+            for socket in self._sockets
+            if prompt.client_id in (None, socket.client_id) and socket.owner == prompt.submission.owner
+        ]
+
     def _send(self, prompt: Prompt, kind: str, data: Mapping[str, Any]) -> None:
-        for socket in tuple(self._sockets):
-            is_its = prompt.client_id in (None, socket.client_id)
-            if is_its and socket.owner == prompt.submission.owner:
-                socket.put(kind, {**data, "prompt_id": prompt.prompt_id})
+        for socket in self._sockets_of(prompt):
+            socket.put(kind, {**data, "prompt_id": prompt.prompt_id})
 
     async def _follow(self, prompt: Prompt) -> None:
+        with prompt.submission.previews_wanted() if self._sockets_of(prompt) else contextlib.nullcontext():
+            await self._follow_to_end(prompt)
+
+    async def _follow_to_end(self, prompt: Prompt) -> None:
+        shown: dict[int, ImagePreview] = {}
         started = False
         node_before = ""
         reported: set[str] = set()
@@ -224,6 +263,12 @@ class ComfyPrompts:
                     node_before = node_id
                 if task.steps:
                     self._send(prompt, "progress", {"value": task.step, "max": task.steps, "node": node_id})
+            before, shown = shown, dict(prompt.submission.previews)
+            for index, preview in shown.items():
+                if before.get(index) is not preview and (sockets := self._sockets_of(prompt)):
+                    jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
+                    for socket in sockets:
+                        socket.put_preview(jpeg)
             self._report_outputs(prompt, reported)
         self._report_end(prompt)
         self._send_status(prompt.submission.owner)

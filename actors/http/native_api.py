@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,7 +30,9 @@ from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.previews import MEDIA_TYPE
 
 INTERFACE = "native"
 #: keys that are remembered in a pool without a journal
@@ -40,6 +43,7 @@ MOST_LISTED_ENDS = 1000
 #: keys of a submission besides its requests
 _SUBMISSION_KEYS = ("requests", "webhook", "detached")
 _SCHEMAS = "#/components/schemas/"
+_NOT_STORED = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +159,27 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         return submission_json(await _found(services, request, submission_id), after)
 
     @router.get("/api/jobs/{submission_id}/events", summary="Follow a submission: server-sent events")
-    async def follow(request: Request, submission_id: str, after: int | None = Query(None, ge=0)) -> Response:
+    async def follow(
+        request: Request, submission_id: str, after: int | None = Query(None, ge=0), previews: bool = False
+    ) -> Response:
         submission = await _found(services, request, submission_id)
         last = request.headers.get("last-event-id", "")
         seen = after if after is not None else int(last) if last.isdecimal() and len(last) < 12 else 0
-        return StreamingResponse(with_pings(_events(submission, seen)), media_type=EVENT_STREAM)
+        return StreamingResponse(with_pings(_events(submission, seen, previews)), media_type=EVENT_STREAM)
+
+    @router.get(
+        "/api/jobs/{submission_id}/preview",
+        summary="Show the newest preview of a job that is being sampled, or of any of them; 204 if there is none",
+        response_class=Response,
+    )
+    async def preview(request: Request, submission_id: str, index: int | None = Query(None, ge=0)) -> Response:
+        submission = await _found(services, request, submission_id)
+        submission.ask_for_previews()
+        newest = next(reversed(submission.previews.values()), None) if index is None else submission.previews.get(index)
+        if newest is None:
+            return Response(status_code=204, headers=_NOT_STORED)
+        about = {"X-Index": str(newest.index), "X-Step": str(newest.step), "X-Steps": str(newest.steps)}
+        return Response(newest.content, media_type=MEDIA_TYPE, headers={**_NOT_STORED, **about})
 
     @router.delete("/api/jobs/{submission_id}", summary="Cancel what has not ended")
     async def cancel(request: Request, submission_id: str) -> dict[str, Any]:
@@ -270,9 +290,23 @@ def file_response(path: Path) -> FileResponse:
     return FileResponse(path, filename=path.name, content_disposition_type="inline")
 
 
-async def _events(submission: HttpSubmission, after: int) -> AsyncIterator[bytes]:
-    """Yield each end with its number as the id of the event, so that a client that connects again misses none."""
+def preview_json(submission: HttpSubmission, preview: ImagePreview) -> dict[str, Any]:
+    """Return what names a preview: where it is, and the step that it shows."""
+    url = f"/api/jobs/{submission.id}/preview?index={preview.index}&step={preview.step}"
+    return {"index": preview.index, "job": preview.job_id, "step": preview.step, "steps": preview.steps, "url": url}
+
+
+async def _events(submission: HttpSubmission, after: int, previews: bool) -> AsyncIterator[bytes]:
+    """Yield each end with its number as the id of the event, so that a client that connects again misses none. With
+    `previews`, have some made meanwhile; those that exist are named in any case."""
+    with submission.previews_wanted() if previews else contextlib.nullcontext():
+        async for text in _events_of(submission, after):
+            yield text
+
+
+async def _events_of(submission: HttpSubmission, after: int) -> AsyncIterator[bytes]:
     number, before = after, ""
+    named: dict[int, ImagePreview] = {}
     async for change in submission.changes(after):
         for end in change.ends:
             number += 1
@@ -284,6 +318,10 @@ async def _events(submission: HttpSubmission, after: int) -> AsyncIterator[bytes
         if (text := json.dumps(now)) != before:
             before = text
             yield event("progress", now)
+        found, named = named, dict(submission.previews)
+        for index, preview in named.items():
+            if found.get(index) is not preview:
+                yield event("preview", preview_json(submission, preview))
     yield event("end", submission_json(submission, most_ends=0))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -25,6 +28,7 @@ from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
 
 INTERFACE = "openai"
@@ -222,10 +226,21 @@ async def _answer(
 
 
 async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
-    """Yield one event for each image, as it is ready, or one error. The pool has no previews: no partial images."""
+    """Yield what `_events_of` does, with previews made meanwhile if partial images are wanted."""
+    with submission.previews_wanted() if call.partial_images else contextlib.nullcontext():
+        async for text in _events_of(submission, call, kind):
+            yield text
+
+
+async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+    """Yield one event for each image, as it is ready, or one error; before, up to as many partial images of each as are
+    wanted: previews, which are small. They are spread over the steps, and a fast image has fewer."""
     cancel = True
+    partials = _PartialImages(call)
     try:
         async for change in submission.changes():
+            for preview in partials.due(submission.previews.values()):
+                yield await partials.event(preview, kind)
             for end in change.ends:
                 try:
                     _check_succeeded(end)
@@ -242,6 +257,41 @@ async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> As
     finally:
         if cancel:  # the client has gone, or gets nothing more
             await submission.cancel()
+
+
+class _PartialImages:
+    """The partial images of one call that were sent."""
+
+    def __init__(self, call: ImagesCall) -> None:
+        self._call = call
+        #: of each image, how many
+        self._sent: Counter[int] = Counter()
+
+    def due(self, previews: Iterable[ImagePreview]) -> list[ImagePreview]:
+        """Return those of the newest previews that are to be sent: the first of each image, and the next when their
+        share of the steps is done."""
+        count = self._call.partial_images
+        found = [
+            preview
+            for preview in previews
+            if self._sent[preview.index] < count and preview.step * count >= self._sent[preview.index] * preview.steps
+        ]
+        self._sent.update(preview.index for preview in found)
+        return found
+
+    async def event(self, preview: ImagePreview, kind: str) -> bytes:
+        """Return the event of a preview, which is the next of its image."""
+        content = await asyncio.to_thread(preview.as_format, self._call.output_format)
+        about = {
+            "b64_json": base64.b64encode(content).decode(),
+            "partial_image_index": self._sent[preview.index] - 1,
+            "created_at": int(time.time()),
+            "size": self._call.size or "auto",
+            "quality": "auto",
+            "background": "opaque",
+            "output_format": self._call.output_format,
+        }
+        return event(f"{kind}.partial_image", {"type": f"{kind}.partial_image", **about})
 
 
 def _error_event(message: str) -> bytes:

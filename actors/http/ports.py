@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from modelpool.actors.metrics.families import MetricFamily
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult
+    from modelpool.actors.results.previews import ImagePreview
     from modelpool.actors.results.progress import Progress
     from modelpool.pool.core.errors import UserError
     from modelpool.pool.registry.listings import LoraListing, ModelListing
@@ -30,6 +31,8 @@ class HttpJobs(Protocol):
     def progress(self) -> Progress: ...
     def lost(self) -> Exception | None: ...
     def cancel(self) -> None: ...
+    def want_previews(self, interval_seconds: float | None = ...) -> None: ...
+    def preview(self, index: int) -> ImagePreview | None: ...
 
 
 class HttpDetachedJobs(Protocol):

@@ -7,11 +7,13 @@ slow one keeps nothing, and sees the latest progress and every end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import OutputAddress, output_address
 from modelpool.pool.core.errors import UserError
 
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 #: ended jobs that are remembered, over all submissions
 MOST_KEPT_JOBS = 200_000
+#: how long previews are made for a caller who asked for one, and may ask again
+PREVIEW_LEASE_SECONDS = 10.0
+#: interval of asking whether previews are still wanted
+_PREVIEW_CHECK_SECONDS = 0.5
 #: interval of asking for the progress of detached submissions
 DETACHED_SECONDS = 0.5
 
@@ -89,10 +96,13 @@ class HttpSubmission:
         total: int,
         cancel: Callable[[], object],
         detached: bool,
+        want_previews: Callable[[bool], None] | None = None,
         requests: Sequence[GenerateRequest] = (),
         numbers: Iterator[int] | None = None,
     ) -> None:
-        """`requests` is empty if another server took them. `numbers` gives each end one, in the order of all ends."""
+        """`want_previews` has previews made from now on, or no more; it may block. None: it has none. `requests` is
+        empty if another server took them. `numbers` gives each end one, in the order of all ends.
+        """
         self.id = submission_id
         self.requests = tuple(requests)
         self.owner = owner
@@ -109,6 +119,13 @@ class HttpSubmission:
         #: why the rest will never end, or ""
         self.lost = ""
         self.cancelled = False
+        #: the newest previews of running jobs, by index, the latest last
+        self.previews: dict[int, ImagePreview] = {}
+        #: readers that want previews, and the time of the event loop until when callers do
+        self._preview_readers = 0
+        self._previews_until = 0.0
+        self._wanting: asyncio.Task[None] | None = None
+        self._want_previews = want_previews
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._by_index: dict[int, JobEnd] = {}
@@ -155,6 +172,52 @@ class HttpSubmission:
         changed.set()
         if self.unfinished < before:
             self.on_ended(self, before - self.unfinished)
+
+    def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
+        """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
+        before = self.previews
+        old = {index: preview for index, preview in before.items() if found.get(index) is preview}
+        self.previews = {**old, **{index: preview for index, preview in found.items() if index not in old}}
+
+    def ask_for_previews(self) -> None:
+        """Have previews made for the next seconds. Returns at once."""
+        self._previews_until = asyncio.get_running_loop().time() + PREVIEW_LEASE_SECONDS
+        if self._want_previews is not None and self._wanting is None and not self.over:
+            self._wanting = asyncio.create_task(self._keep_wanting(self._want_previews))
+
+    @contextlib.contextmanager
+    def previews_wanted(self) -> Iterator[None]:
+        """Have previews made inside the block."""
+        self._preview_readers += 1
+        self.ask_for_previews()
+        try:
+            yield
+        finally:
+            self._preview_readers -= 1
+
+    async def _keep_wanting(self, want_previews: Callable[[bool], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def is_wanted() -> bool:
+            return not self.over and (self._preview_readers > 0 or loop.time() < self._previews_until)
+
+        try:
+            while is_wanted():
+                await asyncio.to_thread(want_previews, True)
+                while is_wanted():
+                    await asyncio.sleep(_PREVIEW_CHECK_SECONDS)
+                if not self.over:
+                    await asyncio.to_thread(want_previews, False)
+        except PoolLost:
+            return  # the follower tells the readers
+        finally:
+            self._wanting = None
+
+    async def close(self) -> None:
+        """Ask for nothing more."""
+        if (wanting := self._wanting) is not None:
+            wanting.cancel()
+            await asyncio.gather(wanting, return_exceptions=True)
 
     async def changes(self, after: int = 0) -> AsyncIterator[Change]:
         """Yield what comes after the first `after` ends, until the submission is over."""
@@ -203,7 +266,15 @@ class Submissions:
         user = owner or None
         jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
         submission = HttpSubmission(
-            jobs.id, owner, interface, len(requests), jobs.cancel, False, requests=requests, numbers=self._end_numbers
+            jobs.id,
+            owner,
+            interface,
+            len(requests),
+            jobs.cancel,
+            False,
+            partial(_want_previews, jobs),
+            requests=requests,
+            numbers=self._end_numbers,
         )
         follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
@@ -257,6 +328,8 @@ class Submissions:
 
     async def close(self) -> None:
         """Stop following. The pool's owner decides what becomes of the jobs."""
+        for submission in tuple(self._known.values()):
+            await submission.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -347,6 +420,8 @@ class _Follower:
                     RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps)
                     for task in progress.running
                 )
+                found = {task.index: self._jobs.preview(task.index) for task in running}
+                self._submission.note_previews({i: preview for i, preview in found.items() if preview is not None})
                 lost = self._jobs.lost()
                 self._submission.note(ends, running, progress.held, "" if lost is None else str(lost))
                 if not self._again:
@@ -355,6 +430,13 @@ class _Follower:
             self._submission.note((), (), "", str(problem))
         finally:
             self._reading = False
+
+
+def _want_previews(jobs: HttpJobs, wanted: bool) -> None:
+    if wanted:
+        jobs.want_previews()
+    else:
+        jobs.want_previews(None)
 
 
 async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -> None:

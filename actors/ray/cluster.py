@@ -48,7 +48,7 @@ from modelpool.actors.ray.survivors import Succession, detached_options, next_ep
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import RunRequest, StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import PreviewMade, RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
@@ -192,6 +192,9 @@ class GpuWorkerActor(GpuWorker):
         def on_step(step: StepDone) -> None:
             self._controller.step_done.remote(step)
 
+        def on_preview(made: PreviewMade) -> None:
+            self._controller.preview_made.remote(made)
+
         def on_state(saved: StateSaved, state: RunState) -> None:
             self._controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
 
@@ -218,6 +221,7 @@ class GpuWorkerActor(GpuWorker):
             host="" if plan.cache is None else ray.util.get_node_ip_address(),
             checkpoint_disk=None if plan.checkpoints is None else _disk(plan.checkpoints, own_checkpoints()),
             lease=lease,
+            on_preview=on_preview,
         )
         LeaseWatch(lease, end_unneeded).start()
         self._notices = NoticePoller(

@@ -42,6 +42,7 @@ from modelpool.actors.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, WorkerId, WorkerSpec
@@ -408,6 +409,12 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state, self._epoch)
+
+    def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is not None:
+            worker.handle.want_previews.options(concurrency_group=CONTROL).remote(run, wish, self._epoch)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""

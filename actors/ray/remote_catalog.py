@@ -105,6 +105,10 @@ class RemoteCatalog:
         """See `CatalogService`."""
         return cast("tuple[LoraListing, ...]", await self._ask("loras"))
 
+    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        """See `CatalogService`."""
+        return cast("tuple[tuple[str, str], ...]", await self._ask("tiny_decoders"))
+
     @property
     def files_address(self) -> str:
         """See `CatalogService`. Not known here: the workers of that node serve the same files."""

@@ -25,6 +25,7 @@ from modelpool.actors.request.video_output_fields import (
     checked_format,
 )
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.previews import checked_preview
 from modelpool.pool.sampling.names import MAX_CFG, SAMPLERS
 
 #: sizes are multiples of this: the VAE halves an image three times
@@ -542,6 +543,12 @@ _ROWS = (
         "Line of the job file that the request is from, from 1; `modelpool batch` and `submit` set it. Does not change "
         "the output.",
         check=Whole(1, MAX_LINE),
+    ),
+    RequestField(
+        "preview",
+        'Previews while it is sampled: "auto", "latent_rgb" (a linear map of the latent), "taesd" (a tiny decoder), or '
+        '"none", whoever asks. Default: "auto" while somebody asks for previews. Does not change the output.',
+        check=checked_preview,
     ),
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 from modelpool.pool.core.errors import unusable_field
 
 #: request fields that do not change the output
-QOS_FIELDS = frozenset({"priority", "user", "deadline"})
+QOS_FIELDS = frozenset({"priority", "user", "deadline", "preview"})
 #: priorities range from minus this to this
 MAX_PRIORITY = 1000
 MAX_USER_LENGTH = 100

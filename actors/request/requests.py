@@ -88,6 +88,7 @@ class GenerateRequest(Strict):
     id: str | None = _field("id")
     metadata: Any = _field("metadata")
     line: int | None = _field("line")
+    preview: str | None = _field("preview")
     #: an `ImageSource` of `actors.request.image_fields` after validation
     image: Any = _field("image")
     mask: Any = _field("mask")

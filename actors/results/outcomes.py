@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.tables.placement_record import Why
@@ -79,6 +80,7 @@ class OutputResult:
     seconds  of its tasks, without those shared with an earlier job
     pixels_sha256  of the pixels as generated, as in the manifest; "" if it was not written
     content  returns the pixels, frames or samples
+    previews  the last previews that arrived while it was sampled, if any were wanted
     """
 
     index: int
@@ -91,6 +93,7 @@ class OutputResult:
     tasks: tuple[TaskSummary, ...]
     pixels_sha256: str = ""
     url: str = ""
+    previews: tuple[ImagePreview, ...] = ()
     content: Callable[[], Any]
 
     @property

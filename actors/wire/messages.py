@@ -14,6 +14,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.pool.core.previews import Preview, PreviewWish
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import ModelRef, StageParams
 from modelpool.pool.loading.file_parts import FilePart
@@ -75,6 +76,7 @@ class RunRequest(WireValue):
     files  files of the task that this worker has not checked yet
     fetch  files to fetch first; None if all are local
     epoch  of the controller that sends it
+    preview  the previews that somebody wants from the start; `want_previews` of the worker changes that
     """
 
     task: TaskSpec
@@ -88,6 +90,7 @@ class RunRequest(WireValue):
     resume: bool = False
     fetch: FetchOrder | None = None
     epoch: int = 0
+    preview: PreviewWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,17 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewMade:
+    """A worker has made a preview of a run. It is part of the message, some KiB."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    run: int
+    preview: Preview
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """Requests of a driver; one chunk of a submission, as long ones are split.
 
@@ -170,6 +184,7 @@ class Submission:
     hold         check and keep, but queue nothing before a chunk of the same submission comes without it
     user         for requests that set none
     given        the input images of the requests, by their task ids
+    previews     as `Controller.want_previews`, from the start
     """
 
     client_id: ClientId
@@ -179,6 +194,7 @@ class Submission:
     hold: bool = False
     user: str = ""
     given: Mapping[TaskId, ResultRef] = field(default_factory=dict)
+    previews: PreviewWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +241,27 @@ class TaskProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPreview:
+    """A preview of a running task, named by one of the jobs that need it."""
+
+    submission_id: SubmissionId
+    index: int
+    job_id: JobId
+    preview: Preview
+
+
+@dataclass(frozen=True, slots=True)
 class DriverEvents:
     """The pending events of a driver. Calling again with `cursor` acknowledges all of them.
 
-    running  all running tasks of the driver: a level, not a change
+    running   all running tasks of the driver: a level, not a change
+    previews  the newest of each of them that was not in an earlier answer
     """
 
     cursor: int
     ended: tuple[JobEnded, ...]
     running: tuple[TaskProgress, ...]
+    previews: tuple[JobPreview, ...] = ()
 
 
 def job_id_for(submission_id: SubmissionId, index: int) -> JobId:

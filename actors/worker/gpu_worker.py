@@ -15,6 +15,7 @@ Knows neither Ray nor the scheduler, and imports torch only through its engine.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from modelpool.actors.wire.messages import (
     FetchOrder,
     LoadReport,
     LoadRequest,
+    PreviewMade,
     RunRequest,
     StartedWorker,
     StateSaved,
@@ -42,14 +44,17 @@ from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.revoked_runs import RevokedRuns
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.run_memory import RunMemory
+from modelpool.actors.worker.run_previews import RunPreviews
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
     AudioSamples,
     BatchMember,
     Encoded,
+    FloatArray,
     ImageEmbeds,
     ImagePixels,
     Latent,
@@ -60,6 +65,7 @@ from modelpool.pool.core.stage_params import (
     Result,
     RunHooks,
     RunState,
+    SampleParams,
     SamplerState,
     StageParams,
     Stopped,
@@ -94,6 +100,8 @@ if TYPE_CHECKING:
     from modelpool.actors.worker.worker_files import WorkerFiles
     from modelpool.pool.engine.engine import EngineFacts
 
+logger = logging.getLogger(__name__)
+
 #: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
 #: controller about as much as a task, so shorter runs send none
 PROGRESS_SECONDS = 0.05
@@ -126,6 +134,12 @@ class WorkerEngine(Protocol):
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
+
+    def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
+        """Prepare previews before a run; may raise anything."""
+
+    def preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
+        """Return a preview of a latent; called from another thread."""
 
     def load_weights(
         self,
@@ -177,11 +191,13 @@ class GpuWorker:
         host: str = "",
         checkpoint_disk: CheckpointDisk | None = None,
         lease: WorkerLease | None = None,
+        on_preview: Callable[[PreviewMade], None] = lambda made: None,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
-        empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted."""
+        empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
+        receives previews that are wanted, on another thread."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -190,6 +206,7 @@ class GpuWorker:
         self._node = node
         self._memory = RunMemory()
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
+        self._previews = RunPreviews(worker_id, incarnation, self._preview, on_preview)
         self._engine: WorkerEngine | None = None
         self._lease = lease or WorkerLease()
         self._cache = cache
@@ -231,6 +248,7 @@ class GpuWorker:
         self._lease.pass_to(epoch)
         # a controller counts its runs from 1
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
+        self._previews.forget_wishes()
         return self.ping(epoch)
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
@@ -240,6 +258,7 @@ class GpuWorker:
         self._lease.check(epoch)
         self._worker_id, self._incarnation = worker_id, incarnation
         self._checkpoints.rename(worker_id, incarnation)
+        self._previews.rename(worker_id, incarnation)
         spec = self.start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
         assert self._engine is not None, "start opens it"
         return StartedWorker(spec, self._engine.residency(), self._memory.runs())
@@ -286,6 +305,7 @@ class GpuWorker:
             own, sent = _split_inputs(request, inputs)
             state = self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
+            self._prepare_previews((request,))
             outcome = self._engine.run(
                 request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
             )
@@ -346,6 +366,7 @@ class GpuWorker:
                 fetched = self._fetch(requests)
                 read_before = self._storage_bytes()
             self._files.check([file for request in requests for file in request.files])
+            self._prepare_previews(requests)
             outcomes = [
                 self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
@@ -391,6 +412,12 @@ class GpuWorker:
         for old in tuple(stops)[:-STOPS_REMEMBERED]:
             stops.pop(old, None)
 
+    def want_previews(self, run: int, wish: PreviewWish | None, epoch: int = 0) -> None:
+        """Make previews of that run as `wish` says from now on, or none. Does nothing if it is over. Returns at once.
+        Raises OlderEpoch."""
+        self._lease.check(epoch)
+        self._previews.want(run, wish)
+
     def prefetch(self, parts: Sequence[FilePart], epoch: int = 0) -> None:
         """Read these files into the page cache while runs continue, in place of earlier ones. Returns at once; does
         what it can, and never fails a run. Raises OlderEpoch.
@@ -428,6 +455,7 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close()
         self._checkpoints.close()
+        self._previews.close()
         self._prefetcher.close()
         if self._fetched is not None:
             self._fetched.close()
@@ -469,13 +497,33 @@ class GpuWorker:
                 return gone
         return raised
 
+    def _preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
+        assert self._engine is not None, "a run has offered the latent"
+        return self._engine.preview(model, latent_CHW, wish)
+
+    def _prepare_previews(self, requests: Sequence[RunRequest]) -> None:
+        """Prepare the previews that are wanted of sampling runs. Without them, a run still has its result."""
+        assert self._engine is not None, "start comes before run"
+        wanted: dict[tuple[ModelRef, PreviewWish], None] = {}
+        for request in requests:
+            wish = self._previews.wish_of(request)
+            if wish is not None and isinstance(request.work, SampleParams):
+                wanted[request.work.model, wish] = None
+        for model, wish in wanted:
+            try:
+                self._engine.prepare_previews(model, wish)
+            except Exception as problem:
+                logger.warning("no previews of %s: %s: %s", model.name, type(problem).__name__, problem)
+
     def _hooks(self, request: RunRequest) -> RunHooks:
+        done = [0]
         return RunHooks(
-            self._step_callback(request),
+            self._step_callback(request, done),
             lambda: self._should_stop(request),
             lambda: self._preload_for(request),
             lambda: request.run in self._pauses and self._is_current(request),
             self._checkpoint_callback(request),
+            self._previews.callback(request, lambda: done[0], lambda: self._is_current(request)),
         )
 
     def _storage_bytes(self) -> int:
@@ -542,12 +590,13 @@ class GpuWorker:
             return None
         return request_and_run[1]
 
-    def _step_callback(self, request: RunRequest) -> Callable[[int, int], None]:
-        """Return a callback that forwards steps, but not too often and not the last one."""
+    def _step_callback(self, request: RunRequest, done: list[int]) -> Callable[[int, int], None]:
+        """Return a callback that forwards steps, but not too often and not the last one; `done` holds their number."""
         reported_at = time.monotonic()
 
         def report(step: int, steps: int) -> None:
             nonlocal reported_at
+            done[0] = step
             now = time.monotonic()
             if step < steps and now - reported_at >= self._progress_seconds and self._is_current(request):
                 reported_at = now

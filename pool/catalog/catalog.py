@@ -17,6 +17,7 @@ from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.fetch_sizes import with_fetch
+from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
@@ -128,6 +129,10 @@ class Catalog:
     def loras(self) -> tuple[LoraListing, ...]:
         """Return every LoRA, by name."""
         return self.registry.loras()
+
+    def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        """Return the files of tiny decoders, for previews, each with the name of the decoder (`LatentFormat.tiny`)."""
+        return find_tiny_decoders([file.path for file in self.registry.scan().files], self._allow_pickle)
 
     def find_model(self, name: str, *, whole: bool = True) -> ModelRef:
         """Return the checkpoint named `name`. Hashes the file if it is new. Unless `whole`, the model is for saving,

@@ -319,6 +319,9 @@ class RunHooks:
                      its result. A run that has not begun ends with `Stopped`; other stages ignore it
     checkpoint       called between the steps of a sampling run with a function that returns the `RunState` of each
                      task at that step; the call of this function copies them from the device
+    preview          called after each prediction of a sampling run with a function that returns the clean latent that
+                     was predicted for each task, of a video its middle frame; the call of this function copies them
+                     from the device. None: nobody can want previews of the run
     """
 
     on_step: Callable[[int, int], None]
@@ -326,6 +329,7 @@ class RunHooks:
     preload_request: Callable[[], PreloadRequest | None] = lambda: None
     should_pause: Callable[[], bool] = lambda: False
     checkpoint: Callable[[Callable[[], Sequence[RunState]]], None] = lambda states: None
+    preview: Callable[[Callable[[], Sequence[FloatArray]]], None] | None = None
 
 
 class Stopped(Exception):

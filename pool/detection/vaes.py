@@ -10,6 +10,17 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from modelpool.pool.detection.tiny_names import (
+    DECODER,
+    DECODER_ALONE,
+    DIFFUSERS_BLOCKS,
+    ENCODER,
+    ENCODER_ALONE,
+    half_numbers,
+    is_decoder_alone,
+    is_encoder_alone,
+    with_both_halves_names,
+)
 from modelpool.pool.detection.vae_facts import BF16, F16, F32, VaeFacts
 from modelpool.pool.formats.safetensors_file import Shape
 
@@ -118,8 +129,12 @@ def _in_diffusers_naming(shapes: Shapes) -> VaeFacts | None:
     return replace(facts, layout="diffusers")
 
 
-def _taesd(shapes: Shapes) -> VaeFacts:
-    channels = _dimension(shapes, "taesd_decoder.1.weight", 1)
+def _taesd(shapes: Shapes) -> VaeFacts | None:
+    named = with_both_halves_names(shapes)
+    if not any(len(named.get(f"{half}.conv.0.weight", ())) == 4 for half in ("taesd_decoder.3", "taesd_encoder.1")):
+        return None
+    last = max(half_numbers(named, ENCODER), default=0)
+    channels = _dimension(named, "taesd_decoder.1.weight", 1) or _dimension(named, f"{ENCODER}{last}.weight", 0)
     formats = _FORMATS_BY_CHANNELS.get(channels, ())
     return VaeFacts("taesd", "TAESD", channels, latent_formats=formats)
 
@@ -237,6 +252,11 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(("decoder.up_blocks.0.resnets.0.norm1.weight",), _in_diffusers_naming),
     VaeSignature(("decoder.mid.block_1.mix_factor",), _KL_TEMPORAL),
     VaeSignature(("taesd_decoder.1.weight",), _taesd, encoder=("taesd_encoder.",), decoder=("taesd_decoder.",)),
+    VaeSignature(DIFFUSERS_BLOCKS, _taesd),
+    VaeSignature((DECODER_ALONE,), lambda shapes: _taesd(shapes) if is_decoder_alone(shapes) else None,
+                 encoder=(ENCODER,), decoder=("1.",)),
+    VaeSignature((ENCODER_ALONE,), lambda shapes: _taesd(shapes) if is_encoder_alone(shapes) else None,
+                 encoder=("0.",), decoder=(DECODER,)),
     VaeSignature(
         ("vquantizer.codebook.weight",), _CASCADE_A, encoder=("in_block.",), decoder=("up_blocks.",)
     ),

@@ -19,6 +19,7 @@ from modelpool.pool.core.stage_params import (
     AudioSamples,
     BatchMember,
     Encoded,
+    FloatArray,
     ImageEmbeds,
     ImagePixels,
     Latent,
@@ -92,12 +93,19 @@ def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
         for place, member in enumerate(members):
             member.hooks.checkpoint(partial(_one_state, copied, place))
 
+    def preview(latents: Callable[[], Sequence[FloatArray]]) -> None:
+        copied = cache(latents)  # likewise
+        for place, member in enumerate(members):
+            if member.hooks.preview is not None:
+                member.hooks.preview(partial(_one_latent, copied, place))
+
     return RunHooks(
         on_step,
         lambda: all(member.hooks.should_stop() for member in members),
         preload_request,
         should_pause,
         checkpoint,
+        preview if any(member.hooks.preview is not None for member in members) else None,
     )
 
 
@@ -125,6 +133,11 @@ def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
 def _one_state(states: Callable[[], Sequence[RunState]], place: int) -> tuple[RunState]:
     """Return the state of one member."""
     return (states()[place],)
+
+
+def _one_latent(latents: Callable[[], Sequence[FloatArray]], place: int) -> tuple[FloatArray]:
+    """Return the clean latent of one member."""
+    return (latents()[place],)
 
 
 def run_batch(members: Sequence[BatchMember], attempt: Attempt) -> tuple[Outcome, ...]:

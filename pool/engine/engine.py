@@ -22,15 +22,18 @@ from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.patchers import ControlPatchers
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
     BatchMember,
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    FloatArray,
     ImageEmbeds,
     LoraRef,
     ModelRef,
     Outcome,
+    PixelArray,
     Result,
     RunHooks,
     RunState,
@@ -49,6 +52,7 @@ from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
 from modelpool.pool.engine.image_stages import decode_images, encode_images
+from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
@@ -61,6 +65,7 @@ from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
+from modelpool.pool.pixels.latent_pixels import decoded
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -133,6 +138,7 @@ class Engine:
         #: least recently used first
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
+        self._previews = PreviewMaker()
         self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
 
     @classmethod
@@ -235,6 +241,25 @@ class Engine:
     def activation_errors(self) -> tuple[ActivationError, ...]:
         """Return the errors of activation estimates, by component and stage."""
         return self._runner.calibration.report()
+
+    def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
+        """Prepare what previews of sampling `model` need, before a run: the first time, its VAE decodes some small
+        latents. May raise anything that a run raises."""
+        opened = self._opened(model)
+        self._previews.note(model.sha256, opened.latent)
+        if Role.VAE in opened.checkpoint.roles and self._previews.needs_map(model.sha256, wish):
+            self._previews.fit(model.sha256, partial(self._decoded_frame, self.patcher(model, Role.VAE), opened.latent))
+
+    def preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
+        """Return a preview of a latent of `model`, as a WebP file; None if there is none. May be called from one other
+        thread, and uses no memory of the device."""
+        return self._previews.image(model.sha256, latent_CHW, wish)
+
+    def _decoded_frame(self, vae: ModelPatcher, latent: LatentFacts, latent_CHW: FloatArray) -> PixelArray | None:
+        """Decode a small latent; of a video, one frame."""
+        with self.ready(vae, small_decode_bytes(vae, latent_CHW.shape[1:], latent)):
+            hooks = RunHooks(lambda done, steps: None, lambda: False)
+            return first_frame_of(decoded(torch.from_numpy(latent_CHW)[None], vae, latent, hooks))
 
     def latent_facts(self, model: ModelRef) -> LatentFacts:
         """Return the latent layout of `model`. Opens the file if it is new."""
@@ -389,6 +414,7 @@ class Engine:
             case SampleParams():
                 sampled = _all_of(works, SampleParams)
                 facts, controls = family.sampling, patchers[1:]
+                self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_over_steps(opened, sampled[0])
                 return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed, at)

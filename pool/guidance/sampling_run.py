@@ -18,7 +18,7 @@ from torch import Tensor
 from modelpool.pool.conditioning.inpainting import Inpainting, masked_denoiser
 from modelpool.pool.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import RunHooks, SampleParams
+from modelpool.pool.core.stage_params import FloatArray, RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
 from modelpool.pool.guidance.guiders import Guider
@@ -83,6 +83,7 @@ def denoise_images(
         x_BCHW = _initial_or_resumed_latent(part, noise, initial_BC)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, call.options, call.prediction)
+        denoise = _previewed(denoise, hooks)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work, call, hooks, part, unconditional))
         step_noise = noise if part is None else _counted(noise, part)
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
@@ -98,6 +99,27 @@ def denoise_images(
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
+
+
+def _previewed(denoise: Denoise, hooks: RunHooks) -> Denoise:
+    """Return `denoise`, which offers its predictions for previews; itself if nobody can want any."""
+    preview = hooks.preview
+    if preview is None:
+        return denoise
+
+    def denoise_and_offer(x_BCHW: Tensor, sigma: float) -> Tensor:
+        clean_BCHW = denoise(x_BCHW, sigma)
+        preview(partial(_copied_frames, clean_BCHW))
+        return clean_BCHW
+
+    return denoise_and_offer
+
+
+def _copied_frames(clean_BCHW: Tensor) -> tuple[FloatArray, ...]:
+    """Return latents on the host; of videos [B, C, T, H, W], only the middle frame."""
+    if clean_BCHW.dim() == 5:
+        clean_BCHW = clean_BCHW[:, :, clean_BCHW.shape[2] // 2]
+    return tuple(latent_CHW.numpy() for latent_CHW in clean_BCHW.to("cpu", torch.float32, copy=True).unbind())
 
 
 #: ending of the names of samplers that read the prediction without guidance

@@ -32,6 +32,7 @@ from modelpool.actors.wire.messages import (
     SubmissionId,
 )
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.loading.file_parts import FilePart
@@ -163,6 +164,8 @@ class FakeFleet:
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
         self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
+        #: changes of what previews are wanted of which runs
+        self.previews_asked: list[tuple[WorkerId, int, PreviewWish | None]] = []
         #: loads without runs, in order; the test ends them
         self.loads: list[SentLoad] = []
         #: results that were to be copied
@@ -285,6 +288,9 @@ class FakeFleet:
             engine.load_weights(sent.request.model, sent.request.roles, sent.request.kept)
         self.loads.remove(sent)
         sent.report.set_result(LoadReport(engine.residency(), error))
+
+    def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
+        self.previews_asked.append((worker_id, run, wish))
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"

@@ -169,6 +169,9 @@ class FakeCatalog:
     def loras(self) -> tuple[object, ...]:
         return tuple(LORAS)
 
+    def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        return (("taesd", "/models/taesd.safetensors"),)
+
     def find_model(self, name: str) -> ModelRef:
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)

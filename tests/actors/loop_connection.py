@@ -28,9 +28,18 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import (
+    LoadReport,
+    LoadRequest,
+    PreviewMade,
+    RunRequest,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+)
 from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.actors.worker.worker_lease import WorkerLease
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
@@ -76,6 +85,7 @@ class ThreadFleet:
         #: of ended workers too, whose runs may go on until their next step
         self.threads: list[ThreadPoolExecutor] = []
         self.on_step: Callable[[StepDone], None] = lambda step: None
+        self.on_preview: Callable[[PreviewMade], None] = lambda made: None
 
     async def take_over(self) -> int:
         if self._predecessor is not None:
@@ -107,6 +117,7 @@ class ThreadFleet:
             checkpoint_seconds=self._checkpoint_seconds,
             checkpoint_disk=disk_at(self._checkpoint_folder),
             lease=WorkerLease(self.epoch),
+            on_preview=lambda made: self.on_preview(made),
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
@@ -185,6 +196,9 @@ class ThreadFleet:
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         self.workers[worker_id, incarnation][0].stop(run, keep_state, self.epoch)
 
+    def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
+        self.workers[worker_id, incarnation][0].want_previews(run, wish, self.epoch)
+
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         self.workers[worker_id, incarnation][0].prefetch(parts, self.epoch)
 
@@ -253,6 +267,7 @@ class LoopConnection:
             epoch=fleet.epoch,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        fleet.on_preview = lambda made: self._start(self.controller.preview_made(made))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))
         self.call(Controller.open)
 

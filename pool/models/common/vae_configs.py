@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.tiny_names import ENCODER, half_numbers, with_both_halves_names
 from modelpool.pool.formats.safetensors_file import Shape
 
 Shapes = Mapping[str, Shape]
@@ -174,15 +175,18 @@ def hunyuan_image_config(shapes: Shapes) -> Config:
 
 
 def taesd_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderTiny`."""
+    """The arguments of `diffusers.AutoencoderTiny`. A half that the file lacks mirrors the other."""
+    shapes = with_both_halves_names(shapes)
     encoder = _tiny_stages(shapes, "taesd_encoder.")
     decoder = _tiny_stages(shapes, "taesd_decoder.")
     stages = len(decoder) or len(encoder)
     wide = shape_of(shapes, "taesd_decoder.1.weight", "taesd_encoder.0.weight")[0]
+    key = "taesd_decoder.1.weight"
+    last = max(half_numbers(shapes, ENCODER), default=0)
     return {
-        "latent_channels": size_of(shapes, "taesd_decoder.1.weight", 1),
+        "latent_channels": size_of(shapes, key, 1) if key in shapes else size_of(shapes, f"{ENCODER}{last}.weight"),
         "num_encoder_blocks": encoder or tuple(reversed(decoder)),
-        "num_decoder_blocks": decoder,
+        "num_decoder_blocks": decoder or tuple(reversed(encoder)),
         "encoder_block_out_channels": (wide,) * stages,
         "decoder_block_out_channels": (wide,) * stages,
     }
@@ -190,7 +194,7 @@ def taesd_config(shapes: Shapes) -> Config:
 
 def _tiny_stages(shapes: Shapes, half: str) -> tuple[int, ...]:
     """Return how many blocks each stage of a half of TAESD has: stages end at the convolutions between."""
-    numbers = sorted({int(key.removeprefix(half).partition(".")[0]) for key in shapes if key.startswith(half)})
+    numbers = half_numbers(shapes, half)
     stages = [0]
     # the first convolution opens the first stage, the last one closes the last
     for number in numbers[1:-1]:

@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from modelpool.pool.detection.tiny_names import with_both_halves_names
 from modelpool.pool.models.common.vae_configs import ltx_kinds
 from modelpool.pool.models.vae.ldm_names import Rules, Tensors, renamed
 
 
 def convert_taesd(tensors: Tensors) -> dict[str, Tensor]:
-    """Convert TAESD: the decoder counts its clamp as a layer, diffusers does not."""
+    """Convert TAESD in any of its layouts: the decoder counts its clamp as a layer, diffusers does not."""
     converted: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in with_both_halves_names(tensors).items():
         half, _, rest = key.partition(".")
         number, _, name = rest.partition(".")
         match half:

@@ -171,5 +171,5 @@ def test_closing_a_pool_ends_its_streams() -> None:
         jobs = pool.submit_stream(chunks(), is_possible)
         next(jobs.images())
     left.set()
-    assert jobs.is_sealed
+    assert jobs._followed.is_sealed
     assert jobs.progress().total == 1

@@ -21,9 +21,11 @@ from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.request.labels import labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.engine.preview_maker import encoded_preview
 from modelpool.pool.registry.listings import LoraListing, ModelListing
 from modelpool.pool.sampling.names import resolve_sampler
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
@@ -194,8 +196,13 @@ class FakePool:
         output: str | Path | Literal[False] | None = None,
         name: str | None = None,
         hold: bool = False,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> FakeJobs:
-        """Takes the requests in the thread that reads the results."""
+        """Takes the requests in the thread that reads the results. Sends one preview, if any are wanted."""
+        if on_preview is not None:
+            content = encoded_preview(np.full((8, 8, 3), 200, np.uint8))
+            assert content is not None
+            on_preview(ImagePreview(1, 2, content, 0, JobId("s-0")))
         assert isinstance(output, Path)
 
         def take() -> Iterator[tuple[int, GenerateRequest]]:

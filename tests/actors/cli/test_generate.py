@@ -72,6 +72,18 @@ def test_every_option_about_images_reaches_the_pool(command: Command, tmp_path: 
     ]  # fmt: skip
 
 
+def test_the_newest_preview_is_kept_in_a_file(command: Command, tmp_path: Path) -> None:
+    for name in ("now.webp", "now.png", "now.jpg"):
+        ended = command("generate", "x", "--model", "shapes", "--preview", str(tmp_path / name), pool=FakePool())
+        assert ended.code == 0, ended.err
+        assert Image.open(tmp_path / name).size == (8, 8)
+    assert sorted(path.name for path in tmp_path.glob("now*")) == ["now.jpg", "now.png", "now.webp"]
+    for wrong, problem in (("now.gif", "ends in .webp, .png"), ("missing/now.png", "a folder that exists")):
+        ended = command("generate", "x", "--model", "shapes", "--preview", str(tmp_path / wrong), pool=FakePool())
+        assert ended.code == 2
+        assert problem in ended.err
+
+
 def test_a_image_that_is_not_there_is_told_before_a_pool_is_started(command: Command) -> None:
     ended = command("generate", "x", "--image", "nowhere.png")
     assert ended.code == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from modelpool.actors.api.client import ModelPool
 from modelpool.pool.core.stage_params import Result, RunHooks, RunState, SampleParams, Stopped
 from modelpool.pool.registry.listings import LoraListing, ModelListing
+from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fakes import LORAS, FakeCatalog, FakeEngine, text_of
 from tests.actors.loop_connection import LoopConnection
 
@@ -45,5 +46,6 @@ class PacedEngine(FakeEngine):
 
 def open_page_pool(workers: int = 2, output: Path | None = None) -> ModelPool:
     """Open it; closing it ends everything."""
-    line = LoopConnection(workers, PacedEngine, PageCatalog)
+    # the scheduler cannot know which runs are slow: it would queue short ones behind them
+    line = LoopConnection(workers, PacedEngine, PageCatalog, SchedulerConfig(send_ahead_seconds=0.0))
     return ModelPool(line, line.end, output)

@@ -36,6 +36,8 @@ class OrderedJobs:
         self._ended = 0
         self._lost: Exception | None = None
         self._watchers: list[Callable[[], None]] = []
+        #: each change of whether previews are wanted
+        self.wanted: list[float | None] = []
         self._lock = threading.Lock()
 
     def end(self, index: int) -> None:
@@ -77,6 +79,12 @@ class OrderedJobs:
 
     def cancel(self) -> None:
         """Nothing runs."""
+
+    def want_previews(self, interval_seconds: float | None = 0.5) -> None:
+        self.wanted.append(interval_seconds)
+
+    def preview(self, index: int) -> None:
+        return None
 
 
 class OrderedPool:

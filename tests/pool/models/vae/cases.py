@@ -218,6 +218,7 @@ CASES: dict[str, Case] = {
     "taesd 16 channels": Case(
         "taesd", lambda: _tiny(16), published.taesd, (1, 16, 4, 4), (1, 3, 32, 32), "taesd", _TAESD_UNUSED
     ),
+    "taesd in diffusers' naming": Case("taesd", lambda: _tiny(4), dict, (1, 4, 4, 4), (1, 3, 32, 32)),
     "cascade_a": Case(
         "cascade_a", lambda: PaellaVQModel(bottleneck_blocks=3, embed_dim=16, num_vq_embeddings=32, scale_factor=0.43),
         published.cascade_a, (1, 4, 4, 4), (1, 3, 16, 16), "cascade_stage_a",

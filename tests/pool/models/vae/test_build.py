@@ -222,6 +222,24 @@ def test_half_a_vae_runs_and_the_other_half_says_what_is_missing(name: str, half
     assert plan.save(ours, file).keys() == file.keys()
 
 
+@pytest.mark.parametrize("half", ["decoder", "encoder"])
+def test_a_half_of_taesd_in_its_own_file_is_recognised_and_runs_as_diffusers_does(half: str) -> None:
+    """`taesd_decoder.safetensors` and `taesd_encoder.safetensors` have keys without a prefix."""
+    case = CASES["taesd 16 channels"]
+    theirs = case.module()
+    whole = case.file(theirs)
+    file = {key.split(".", 1)[1]: tensor for key, tensor in whole.items() if key.startswith(f"taesd_{half}.")}
+    plan = plan_vae({key: tuple(tensor.shape) for key, tensor in file.items()})
+    assert (plan.facts.name, plan.facts.has_decoder, plan.facts.latent_channels) == ("taesd", half == "decoder", 16)
+    ours = plan.build(file)
+    if half == "decoder":
+        latents = torch.randn(case.latent, generator=torch.Generator().manual_seed(1))
+        assert_nearly(decode(case, ours, latents), decode(case, theirs, latents))
+    else:
+        pixels = torch.rand(case.pixels, generator=torch.Generator().manual_seed(1))
+        assert_nearly(encode(ours, pixels), encode(theirs, pixels))
+
+
 def test_files_that_are_no_vae_or_not_whole_say_so() -> None:
     with pytest.raises(UnknownArchitecture, match=r"its 2 tensors match no known VAE \(the first are a, b\)"):
         plan_vae({"a": (1,), "b": (2,)})
