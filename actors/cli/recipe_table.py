@@ -24,6 +24,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
         ("guidance", f"{recipe.cfg:g}"),
         *_extent_facts(recipe),
+        *((("quality", str(recipe.quality)),) if recipe.quality else ()),
         *(_image_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),

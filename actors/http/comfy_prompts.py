@@ -24,6 +24,8 @@ MOST_KEPT = 500
 MOST_WAITING = 1000
 
 
+#: values of `extra_data.preview_method` with which ComfyUI's client asks for previews
+PREVIEW_METHODS = ("auto", "latent2rgb", "taesd")
 #: of a binary message: a preview, and its format
 _PREVIEW_IMAGE, _JPEG = 1, 1
 
@@ -88,6 +90,12 @@ class Prompt:
     def key(self) -> tuple[str, str]:
         """The owner, and the id that is unique among the owner's workflows."""
         return self.submission.owner, self.prompt_id
+
+    @property
+    def wants_previews(self) -> bool:
+        """Whether its client asks for previews. As with ComfyUI's own default, others get no binary messages: some take
+        them for images."""
+        return self.extra_data.get("preview_method") in PREVIEW_METHODS
 
     @property
     def entry(self) -> list[Any]:
@@ -243,7 +251,8 @@ class ComfyPrompts:
             socket.put(kind, {**data, "prompt_id": prompt.prompt_id})
 
     async def _follow(self, prompt: Prompt) -> None:
-        with prompt.submission.previews_wanted() if self._sockets_of(prompt) else contextlib.nullcontext():
+        is_watched = prompt.wants_previews and self._sockets_of(prompt)
+        with prompt.submission.previews_wanted() if is_watched else contextlib.nullcontext():
             await self._follow_to_end(prompt)
 
     async def _follow_to_end(self, prompt: Prompt) -> None:
@@ -265,7 +274,8 @@ class ComfyPrompts:
                     self._send(prompt, "progress", {"value": task.step, "max": task.steps, "node": node_id})
             before, shown = shown, dict(prompt.submission.previews)
             for index, preview in shown.items():
-                if before.get(index) is not preview and (sockets := self._sockets_of(prompt)):
+                is_new = prompt.wants_previews and before.get(index) is not preview
+                if is_new and (sockets := self._sockets_of(prompt)):
                     jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
                     for socket in sockets:
                         socket.put_preview(jpeg)

@@ -109,7 +109,11 @@ def test_a_joined_image_is_encoded_as_the_first_frame_of_the_whole_video() -> No
             {"frames": 5},
             "frames: found 5, not supported by model 'shapes', which generates images, not videos",
         ),
-        ("shapes", {"format": "mp4"}, "format: found 'mp4', expected png: model 'shapes' generates images"),
+        (
+            "shapes",
+            {"format": "mp4"},
+            "format: found 'mp4', expected png or webp or jpg or avif: model 'shapes' generates images",
+        ),
         (VIDEOS, {"frames": 6}, "frames: found 6, expected a multiple of 4 plus 1"),
         (VIDEOS, {"hires": 2}, "hires: not supported by model 'films', which generates videos"),
         (VIDEOS, {"image": image(), "strength": 0.5}, "strength: not supported by model"),

@@ -240,7 +240,7 @@ def test_a_batch_is_followed_filtered_and_cancelled(browser: Any, page_server: s
     with opened(browser, page_server) as page:
         live(page)
         mine = page.locator(".batch").filter(has_text="batch 0")
-        expect(mine).to_contain_text("70 / 100")
+        expect(mine).to_contain_text(re.compile(r"(6\d|70) / 100"))  # the last short ones may be behind long ones
         expect(page.locator("#queue-models")).to_contain_text("shapes")
         expect(page.locator(".tile[data-state=succeeded]")).to_have_count(48)
         assert page.locator(".tile").count() <= 48 + 48
@@ -250,7 +250,8 @@ def test_a_batch_is_followed_filtered_and_cancelled(browser: Any, page_server: s
         mine.locator(".batch-open").click()
         expect(page.locator("#filter-batch")).to_contain_text(batch[:8])
         page.get_by_role("button", name="Older").click()
-        expect(page.locator(".tile")).to_have_count(70 - 48)
+        short = int(re.search(r"(\d+) / 100", mine.inner_text()).group(1))
+        expect(page.locator(".tile")).to_have_count(short - 48)
         expect(page.get_by_role("button", name="Older")).to_be_disabled()
         page.get_by_role("button", name="Newer").click()
         page.locator("#filter-state").select_option("active")
@@ -258,7 +259,7 @@ def test_a_batch_is_followed_filtered_and_cancelled(browser: Any, page_server: s
         page.locator("#filter-batch").click()
         page.locator("#filter-state").select_option("")
         mine.get_by_role("button", name="Cancel").click()
-        mine.get_by_role("button", name="Cancel 30 jobs?").click()
+        mine.get_by_role("button", name=f"Cancel {100 - short} jobs?").click()
         expect(mine).to_contain_text("100 / 100")
         expect(mine.get_by_role("button", name="Retry failed")).to_be_visible()
 

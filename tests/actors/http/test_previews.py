@@ -134,7 +134,7 @@ def test_a_socket_of_comfyui_gets_previews_as_binary_frames(server: str) -> None
     async def frames() -> list[bytes]:
         async with websockets.connect(f"{server.replace('http', 'ws')}/ws?clientId=me") as socket:
             await socket.recv()
-            body = {"prompt": WORKFLOW, "client_id": "me"}
+            body = {"prompt": WORKFLOW, "client_id": "me", "extra_data": {"preview_method": "auto"}}
             answer = await asyncio.to_thread(requests.post, f"{server}/prompt", json=body, timeout=60)
             assert answer.status_code == 200, answer.text
             found = []
