@@ -52,7 +52,7 @@ class VaePlan:
 
         `more` are class arguments that no shape tells and no call depends on: the scale of its latents.
 
-        Raises UnknownArchitecture if the file lacks tensors of the class, or has some in other shapes.
+        Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
         """
         return self.fitting(more)[0]
 
@@ -71,7 +71,7 @@ class VaePlan:
         _fill_tables(module, mapped)
         carried = _Carried(module, mapped)
         key_map = _within(self.key_map, carried.state_dict())
-        difference = differing_keys(key_map, carried)
+        difference = differing_keys(key_map, carried) or _missing_layer(self.key_map, key_map, module)
         if difference:
             raise UnknownArchitecture(f"recognised as the VAE of {self.facts.title}, but {difference}")
         return module, key_map
@@ -153,6 +153,18 @@ def _within(key_map: KeyMap, state: Mapping[str, Tensor]) -> KeyMap:
     if key_map.origins.keys() <= state.keys():
         return key_map
     return key_map_of(key_map.sources, {key: origin for key, origin in key_map.origins.items() if key in state})
+
+
+def _missing_layer(key_map: KeyMap, used: KeyMap, module: nn.Module) -> str:
+    """Return the words for a parameter outside of `used` that is of a layer which a list of the module lacks; "" if
+    there is none. Such a file is no file with extra tensors: its configuration has too few layers."""
+    for key in sorted(key_map.origins.keys() - used.origins.keys()):
+        parent: Any = module
+        for part in key.split("."):
+            if isinstance(parent, nn.ModuleList | nn.Sequential) and part.isdecimal() and int(part) >= len(parent):
+                return f"it has {key}, and the configuration has {len(parent)} such layers"
+            parent = getattr(parent, part, None)
+    return ""
 
 
 class _Carried(nn.Module):
