@@ -23,6 +23,7 @@ CONFIG = """
 device = "sim"
 workers = 1
 vram = "64MiB"
+journal = "{folder}/journal"
 [models]
 folders = ["{shapes}/models"]
 [output]
