@@ -41,6 +41,7 @@ from modelpool.actors.detached.records import (
     SubmissionRecord,
     SubmissionState,
     labels_in_text,
+    name_of,
     restored_request,
     with_deadline,
 )
@@ -660,11 +661,6 @@ def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> i
     if was_full and in_pool <= window - CHUNK and unwritten <= window // 8:
         return min(2 * window, WINDOW)
     return window
-
-
-def name_of(submission_id: SubmissionId) -> str:
-    """Return the name of a submission from an id of `JobService.new_id`."""
-    return submission_id.rsplit(".", 2)[0]
 
 
 def _without_finished(

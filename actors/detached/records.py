@@ -78,6 +78,11 @@ class SubmissionRecord:
         return self.request_count - self.succeeded - self.failed - self.cancelled
 
 
+def name_of(submission_id: str) -> str:
+    """Return the name of a submission from an id of `JobService.new_id`."""
+    return submission_id.rsplit(".", 2)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
     """A request without an outcome. `place` is its number in the submission, from 0."""

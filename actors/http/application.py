@@ -39,12 +39,18 @@ POOL_THREADS = 32
 
 
 def application(
-    pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes | None = None, has_siblings: bool = False
+    pool: HttpPool,
+    settings: ServeSection,
+    folder: Path,
+    secret: bytes | None = None,
+    has_siblings: bool = False,
+    any_host: bool = False,
 ) -> ASGIApp:
     """Return the application for `pool`, which the caller closes after it. Outputs are written to `folder`. Several
     applications may use one pool, each in its own event loop. Applications with the same `secret` serve each other's
     signed addresses of outputs; by default it is random. `has_siblings`: calls about a submission may reach another
     application than the one that accepted it, so the journal of the pool keeps the submissions, if it has one.
+    `any_host`: without keys, permit calls under names that are not this machine's.
     """
     from modelpool import __version__
 
@@ -78,7 +84,7 @@ def application(
     app.include_router(comfy_router(services, prompts))
     _answer_problems(app)
     _describe(app)
-    return Gate(app, services.access, settings)
+    return Gate(app, services.access, settings, any_host)
 
 
 def _answer_problems(app: FastAPI) -> None:

@@ -35,10 +35,12 @@ _POLICY_VIOLATION = 1008
 class Gate:
     """Refuses calls before they reach the application."""
 
-    def __init__(self, app: ASGIApp, access: AccessControl, settings: ServeSection) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, settings: ServeSection, any_host: bool = False) -> None:
+        """`any_host`: without keys, permit calls under every name of the server."""
         self._app = app
         self._access = access
         self._settings = settings
+        self._any_host = any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or answer it."""
@@ -57,7 +59,7 @@ class Gate:
         await self._answer(scope, receive, send)
 
     def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        _check_origin(headers, self._settings)
+        _check_origin(headers, self._settings, self._any_host)
         if scope["path"].startswith((SIGNED_PATH, PAGE_FILES_PATH)) or scope["path"] == PAGE_PATH:
             return Caller()
         caller = self._access.caller(headers)
@@ -97,7 +99,7 @@ class Gate:
             await _refuse(scope, send, HttpProblem(500, "internal error; the server's log has the reason"))
 
 
-def _check_origin(headers: Mapping[str, str], settings: ServeSection) -> None:
+def _check_origin(headers: Mapping[str, str], settings: ServeSection, any_host: bool) -> None:
     """Refuse calls that a web page of another site makes through a browser of this machine: without keys, reaching the
     address is all the permission that is needed. Raises HttpProblem.
     """
@@ -105,7 +107,7 @@ def _check_origin(headers: Mapping[str, str], settings: ServeSection) -> None:
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         raise HttpProblem(403, f"origin: found {origin}, expected pages of this server, {host}")
-    if settings.keys:
+    if settings.keys or any_host:
         return
     name = _host_name(host)
     if name and name not in _LOOPBACK_NAMES and name != settings.host.lower():

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import hashlib
 import heapq
+import uuid
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -188,7 +189,8 @@ def page_router(services: Services, live: LiveView) -> Any:
         caller = caller_of(request)
         submission = await services.submissions.find(submission_id, caller.owner)
         requests = retried_requests(submission)
-        again = await services.submit(caller, lambda: requests, INTERFACE, len(requests))
+        jobs_id = uuid.uuid4().hex[:16] if submission.detached else None
+        again = await services.submit(caller, lambda: requests, INTERFACE, len(requests), jobs_id)
         return JSONResponse(submission_json(again), 201, {"Location": f"/api/jobs/{again.id}"})
 
     @router.get("/api/history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
+import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -17,8 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.detached.records import name_of
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
@@ -168,10 +172,19 @@ class HttpSubmission:
         self._by_index.update((end.index, end) for end in new)
         self.lost = self.lost or lost
         self.running, self.held = (() if self.over else running), held
+        if self.over:
+            self._release()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if self.unfinished < before:
             self.on_ended(self, before - self.unfinished)
+
+    def _release(self) -> None:
+        """Forget what is not read any more: requests with decoded images can take much memory."""
+        self._cancel = _nothing
+        self._want_previews = None
+        if any(isinstance(value, Pixels) for request in self.requests for value in _images_of(request)):
+            self.requests = ()
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
@@ -243,6 +256,16 @@ class HttpSubmission:
         await asyncio.to_thread(self._cancel)
 
 
+def _nothing() -> None:
+    """Cancel a submission that is over."""
+
+
+def _images_of(request: GenerateRequest) -> Iterator[object]:
+    yield from (request.image, request.mask, request.last_image, *request.references)
+    yield from (control.image for control in request.controls)
+    yield from (region.mask for region in request.regions)
+
+
 class Submissions:
     """The submissions of one server. Belongs to one event loop."""
 
@@ -264,7 +287,8 @@ class Submissions:
     async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
         user = owner or None
-        jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
+        folder = owner_folder(self._folder, owner)
+        jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=folder, user=user)
         submission = HttpSubmission(
             jobs.id,
             owner,
@@ -291,7 +315,7 @@ class Submissions:
         jobs = await asyncio.to_thread(
             self._pool.submit_detached,
             list(requests),
-            output=self._folder,
+            output=owner_folder(self._folder, owner),
             jobs_id=submission_id,
             user=owner or None,
         )
@@ -319,7 +343,8 @@ class Submissions:
 
     def has_job(self, owner: str, job_id: str) -> bool:
         """Whether a job, by its id in the pool, is of a submission of `owner` that is remembered."""
-        known = self._known.get(job_id.rpartition("-")[0])
+        submission_id = job_id.rpartition("-")[0]
+        known = self._known.get(submission_id) or self._known.get(name_of(submission_id))
         return known is not None and known.owner == owner
 
     def unfinished(self, owner: str) -> int:
@@ -348,6 +373,9 @@ class Submissions:
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
             return known
         self._add(submission)
+        if progress.record.pending < total:
+            with contextlib.suppress(UserError, PoolLost):  # followed below
+                _note_outcomes(submission, progress, await asyncio.to_thread(lambda: list(jobs.outcomes())))
         self._start(_follow_detached(submission, jobs))
         return submission
 
@@ -374,6 +402,15 @@ class Submissions:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def owner_folder(folder: Path, owner: str) -> Path:
+    """Return the folder of an owner's outputs: equal work of two users has a file each, with the metadata of its own
+    request. `folder` itself without keys."""
+    if not owner:
+        return folder
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", owner)[:40]
+    return folder / "users" / f"{name}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
 
 
 class _Follower:
@@ -446,12 +483,10 @@ async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -
         try:
             now = await asyncio.to_thread(jobs.progress)
             record = now.record
-            ends: list[JobEnd] = []
+            outcomes: list[RequestOutcome] = []
             if record.request_count - record.pending > len(submission.ends):
                 outcomes = await asyncio.to_thread(lambda: list(jobs.outcomes()))
-                place = output_address(record.output)
-                ends = [_end_of_outcome(outcome, place) for outcome in outcomes]
-            submission.note(ends, _running_tasks(now), now.waiting_for or record.trouble)
+            _note_outcomes(submission, now, outcomes)
         except PoolLost as lost:
             submission.note((), (), str(lost))
         except UserError as removed:
@@ -460,6 +495,12 @@ async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -
             return
         # outcomes of long submissions take longer to read
         await asyncio.sleep(max(DETACHED_SECONDS, 5 * (time.monotonic() - began)))
+
+
+def _note_outcomes(submission: HttpSubmission, now: JobsProgress, outcomes: Sequence[RequestOutcome]) -> None:
+    place = output_address(now.record.output)
+    ends = [_end_of_outcome(outcome, place) for outcome in outcomes]
+    submission.note(ends, _running_tasks(now), now.waiting_for or now.record.trouble)
 
 
 def _running_tasks(now: JobsProgress) -> tuple[RunningTask, ...]:

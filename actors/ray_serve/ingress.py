@@ -59,11 +59,12 @@ class Ingress:
         """
         self._settings = PoolConfig.find(arguments.config)
         self._secret = secret
+        self._open_access = arguments.open_access
         self._pool = _connected(self._settings, arguments.wait_seconds)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         folder = served_folder(self._settings)
-        return application(self._pool, self._settings.serve, folder, self._secret, has_siblings=True)
+        return application(self._pool, self._settings.serve, folder, self._secret, True, self._open_access)
 
     def check_health(self) -> None:
         """Raise PoolLost if the pool does not answer; Ray Serve then replaces the replica."""

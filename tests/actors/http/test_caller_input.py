@@ -10,11 +10,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from modelpool.actors.http.application import application
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, owner_folder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
@@ -173,3 +175,31 @@ def test_the_images_of_one_call_have_a_bound_in_pixels(tmp_path: Path) -> None:
         assert pool.seen == []
         patch.setattr(CallerImages.__init__, "__defaults__", (2 * 64 * 64,))
         assert not any("pixels" in message for message in asyncio.run(answers()))
+
+
+def test_users_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Equal work of two users is one file in one folder, and would carry the metadata of the first."""
+    folders = [owner_folder(tmp_path, owner) for owner in ("", "ann", "bob", "a/../b", "a_.._b")]
+    assert folders[0] == tmp_path
+    assert len(set(folders)) == 5
+    assert all(folder.parent == tmp_path / "users" for folder in folders[1:])
+
+
+def test_a_submission_that_is_over_keeps_no_decoded_images() -> None:
+    async def work() -> tuple[int, int]:
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        requests = [GenerateRequest(model="shapes", prompt="x", image=pixels)]
+        submission = HttpSubmission("a", "", "native", 1, requests.clear, False, requests=requests)
+        before = len(submission.requests)
+        submission.note([JobEnd(0, "a-0", "failed")], ())
+        return before, len(submission.requests)
+
+    assert asyncio.run(work()) == (1, 0)
+
+
+def test_an_open_server_answers_under_every_name_if_that_is_wanted(tmp_path: Path) -> None:
+    def status(any_host: bool) -> int:
+        app = application(SharedPool(), ServeSection(), tmp_path, any_host=any_host)
+        return asyncio.run(call(app, "GET", "/api/models", headers={"host": "node1:8000"})).status
+
+    assert [status(False), status(True)] == [403, 200]
