@@ -21,7 +21,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,25 @@ _OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
 class OutputStore:
     """Writes and finds outputs below a URL; an `OutputPlace`. Thread-safe. Its creation contacts no store."""
 
-    def __init__(self, url: str, thumbnail_pixels: int = 0) -> None:
-        """Raises FolderFailed if the library of the scheme is missing."""
+    def __init__(self, url: str, thumbnail_pixels: int = 0, is_sharded: bool = False) -> None:
+        """Raises FolderFailed if the library of the scheme is missing. In a sharded place the files of outputs are
+        removed when they are packed, so every name there has digits of its output's key: none is used again.
+        """
         self.path = url
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
         self._objects = ObjectPrefix(url)
         self._thumbnail_pixels = thumbnail_pixels
+        self._is_sharded = is_sharded
         #: one thread reads the manifest before the first output is written; the others wait for it
         self._first_read = threading.Lock()
         self._is_read = False
         #: guards everything below
         self._lock = threading.Lock()
         self._entries: dict[str, ManifestEntry] = {}
+        #: the key of each listed file
+        self._owners: dict[str, str] = {}
         #: objects of the manifest that were read
         self._read: set[str] = set()
         #: those of them that have damaged lines
@@ -138,7 +143,7 @@ class OutputStore:
         facts of the object, if it was stored before with other bytes; and whether it is stored: not if something else
         is under the last name.
         """
-        names = possible_names(image.recipe, image.labels)
+        names = self._free_names(image)
         for name in names:
             if self._objects.create(name, content):
                 return name, None, True
@@ -148,6 +153,17 @@ class OutputStore:
             if (facts := self._facts_of(name, stored, image.key)) is not None:
                 return name, facts, True
         return names[-1], None, False
+
+    def _free_names(self, image: FinishedOutput) -> tuple[str, ...]:
+        """Return the possible names of a new output without those that other outputs are listed with: the object of
+        such an entry may be in a shard, or missing. The last name always remains.
+        """
+        names = possible_names(image.recipe, image.labels)
+        if self._is_sharded and image.labels.name:
+            names = names[1:]
+        with self._lock:
+            taken = {name for name in names if self._owners.get(name, image.key) != image.key}
+        return (*(name for name in names[:-1] if name not in taken), names[-1])
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
@@ -193,6 +209,11 @@ class OutputStore:
         """Return the entry of an output as far as the manifest was read; None if there is none."""
         with self._lock:
             return self._entries.get(key)
+
+    def listed_in(self, files: Collection[str]) -> list[ManifestEntry]:
+        """Return the entries with these files as far as the manifest was read."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.file in files]
 
     def finish(self) -> None:
         """See `OutputPlace`: nothing is pending."""
@@ -336,6 +357,7 @@ class OutputStore:
                 if len(self.damaged_lines) < MOST_DAMAGED_LINES:
                     self.damaged_lines.append(f"{name}, line {number}: {problem}")
                 continue
+            self._owners[entry.file] = entry.key
             known = self._entries.get(entry.key)
             if known is None or entry.run >= known.run:
                 self._entries[entry.key] = entry

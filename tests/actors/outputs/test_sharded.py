@@ -12,20 +12,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from modelpool.actors.outputs.file_content import labels_in
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
-from modelpool.actors.outputs.output_file import encoded
-from modelpool.actors.outputs.place import OutputPlace
+from modelpool.actors.outputs.output_file import FinishedOutput, encoded
+from modelpool.actors.outputs.place import OutputPlace, possible_names
 from modelpool.actors.outputs.sharded import ShardedOutputs
+from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.request.labels import Labels
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.outputs.test_folder import image
 from tests.s3_server import s3_server
 
@@ -264,6 +268,51 @@ def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutK
             found = {key: json.load(file)["metadata"]["row"] for key, file in entries.items() if file is not None}
     assert found == {"cat-17": "cat-17", f"a-b-c-{digest}": "a.b/c", "dog": "dog"}
     assert len(opened(address, kind).kept()) == 3
+
+
+def named(seed: int) -> FinishedOutput:
+    """An output that asks for the same name and has the same size as others of it."""
+    finished = image(seed, index=seed)
+    output = ImagePixels(np.full((8, 8, 3), seed, np.uint8))
+    return dataclasses.replace(finished, output=output, labels=Labels(name="a"))
+
+
+def pack_two_and_begin_a_third(address: OutputAddress) -> str:
+    """Return the file of the third, which is in no shard."""
+    declare_layout(address, OutputLayout(LayoutKind.WEBDATASET, 2))
+    place = open_outputs(address)
+    for seed in (1, 2):
+        place.write(named(seed))
+    place.finish()
+    return str(place.write(named(3)).path).rpartition("/")[2]
+
+
+def test_a_name_is_not_used_again_after_its_file_was_packed(tmp_path: Path) -> None:
+    address = tmp_path / "outputs"
+    file = pack_two_and_begin_a_third(address)
+    place = open_outputs(address)
+    with place.local_file(file) as path:
+        assert read_recipe(path).seed == 3
+    assert len({entry.file for entry in place.entries()}) == 3
+
+
+def test_a_file_that_has_the_name_of_a_packed_one_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In places of earlier versions names were used again. Neither the next run nor another writer removes the file."""
+    address = tmp_path / "outputs"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            OutputStore,
+            "_free_names",
+            lambda self, finished: possible_names(finished.recipe, finished.labels),
+            raising=False,
+        )
+        file = pack_two_and_begin_a_third(address)
+    assert file == "a.png"
+    write_all(open_outputs(address), [4])
+    assert packed(address) == Counter([1, 2, 3, 4])
+    assert loose(address) == []
 
 
 @pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])
