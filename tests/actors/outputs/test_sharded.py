@@ -26,7 +26,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput, encoded
 from modelpool.actors.outputs.place import OutputPlace, possible_names
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.store import OutputStore
-from modelpool.actors.request.labels import Labels
+from modelpool.actors.request.labels import Labels, output_key
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import ImagePixels
@@ -251,13 +251,13 @@ def test_thumbnails_are_next_to_the_images(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("kind", [LayoutKind.WEBDATASET, LayoutKind.PARQUET])
 def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutKind) -> None:
-    """An id that a key cannot have, or that is there twice, gets the digest; equal requests have an output each."""
+    """An id that a key cannot have gets digits of the output's key; equal requests have an output each."""
     address = tmp_path / "outputs"
     place = opened(address, kind)
     for label_id in ("cat-17", "a.b/c", "dog"):
         place.write(dataclasses.replace(image(1), labels=Labels(id=label_id, metadata={"row": label_id})))
     place.finish()
-    digest = image(1).recipe.digest[:8]
+    digits = output_key(image(1).recipe.digest, "a.b/c")[:8]
     if kind is LayoutKind.PARQUET:
         rows = pq.read_table(address / "shard-000000.parquet").to_pylist()
         found = {row["key"]: json.loads(row["metadata"])["row"] for row in rows}
@@ -266,7 +266,7 @@ def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutK
             names = [name for name in tar.getnames() if name.endswith(".json")]
             entries = {name.removesuffix(".json"): tar.extractfile(name) for name in names}
             found = {key: json.load(file)["metadata"]["row"] for key, file in entries.items() if file is not None}
-    assert found == {"cat-17": "cat-17", f"a-b-c-{digest}": "a.b/c", "dog": "dog"}
+    assert found == {"cat-17": "cat-17", f"a-b-c-{digits}": "a.b/c", "dog": "dog"}
     assert len(opened(address, kind).kept()) == 3
 
 
@@ -313,6 +313,31 @@ def test_a_file_that_has_the_name_of_a_packed_one_is_no_leftover(
     write_all(open_outputs(address), [4])
     assert packed(address) == Counter([1, 2, 3, 4])
     assert loose(address) == []
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [["a/b", "a.b", "a b"], ["猫", "犬", "鳥"], ["x" * 80 + end for end in "abc"]],
+    ids=["punctuation", "other scripts", "long"],
+)
+def test_equal_requests_with_similar_ids_have_a_key_each(tmp_path: Path, ids: list[str]) -> None:
+    address = tmp_path / "outputs"
+    place = opened(address)
+    for label_id in ids:
+        place.write(dataclasses.replace(image(1), labels=Labels(id=label_id)))
+    place.finish()
+    assert seeds_in_tars(address) == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("label_id", ["a.b", ""], ids=["digits of the key", "digits of the digest"])
+def test_ids_that_are_the_keys_of_another_output_are_allowed(tmp_path: Path, label_id: str) -> None:
+    address = tmp_path / "outputs"
+    place = opened(address)
+    digits = output_key(image(1).recipe.digest, label_id)[:8]
+    for index, label_id in enumerate([f"a-b-{digits}", f"a-b-{digits}-{digits}", "a.b"]):
+        place.write(dataclasses.replace(image(1, index=index), labels=Labels(id=label_id)))
+    place.finish()
+    assert seeds_in_tars(address) == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])
