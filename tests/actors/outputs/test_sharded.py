@@ -249,6 +249,18 @@ def test_thumbnails_are_next_to_the_images(tmp_path: Path, where: str) -> None:
     assert len(open_outputs(address).kept()) == 1
 
 
+@pytest.mark.parametrize("where", ["folder", "memory"])
+def test_images_that_differ_in_their_ending_have_a_thumbnail_each(tmp_path: Path, where: str) -> None:
+    address = tmp_path / "outputs" if where == "folder" else f"memory://{uuid.uuid4().hex}/outputs"
+    declare_layout(address, OutputLayout(thumbnail_pixels=4))
+    place = open_outputs(address)
+    for ending in ("png", "jpg"):
+        recipe = dataclasses.replace(image().recipe, format=ending)
+        place.write(dataclasses.replace(image(), recipe=recipe, labels=Labels(name="x")))
+    names = {name for name in objects(address).sizes() if name.startswith("thumbnails/")}
+    assert names == {"thumbnails/x.png.webp", "thumbnails/x.jpg.webp"}
+
+
 @pytest.mark.parametrize("kind", [LayoutKind.WEBDATASET, LayoutKind.PARQUET])
 def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutKind) -> None:
     """An id that a key cannot have gets digits of the output's key; equal requests have an output each."""
