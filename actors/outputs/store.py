@@ -45,6 +45,7 @@ from modelpool.actors.outputs.place import (
 )
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
+from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import ImagePixels
 
@@ -57,8 +58,11 @@ MERGED_RECORDS = 1000
 MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
-#: what `file_name` returns; files of other names are found by the request that they are for
-_OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
+#: what `file_name` returns
+_DEFAULT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
+#: what `safe_stem` returns, of an image: other outputs do not have the name in them that was asked for, and are found
+#: by the request that they are for
+_CHOSEN_NAME = re.compile(rf"[\w+=@,][\w.\-+=@,]*\.(?:{'|'.join(IMAGE_FORMATS)})")
 
 
 class OutputStore:
@@ -381,7 +385,9 @@ class OutputStore:
         """List up to `most` stored outputs that are not listed, by the recipe in them; return their number."""
         with self._lock:
             listed = {entry.file for entry in self._entries.values()}
-        names = [name for name in sorted(sizes) if name not in listed and _OUTPUT_NAME.fullmatch(name)]
+        unlisted = [name for name in sorted(sizes) if name not in listed]
+        names = [name for name in unlisted if _DEFAULT_NAME.fullmatch(name)]
+        names += [name for name in unlisted if _CHOSEN_NAME.fullmatch(name) and not _DEFAULT_NAME.fullmatch(name)]
         count = 0
         for name, content in self._objects.read({name: sizes[name] for name in names[:most]}):
             with _local_copy(name, content) as path:
