@@ -182,8 +182,8 @@ def possible_names(recipe: Recipe, labels: Labels) -> tuple[str, ...]:
 
 
 def thumbnail_name(file: str) -> str:
-    """Return the name of the thumbnail of an image, below its place."""
-    return f"{THUMBNAIL_FOLDER}{file.rpartition('.')[0]}.webp"
+    """Return the name of the thumbnail of an image, below its place. It includes the ending of the file."""
+    return f"{THUMBNAIL_FOLDER}{file}.webp"
 
 
 def kind_of_recipe(recipe: Recipe) -> str:

@@ -6,9 +6,10 @@ before it and leaves out their outputs. So an output is in one plan, whichever p
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,16 +106,20 @@ def next_plan(
     taken: set[str] = set()
     outputs = []
     for entry in chosen:
-        key = _key(entry)
-        if key in taken:
-            key = f"{key}-{entry.digest[:8]}"
+        key = next(key for key in _possible_keys(entry) if key not in taken)
         taken.add(key)
         outputs.append(PlannedOutput(key, entry))
     return ShardPlan(number, tuple(outputs))
 
 
-def _key(entry: ManifestEntry) -> str:
-    """Return the id of the request as a key, or the name of the file. What had to be changed gets the digest."""
+def _possible_keys(entry: ManifestEntry) -> Iterator[str]:
+    """Yield keys for an output, the best first: the id of the request, or the name of the file. What had to be changed
+    gets digits of the output's key, which equal requests with different ids do not share.
+    """
     wanted: Any = entry.fields.get("id") or entry.file.partition(".")[0]
     safe = _UNSAFE.sub("-", str(wanted))[:_KEY_CHARACTERS]
-    return safe if safe == wanted else f"{safe}-{entry.digest[:8]}"
+    if safe == wanted:
+        yield safe
+    yield f"{safe}-{entry.key[:8]}"
+    for count in itertools.count(2):
+        yield f"{safe}-{entry.key[:8]}-{count}"

@@ -47,7 +47,7 @@ class ShardedOutputs:
         self.path = address
         self._layout = layout
         self._objects = objects_at(address)
-        self._staged = OutputStore(self._objects.url)
+        self._staged = OutputStore(self._objects.url, is_sharded=True)
         #: one thread reads what is there before the first output is written; the others wait for it
         self._first_read = threading.Lock()
         self._is_read = False
@@ -226,8 +226,7 @@ class ShardedOutputs:
             self._complete_plans()
             with self._lock:
                 packed = [key for key in kept if self._planned.get(key, (-1, 0))[0] in self._complete]
-            leftover = [kept[key].entry["file"] for key in packed]
-            self._objects.remove(leftover)
+            self._remove_packed([kept[key].entry["file"] for key in packed])
             for key in kept:
                 entry = self._staged.listed(key)
                 with self._lock:
@@ -292,7 +291,15 @@ class ShardedOutputs:
         """Note that a shard exists, and remove the files of its outputs."""
         with self._lock:
             self._complete.add(plan.number)
-        self._objects.remove([output.entry.file for output in plan.outputs])
+        self._remove_packed([output.entry.file for output in plan.outputs])
+
+    def _remove_packed(self, files: Sequence[str]) -> None:
+        """Remove files of outputs whose shard exists, unless an output that is in none has the same file: places of
+        earlier versions have names that were used again.
+        """
+        named = self._staged.listed_in(set(files))
+        used = {entry.file for entry in named if self._in_shard(entry.key) is None}
+        self._objects.remove([file for file in files if file not in used])
 
     def _contents(self, plan: ShardPlan) -> Iterator[Packed]:
         """Yield the outputs of a plan with their files. Raises OutputFailed for one that is not what the plan lists."""

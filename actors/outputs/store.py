@@ -21,7 +21,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from modelpool.actors.outputs.place import (
 )
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
+from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import ImagePixels
 
@@ -57,27 +58,35 @@ MERGED_RECORDS = 1000
 MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
-#: what `file_name` returns; files of other names are found by the request that they are for
-_OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
+#: what `file_name` returns
+_DEFAULT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
+#: what `safe_stem` returns, of an image: other outputs do not have the name in them that was asked for, and are found
+#: by the request that they are for
+_CHOSEN_NAME = re.compile(rf"[\w+=@,][\w.\-+=@,]*\.(?:{'|'.join(IMAGE_FORMATS)})")
 
 
 class OutputStore:
     """Writes and finds outputs below a URL; an `OutputPlace`. Thread-safe. Its creation contacts no store."""
 
-    def __init__(self, url: str, thumbnail_pixels: int = 0) -> None:
-        """Raises FolderFailed if the library of the scheme is missing."""
+    def __init__(self, url: str, thumbnail_pixels: int = 0, is_sharded: bool = False) -> None:
+        """Raises FolderFailed if the library of the scheme is missing. In a sharded place the files of outputs are
+        removed when they are packed, so every name there has digits of its output's key: none is used again.
+        """
         self.path = url
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
         self._objects = ObjectPrefix(url)
         self._thumbnail_pixels = thumbnail_pixels
+        self._is_sharded = is_sharded
         #: one thread reads the manifest before the first output is written; the others wait for it
         self._first_read = threading.Lock()
         self._is_read = False
         #: guards everything below
         self._lock = threading.Lock()
         self._entries: dict[str, ManifestEntry] = {}
+        #: the key of each listed file
+        self._owners: dict[str, str] = {}
         #: objects of the manifest that were read
         self._read: set[str] = set()
         #: those of them that have damaged lines
@@ -138,7 +147,7 @@ class OutputStore:
         facts of the object, if it was stored before with other bytes; and whether it is stored: not if something else
         is under the last name.
         """
-        names = possible_names(image.recipe, image.labels)
+        names = self._free_names(image)
         for name in names:
             if self._objects.create(name, content):
                 return name, None, True
@@ -148,6 +157,17 @@ class OutputStore:
             if (facts := self._facts_of(name, stored, image.key)) is not None:
                 return name, facts, True
         return names[-1], None, False
+
+    def _free_names(self, image: FinishedOutput) -> tuple[str, ...]:
+        """Return the possible names of a new output without those that other outputs are listed with: the object of
+        such an entry may be in a shard, or missing. The last name always remains.
+        """
+        names = possible_names(image.recipe, image.labels)
+        if self._is_sharded and image.labels.name:
+            names = names[1:]
+        with self._lock:
+            taken = {name for name in names if self._owners.get(name, image.key) != image.key}
+        return (*(name for name in names[:-1] if name not in taken), names[-1])
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
@@ -193,6 +213,11 @@ class OutputStore:
         """Return the entry of an output as far as the manifest was read; None if there is none."""
         with self._lock:
             return self._entries.get(key)
+
+    def listed_in(self, files: Collection[str]) -> list[ManifestEntry]:
+        """Return the entries with these files as far as the manifest was read."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.file in files]
 
     def finish(self) -> None:
         """See `OutputPlace`: nothing is pending."""
@@ -336,6 +361,7 @@ class OutputStore:
                 if len(self.damaged_lines) < MOST_DAMAGED_LINES:
                     self.damaged_lines.append(f"{name}, line {number}: {problem}")
                 continue
+            self._owners[entry.file] = entry.key
             known = self._entries.get(entry.key)
             if known is None or entry.run >= known.run:
                 self._entries[entry.key] = entry
@@ -359,7 +385,9 @@ class OutputStore:
         """List up to `most` stored outputs that are not listed, by the recipe in them; return their number."""
         with self._lock:
             listed = {entry.file for entry in self._entries.values()}
-        names = [name for name in sorted(sizes) if name not in listed and _OUTPUT_NAME.fullmatch(name)]
+        unlisted = [name for name in sorted(sizes) if name not in listed]
+        names = [name for name in unlisted if _DEFAULT_NAME.fullmatch(name)]
+        names += [name for name in unlisted if _CHOSEN_NAME.fullmatch(name) and not _DEFAULT_NAME.fullmatch(name)]
         count = 0
         for name, content in self._objects.read({name: sizes[name] for name in names[:most]}):
             with _local_copy(name, content) as path:

@@ -12,20 +12,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from modelpool.actors.outputs.file_content import labels_in
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
-from modelpool.actors.outputs.output_file import encoded
-from modelpool.actors.outputs.place import OutputPlace
+from modelpool.actors.outputs.output_file import FinishedOutput, encoded
+from modelpool.actors.outputs.place import OutputPlace, possible_names
 from modelpool.actors.outputs.sharded import ShardedOutputs
-from modelpool.actors.request.labels import Labels
+from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.request.labels import Labels, output_key
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.outputs.test_folder import image
 from tests.s3_server import s3_server
 
@@ -245,15 +249,27 @@ def test_thumbnails_are_next_to_the_images(tmp_path: Path, where: str) -> None:
     assert len(open_outputs(address).kept()) == 1
 
 
+@pytest.mark.parametrize("where", ["folder", "memory"])
+def test_images_that_differ_in_their_ending_have_a_thumbnail_each(tmp_path: Path, where: str) -> None:
+    address = tmp_path / "outputs" if where == "folder" else f"memory://{uuid.uuid4().hex}/outputs"
+    declare_layout(address, OutputLayout(thumbnail_pixels=4))
+    place = open_outputs(address)
+    for ending in ("png", "jpg"):
+        recipe = dataclasses.replace(image().recipe, format=ending)
+        place.write(dataclasses.replace(image(), recipe=recipe, labels=Labels(name="x")))
+    names = {name for name in objects(address).sizes() if name.startswith("thumbnails/")}
+    assert names == {"thumbnails/x.png.webp", "thumbnails/x.jpg.webp"}
+
+
 @pytest.mark.parametrize("kind", [LayoutKind.WEBDATASET, LayoutKind.PARQUET])
 def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutKind) -> None:
-    """An id that a key cannot have, or that is there twice, gets the digest; equal requests have an output each."""
+    """An id that a key cannot have gets digits of the output's key; equal requests have an output each."""
     address = tmp_path / "outputs"
     place = opened(address, kind)
     for label_id in ("cat-17", "a.b/c", "dog"):
         place.write(dataclasses.replace(image(1), labels=Labels(id=label_id, metadata={"row": label_id})))
     place.finish()
-    digest = image(1).recipe.digest[:8]
+    digits = output_key(image(1).recipe.digest, "a.b/c")[:8]
     if kind is LayoutKind.PARQUET:
         rows = pq.read_table(address / "shard-000000.parquet").to_pylist()
         found = {row["key"]: json.loads(row["metadata"])["row"] for row in rows}
@@ -262,8 +278,78 @@ def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutK
             names = [name for name in tar.getnames() if name.endswith(".json")]
             entries = {name.removesuffix(".json"): tar.extractfile(name) for name in names}
             found = {key: json.load(file)["metadata"]["row"] for key, file in entries.items() if file is not None}
-    assert found == {"cat-17": "cat-17", f"a-b-c-{digest}": "a.b/c", "dog": "dog"}
+    assert found == {"cat-17": "cat-17", f"a-b-c-{digits}": "a.b/c", "dog": "dog"}
     assert len(opened(address, kind).kept()) == 3
+
+
+def named(seed: int) -> FinishedOutput:
+    """An output that asks for the same name and has the same size as others of it."""
+    finished = image(seed, index=seed)
+    output = ImagePixels(np.full((8, 8, 3), seed, np.uint8))
+    return dataclasses.replace(finished, output=output, labels=Labels(name="a"))
+
+
+def pack_two_and_begin_a_third(address: OutputAddress) -> str:
+    """Return the file of the third, which is in no shard."""
+    declare_layout(address, OutputLayout(LayoutKind.WEBDATASET, 2))
+    place = open_outputs(address)
+    for seed in (1, 2):
+        place.write(named(seed))
+    place.finish()
+    return str(place.write(named(3)).path).rpartition("/")[2]
+
+
+def test_a_name_is_not_used_again_after_its_file_was_packed(tmp_path: Path) -> None:
+    address = tmp_path / "outputs"
+    file = pack_two_and_begin_a_third(address)
+    place = open_outputs(address)
+    with place.local_file(file) as path:
+        assert read_recipe(path).seed == 3
+    assert len({entry.file for entry in place.entries()}) == 3
+
+
+def test_a_file_that_has_the_name_of_a_packed_one_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In places of earlier versions names were used again. Neither the next run nor another writer removes the file."""
+    address = tmp_path / "outputs"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            OutputStore,
+            "_free_names",
+            lambda self, finished: possible_names(finished.recipe, finished.labels),
+            raising=False,
+        )
+        file = pack_two_and_begin_a_third(address)
+    assert file == "a.png"
+    write_all(open_outputs(address), [4])
+    assert packed(address) == Counter([1, 2, 3, 4])
+    assert loose(address) == []
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [["a/b", "a.b", "a b"], ["猫", "犬", "鳥"], ["x" * 80 + end for end in "abc"]],
+    ids=["punctuation", "other scripts", "long"],
+)
+def test_equal_requests_with_similar_ids_have_a_key_each(tmp_path: Path, ids: list[str]) -> None:
+    address = tmp_path / "outputs"
+    place = opened(address)
+    for label_id in ids:
+        place.write(dataclasses.replace(image(1), labels=Labels(id=label_id)))
+    place.finish()
+    assert seeds_in_tars(address) == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("label_id", ["a.b", ""], ids=["digits of the key", "digits of the digest"])
+def test_ids_that_are_the_keys_of_another_output_are_allowed(tmp_path: Path, label_id: str) -> None:
+    address = tmp_path / "outputs"
+    place = opened(address)
+    digits = output_key(image(1).recipe.digest, label_id)[:8]
+    for index, label_id in enumerate([f"a-b-{digits}", f"a-b-{digits}-{digits}", "a.b"]):
+        place.write(dataclasses.replace(image(1, index=index), labels=Labels(id=label_id)))
+    place.finish()
+    assert seeds_in_tars(address) == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])

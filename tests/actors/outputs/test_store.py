@@ -131,6 +131,20 @@ def test_a_run_that_is_killed_leaves_what_the_next_one_finds(
     assert len(later.entries()) == 1
 
 
+@pytest.mark.parametrize(("name", "ending"), [("Cat_17", "png"), ("a.b=c,d@e+f", "jpg"), ("猫", "webp")])
+def test_a_killed_run_leaves_an_output_with_a_chosen_name_that_the_next_one_finds(
+    url: str, name: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = dataclasses.replace(image().recipe, format=ending)
+    finished = dataclasses.replace(image(), recipe=recipe, labels=Labels(id="cat", name=name))
+    with monkeypatch.context() as patch:
+        dies_in(patch, MANIFEST_FOLDER)
+        with pytest.raises(WriterKilled):
+            opened(url).write(finished)
+    (kept,) = opened(url).kept().values()
+    assert (kept.path, kept.entry["id"]) == (f"{url}/{name}.{ending}", "cat")
+
+
 def test_a_stored_output_of_a_killed_run_counts_though_the_second_computation_differs(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
