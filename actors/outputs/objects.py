@@ -190,8 +190,11 @@ class ObjectPrefix:
         return f"{TEMPORARY_FOLDER}{name}{TEMPORARY_SUFFIX}"
 
     def _remove_leftovers(self) -> None:
-        """Remove old temporary objects, if the library knows how old they are."""
-        with self._failures_named(), contextlib.suppress(FileNotFoundError, PermissionError, NotImplementedError):
+        """Remove old temporary objects, if the library knows how old they are. s3fs may take one that another writer
+        has just removed for a folder.
+        """
+        ignored = (FileNotFoundError, IsADirectoryError, PermissionError, NotImplementedError)
+        with self._failures_named(), contextlib.suppress(*ignored):
             for key in self._system.find(self._key(TEMPORARY_FOLDER).rstrip("/")):
                 age_seconds = time.time() - self._system.modified(key).timestamp()
                 if key.endswith(TEMPORARY_SUFFIX) and age_seconds > _LEFTOVER_SECONDS:

@@ -105,6 +105,17 @@ def test_an_output_is_stored_once_and_found_by_others(any_url: str) -> None:
     assert sorted(ObjectPrefix(any_url).sizes()) == [name, f"{MANIFEST_FOLDER}{image().recipe.digest}.json"]
 
 
+def test_a_temporary_object_that_another_writer_removes_is_no_failure(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def modified(self: MemoryFileSystem, key: str) -> None:
+        raise IsADirectoryError
+
+    MemoryFileSystem().pipe_file(f"{url}/.partial/probe{TEMPORARY_SUFFIX}", b"x")
+    monkeypatch.setattr(MemoryFileSystem, "modified", modified)
+    opened(url)
+
+
 def test_a_zombie_replaces_nothing(any_url: str) -> None:
     """A process that was replaced long ago, and does not know what happened since, has other pixels."""
     zombie = opened(any_url)
