@@ -199,7 +199,7 @@ class FollowedJobs:
         while True:
             with self._changed:
                 left = None if deadline is None else deadline - time.monotonic()
-                if not self._settled(lambda: index in self._states or self._over or self._lost is not None, left):
+                if not self._settled(lambda: index in self._states or self._stopped, left):
                     raise TimeoutError(f"job {index} has not ended after {timeout} s")
                 if index not in self._states:
                     raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
@@ -272,9 +272,11 @@ class FollowedJobs:
         return self._submission_id
 
     def lost(self) -> Exception | None:
-        """Return why no more jobs will end, although some have not; None while they do."""
+        """Return why no more jobs will end, although some have not, or why not all requests could be taken; None
+        while they do.
+        """
         with self._changed:
-            return None if self._over else self._lost
+            return self._problem
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call
@@ -289,12 +291,14 @@ class FollowedJobs:
             self._watchers = [known for known in self._watchers if known != changed]
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
+        requests could be taken.
+        """
         with self._changed:
-            if not self._settled(lambda: self._over or self._lost is not None, timeout):
+            if not self._settled(lambda: self._stopped, timeout):
                 raise TimeoutError(f"{self._expected - self._ended} of {self._expected} jobs have not ended")
-            if not self._over and self._lost is not None:
-                raise self._lost
+            if self._problem is not None:
+                raise self._problem
             return self._summary()
 
     def cancel(self) -> None:
@@ -510,6 +514,16 @@ class FollowedJobs:
         return self._sealed and self._ended == self._expected
 
     @property
+    def _problem(self) -> Exception | None:
+        """What ended the submission early."""
+        return self._stream_problem or (None if self._over else self._lost)
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether every job has ended, or why the others will not is known."""
+        return self._over or self._problem is not None
+
+    @property
     def _expected(self) -> int:
         """Number of jobs that end, of the requests so far."""
         return len(self._requests) - self._left_out
@@ -617,13 +631,11 @@ class FollowedJobs:
     def _take(self) -> _End | None:
         """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
         with self._changed:
-            self._settled(lambda: self._waiting or self._over or self._lost is not None or self._stream_problem)
+            self._settled(lambda: self._waiting or self._stopped)
             if self._waiting:
                 return self._waiting.popleft()
-            if self._stream_problem is not None:
-                raise self._stream_problem
-            if not self._over and self._lost is not None:
-                raise self._lost
+            if self._problem is not None:
+                raise self._problem
             return None
 
     def _settled(self, is_settled: Callable[[], object], timeout: float | None = None) -> bool:

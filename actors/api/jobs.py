@@ -187,7 +187,9 @@ class Jobs:
         return self._followed.ready_results()
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
+        requests of a stream could be taken.
+        """
         return self._followed.wait(timeout)
 
     def cancel(self) -> None:
@@ -216,7 +218,9 @@ class Jobs:
         self._followed.watch(changed)
 
     def lost(self) -> Exception | None:
-        """Return why no more jobs will end, although some have not; None while they do."""
+        """Return why no more jobs will end, although some have not, or why not all requests of a stream could be taken;
+        None while they do.
+        """
         return self._followed.lost()
 
     @property
@@ -286,10 +290,10 @@ class Jobs:
                 result = await _in_thread(self._followed)
                 if result is not None:
                     yield result
-                elif is_over:
-                    return
                 elif (lost := self._followed.lost()) is not None:
                     raise lost
+                elif is_over:
+                    return
                 else:
                     await changes.next()
 
