@@ -91,7 +91,7 @@ class JobHandle:
 
     async def _awaited(self) -> OutputResult:
         async with _Changes(self._followed) as changes:
-            while not self.done() and self._followed.lost() is None:
+            while not (self.done() or self._followed.is_over or self._followed.lost() is not None):
                 await changes.next()
         return _output(await asyncio.to_thread(self._followed.result_at, self._position))
 

@@ -95,6 +95,16 @@ def test_refused_and_impossible_requests_have_no_result(pool: ModelPool, tmp_pat
     assert "gone.png" in str(answers[2])
 
 
+def test_awaiting_a_request_that_was_not_queued_raises_as_waiting_does(pool: ModelPool) -> None:
+    jobs = pool.submit_stream([[request(0), request(1)]], lambda index, answer: index == 0)
+
+    async def program() -> None:
+        await asyncio.wait_for(jobs[1], SECONDS)  # type: ignore[arg-type]
+
+    with pytest.raises(UserError, match="request 1 was not queued"):
+        asyncio.run(program())
+
+
 def test_nothing_accepted_is_nothing_made_and_no_folder(pool: ModelPool, tmp_path: Path) -> None:
     jobs = pool.submit_stream([[request(0)]], lambda index, answer: False, output=tmp_path / "p")
     assert list(jobs.results()) == []
