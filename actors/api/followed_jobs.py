@@ -186,6 +186,12 @@ class FollowedJobs:
         return next(self.ready_results(), None)
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether every job has ended and was returned, and nothing went wrong."""
+        with self._changed:
+            return self._over and not self._waiting and self._problem is None
+
+    @property
     def is_over(self) -> bool:
         """Whether every job has ended."""
         with self._changed:
@@ -195,6 +201,10 @@ class FollowedJobs:
         """Wait for the end of one job and return it; iterators do not return it any more. Raises TimeoutError,
         PoolLost, and UserError if it was returned before, is not written and was not kept.
         """
+        return self.take_at(index, timeout)[0]
+
+    def take_at(self, index: int, timeout: float | None = None) -> tuple[OutputResult | JobFailure, bool]:
+        """As `result_at`; also return whether it was not returned before, and so can be taken back."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._changed:
@@ -204,7 +214,7 @@ class FollowedJobs:
                 if index not in self._states:
                     raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
                 if (known := self._in_use.get(index)) is not None:
-                    return known
+                    return known, False
                 waiting = next((end for end in self._waiting if _index_of(end) == index), None)
                 is_new = waiting is not None
                 if waiting is not None:
@@ -216,7 +226,7 @@ class FollowedJobs:
                     f"the output of job {index} was returned before: keep it, or have outputs written to a folder"
                 )
             if (result := self._result_of(waiting, is_new)) is not None:
-                return result
+                return result, is_new
 
     def state_at(self, index: int) -> tuple[str, TaskProgress | None]:
         """Return the state of a job, and the task that runs for it: "waiting", "running", or how it ended."""
@@ -653,7 +663,9 @@ class FollowedJobs:
 
     def _put_back(self, waiting: _End) -> None:
         with self._changed:
+            self._in_use.pop(_index_of(waiting), None)
             self._waiting.appendleft(waiting)
+            self._notify()
 
     def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:
         """Return the output; None if it was lost and is generated again."""
