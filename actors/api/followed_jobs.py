@@ -125,6 +125,8 @@ class FollowedJobs:
         #: number of requests that were not queued after their check: they never end
         self._left_out = 0
         self._waiting: deque[_End] = deque()
+        #: jobs whose ends are on their way from there to the program
+        self._taking: set[int] = set()
         self._succeeded = 0
         self._ended = 0
         self._ended_at = self._started_at
@@ -173,7 +175,7 @@ class FollowedJobs:
             with self._changed:
                 if not self._waiting:
                     return
-                waiting = self._waiting.popleft()
+                waiting = self._first_waiting()
             if (result := self._result_of(waiting)) is not None:
                 yield result
 
@@ -209,7 +211,9 @@ class FollowedJobs:
         while True:
             with self._changed:
                 left = None if deadline is None else deadline - time.monotonic()
-                if not self._settled(lambda: index in self._states or self._stopped, left):
+                if not self._settled(
+                    lambda: index not in self._taking and (index in self._states or self._stopped), left
+                ):
                     raise TimeoutError(f"job {index} has not ended after {timeout} s")
                 if index not in self._states:
                     raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
@@ -219,6 +223,7 @@ class FollowedJobs:
                 is_new = waiting is not None
                 if waiting is not None:
                     self._waiting.remove(waiting)
+                    self._taking.add(index)
                 else:
                     waiting = self._returned.get(index)
             if waiting is None:
@@ -274,6 +279,9 @@ class FollowedJobs:
                 self._returned[index] = _ReadyOutput(replace(waiting.job, result=None), waiting.written)
             while len(self._returned) > MOST_RETURNED:
                 self._returned.popitem(last=False)
+            if is_new:
+                self._taking.discard(index)
+                self._changed.notify_all()
         return result
 
     @property
@@ -643,7 +651,7 @@ class FollowedJobs:
         with self._changed:
             self._settled(lambda: self._waiting or self._stopped)
             if self._waiting:
-                return self._waiting.popleft()
+                return self._first_waiting()
             if self._problem is not None:
                 raise self._problem
             return None
@@ -661,10 +669,17 @@ class FollowedJobs:
             self._changed.wait(min(left, _SIGNAL_SECONDS))
         return True
 
+    def _first_waiting(self) -> _End:
+        """Take the next end. Requires the lock."""
+        waiting = self._waiting.popleft()
+        self._taking.add(_index_of(waiting))
+        return waiting
+
     def _put_back(self, waiting: _End) -> None:
         with self._changed:
             self._in_use.pop(_index_of(waiting), None)
             self._waiting.appendleft(waiting)
+            self._taking.discard(_index_of(waiting))
             self._notify()
 
     def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:

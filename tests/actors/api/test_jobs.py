@@ -216,6 +216,30 @@ def test_a_job_whose_await_is_cancelled_while_it_is_read_can_be_awaited_again(sh
     asyncio.run(asyncio.wait_for(second(), 60))
 
 
+def test_two_waiters_for_one_job_get_the_same_output(shared: ModelPool) -> None:
+    """The second one begins while the output is read for the first one."""
+    begun, read = threading.Event(), threading.Event()
+    jobs = shared.submit(request(seed=86))
+    deliver = jobs._followed._delivered
+
+    def slow(finished: Any) -> Any:
+        begun.set()
+        assert read.wait(60)
+        return deliver(finished)
+
+    jobs._followed._delivered = slow  # type: ignore[method-assign]
+
+    async def program() -> None:
+        first = asyncio.ensure_future(jobs[0]._awaited())
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.ensure_future(jobs[0]._awaited())
+        await asyncio.wait([second], timeout=0.2)
+        read.set()
+        assert await first is await second
+
+    asyncio.run(asyncio.wait_for(program(), 60))
+
+
 def test_iterating_waits_for_an_output_that_is_lost_at_the_end(shared: ModelPool) -> None:
     """Every job had ended when it was fetched."""
     jobs = shared.submit(request(seed=85))
