@@ -125,6 +125,8 @@ class FollowedJobs:
         #: number of requests that were not queued after their check: they never end
         self._left_out = 0
         self._waiting: deque[_End] = deque()
+        #: jobs whose ends are on their way from there to the program
+        self._taking: set[int] = set()
         self._succeeded = 0
         self._ended = 0
         self._ended_at = self._started_at
@@ -173,7 +175,7 @@ class FollowedJobs:
             with self._changed:
                 if not self._waiting:
                     return
-                waiting = self._waiting.popleft()
+                waiting = self._first_waiting()
             if (result := self._result_of(waiting)) is not None:
                 yield result
 
@@ -186,6 +188,12 @@ class FollowedJobs:
         return next(self.ready_results(), None)
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether every job has ended and was returned, and nothing went wrong."""
+        with self._changed:
+            return self._over and not self._waiting and self._problem is None
+
+    @property
     def is_over(self) -> bool:
         """Whether every job has ended."""
         with self._changed:
@@ -195,20 +203,27 @@ class FollowedJobs:
         """Wait for the end of one job and return it; iterators do not return it any more. Raises TimeoutError,
         PoolLost, and UserError if it was returned before, is not written and was not kept.
         """
+        return self.take_at(index, timeout)[0]
+
+    def take_at(self, index: int, timeout: float | None = None) -> tuple[OutputResult | JobFailure, bool]:
+        """As `result_at`; also return whether it was not returned before, and so can be taken back."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._changed:
                 left = None if deadline is None else deadline - time.monotonic()
-                if not self._settled(lambda: index in self._states or self._over or self._lost is not None, left):
+                if not self._settled(
+                    lambda: index not in self._taking and (index in self._states or self._stopped), left
+                ):
                     raise TimeoutError(f"job {index} has not ended after {timeout} s")
                 if index not in self._states:
                     raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
                 if (known := self._in_use.get(index)) is not None:
-                    return known
+                    return known, False
                 waiting = next((end for end in self._waiting if _index_of(end) == index), None)
                 is_new = waiting is not None
                 if waiting is not None:
                     self._waiting.remove(waiting)
+                    self._taking.add(index)
                 else:
                     waiting = self._returned.get(index)
             if waiting is None:
@@ -216,7 +231,7 @@ class FollowedJobs:
                     f"the output of job {index} was returned before: keep it, or have outputs written to a folder"
                 )
             if (result := self._result_of(waiting, is_new)) is not None:
-                return result
+                return result, is_new
 
     def state_at(self, index: int) -> tuple[str, TaskProgress | None]:
         """Return the state of a job, and the task that runs for it: "waiting", "running", or how it ended."""
@@ -264,6 +279,9 @@ class FollowedJobs:
                 self._returned[index] = _ReadyOutput(replace(waiting.job, result=None), waiting.written)
             while len(self._returned) > MOST_RETURNED:
                 self._returned.popitem(last=False)
+            if is_new:
+                self._taking.discard(index)
+                self._changed.notify_all()
         return result
 
     @property
@@ -272,9 +290,11 @@ class FollowedJobs:
         return self._submission_id
 
     def lost(self) -> Exception | None:
-        """Return why no more jobs will end, although some have not; None while they do."""
+        """Return why no more jobs will end, although some have not, or why not all requests could be taken; None
+        while they do.
+        """
         with self._changed:
-            return None if self._over else self._lost
+            return self._problem
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call
@@ -289,12 +309,14 @@ class FollowedJobs:
             self._watchers = [known for known in self._watchers if known != changed]
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
+        requests could be taken.
+        """
         with self._changed:
-            if not self._settled(lambda: self._over or self._lost is not None, timeout):
+            if not self._settled(lambda: self._stopped, timeout):
                 raise TimeoutError(f"{self._expected - self._ended} of {self._expected} jobs have not ended")
-            if not self._over and self._lost is not None:
-                raise self._lost
+            if self._problem is not None:
+                raise self._problem
             return self._summary()
 
     def cancel(self) -> None:
@@ -510,6 +532,16 @@ class FollowedJobs:
         return self._sealed and self._ended == self._expected
 
     @property
+    def _problem(self) -> Exception | None:
+        """What ended the submission early."""
+        return self._stream_problem or (None if self._over else self._lost)
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether every job has ended, or why the others will not is known."""
+        return self._over or self._problem is not None
+
+    @property
     def _expected(self) -> int:
         """Number of jobs that end, of the requests so far."""
         return len(self._requests) - self._left_out
@@ -617,13 +649,11 @@ class FollowedJobs:
     def _take(self) -> _End | None:
         """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
         with self._changed:
-            self._settled(lambda: self._waiting or self._over or self._lost is not None or self._stream_problem)
+            self._settled(lambda: self._waiting or self._stopped)
             if self._waiting:
-                return self._waiting.popleft()
-            if self._stream_problem is not None:
-                raise self._stream_problem
-            if not self._over and self._lost is not None:
-                raise self._lost
+                return self._first_waiting()
+            if self._problem is not None:
+                raise self._problem
             return None
 
     def _settled(self, is_settled: Callable[[], object], timeout: float | None = None) -> bool:
@@ -639,9 +669,18 @@ class FollowedJobs:
             self._changed.wait(min(left, _SIGNAL_SECONDS))
         return True
 
+    def _first_waiting(self) -> _End:
+        """Take the next end. Requires the lock."""
+        waiting = self._waiting.popleft()
+        self._taking.add(_index_of(waiting))
+        return waiting
+
     def _put_back(self, waiting: _End) -> None:
         with self._changed:
+            self._in_use.pop(_index_of(waiting), None)
             self._waiting.appendleft(waiting)
+            self._taking.discard(_index_of(waiting))
+            self._notify()
 
     def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:
         """Return the output; None if it was lost and is generated again."""

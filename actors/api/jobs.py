@@ -8,6 +8,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import partial
 from html import escape
 from typing import Any, TypeVar, overload
 
@@ -30,6 +31,7 @@ from modelpool.pool.core.previews import INTERVAL_SECONDS
 from modelpool.pool.specs.spec import JobId
 
 Kind = TypeVar("Kind", bound=OutputResult)
+Fetched = TypeVar("Fetched")
 
 #: interval of drawing in a notebook
 _DRAW_SECONDS = 0.5
@@ -91,9 +93,15 @@ class JobHandle:
 
     async def _awaited(self) -> OutputResult:
         async with _Changes(self._followed) as changes:
-            while not self.done() and self._followed.lost() is None:
+            while not (self.done() or self._followed.is_over or self._followed.lost() is not None):
                 await changes.next()
-        return _output(await asyncio.to_thread(self._followed.result_at, self._position))
+        taken = await _in_thread(partial(self._followed.take_at, self._position), self._give_back)
+        return _output(taken[0])
+
+    def _give_back(self, taken: tuple[OutputResult | JobFailure, bool]) -> None:
+        result, is_new = taken
+        if is_new:
+            self._followed.return_result(result)
 
 
 class Jobs:
@@ -187,7 +195,9 @@ class Jobs:
         return self._followed.ready_results()
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
+        requests of a stream could be taken.
+        """
         return self._followed.wait(timeout)
 
     def cancel(self) -> None:
@@ -216,7 +226,9 @@ class Jobs:
         self._followed.watch(changed)
 
     def lost(self) -> Exception | None:
-        """Return why no more jobs will end, although some have not; None while they do."""
+        """Return why no more jobs will end, although some have not, or why not all requests of a stream could be taken;
+        None while they do.
+        """
         return self._followed.lost()
 
     @property
@@ -276,22 +288,33 @@ class Jobs:
                 yield result
 
     async def _awaited(self) -> list[ImageResult]:
-        found = [each async for each in self]
+        found: list[ImageResult] = []
+        try:
+            async for each in self:
+                found.append(each)  # noqa: PERF401  # what was found before an exception is kept
+        except BaseException:  # also a cancellation: the program has not got any of them
+            for each in reversed(found):
+                self._followed.return_result(each)
+            raise
         return sorted(found, key=lambda image: image.index)
 
     async def _results_async(self) -> AsyncIterator[OutputResult | JobFailure]:
         async with _Changes(self._followed) as changes:
             while True:
-                is_over = self._followed.is_over  # first: what ends meanwhile is read below
-                result = await _in_thread(self._followed)
+                lost = self._followed.lost()  # first: what ends meanwhile is read below
+                result = await _in_thread(self._followed.next_result, self._give_back)
                 if result is not None:
                     yield result
-                elif is_over:
-                    return
-                elif (lost := self._followed.lost()) is not None:
+                elif lost is not None:
                     raise lost
+                elif self._followed.is_exhausted:  # now: a lost output may be generated again
+                    return
                 else:
                     await changes.next()
+
+    def _give_back(self, result: OutputResult | JobFailure | None) -> None:
+        if result is not None:
+            self._followed.return_result(result)
 
 
 class _Changes:
@@ -336,21 +359,29 @@ class _Awake:
         self._followed.unwatch(self._event.set)
 
 
-async def _in_thread(followed: FollowedJobs) -> OutputResult | JobFailure | None:
-    """Return the next result that exists now, fetched in a thread. If the caller is cancelled meanwhile, the result
-    goes back.
-    """
-    fetching = asyncio.ensure_future(asyncio.to_thread(followed.next_result))
+async def _in_thread(fetch: Callable[[], Fetched], give_back: Callable[[Fetched], None]) -> Fetched:
+    """Return what `fetch` returns, called in a thread. If the caller is cancelled meanwhile, it is given back."""
+    lock = threading.Lock()
+    is_given_up = False
+    fetched: list[Fetched] = []
+
+    def call() -> Fetched:
+        result = fetch()
+        with lock:
+            if not is_given_up:
+                fetched.append(result)
+                return result
+        give_back(result)
+        return result
+
     try:
-        return await asyncio.shield(fetching)
-    except asyncio.CancelledError:
-        fetching.add_done_callback(lambda done: _return_to(followed, done))
+        return await asyncio.to_thread(call)
+    except BaseException:
+        with lock:
+            is_given_up = True
+        for each in fetched:
+            give_back(each)
         raise
-
-
-def _return_to(followed: FollowedJobs, fetched: asyncio.Future[OutputResult | JobFailure | None]) -> None:
-    if not fetched.cancelled() and fetched.exception() is None and (result := fetched.result()) is not None:
-        followed.return_result(result)
 
 
 def _image(result: OutputResult) -> ImageResult:

@@ -116,14 +116,18 @@ class RequestStream:
             self._connection.call(Controller.cancel, self._client_id, self._jobs.id)
             self._jobs.leave_out(impossible)
             return
-        accepted = [index for index, answer in answers.items() if self._decide(index, answer)]
-        recipes = [answer for index in accepted if isinstance(answer := answers[index], Recipe)]
-        assert len(recipes) == len(accepted), "only possible requests are accepted"
-        self._warn(text for recipe in recipes for text in recipe.warnings)
-        if accepted and not self._has_writer:
-            self._has_writer = True
-            self._jobs.write_with(self._open_writer())
-        self._jobs.leave_out(impossible + self._queue(frozenset(answers).difference(accepted), self._hold))
+        left_out = impossible
+        try:
+            accepted = [index for index, answer in answers.items() if self._decide(index, answer)]
+            recipes = [answer for index in accepted if isinstance(answer := answers[index], Recipe)]
+            assert len(recipes) == len(accepted), "only possible requests are accepted"
+            self._warn(text for recipe in recipes for text in recipe.warnings)
+            if accepted and not self._has_writer:
+                self._has_writer = True
+                self._jobs.write_with(self._open_writer())
+            left_out += self._queue(frozenset(answers).difference(accepted), self._hold)
+        finally:  # the impossible ones never end, also if this raises; the pool cancels the others
+            self._jobs.leave_out(left_out)
 
     def _checked(self, first: int, chunk: Sequence[GenerateRequest]) -> dict[int, Recipe | UserError]:
         """Return the recipe or the error of each request, by index."""

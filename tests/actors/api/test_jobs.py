@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from modelpool.actors.api.client import ModelPool
 from modelpool.actors.cli.job_file import read_job_file
 from modelpool.actors.control import controller as controller_module
 from modelpool.actors.control import parked_jobs
+from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.image_file import read_labels, read_recipe
@@ -159,6 +161,104 @@ def test_a_cancelled_coroutine_loses_no_image(shared: ModelPool) -> None:
         raise AssertionError("there is one")
 
     assert asyncio.run(asyncio.wait_for(program(), 60)) == 6
+
+
+def test_awaiting_all_images_again_after_a_timeout_or_a_failure_loses_none(shared: ModelPool) -> None:
+    timed_out = threading.Event()
+
+    def chunks() -> Iterator[list[GenerateRequest]]:
+        yield [request(seed=80)]
+        assert timed_out.wait(60)
+        yield [request(seed=81)]
+
+    async def program() -> None:
+        jobs = shared.submit_stream(chunks(), lambda index, answer: True)
+        while len(jobs) == 0 or not jobs[0].done():
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(jobs, 0.3)  # type: ignore[arg-type]
+        timed_out.set()
+        assert [image.index for image in await jobs] == [0, 1]
+        jobs = shared.submit([request(FAIL, seed=82), request(seed=83)])
+        with pytest.raises(JobFailed):
+            await jobs
+        assert (await jobs[1]).seed == 83
+        assert list(jobs.images()) == []
+
+    asyncio.run(asyncio.wait_for(program(), 60))
+
+
+def test_a_job_whose_await_is_cancelled_while_it_is_read_can_be_awaited_again(shared: ModelPool) -> None:
+    begun, read = threading.Event(), threading.Event()
+    jobs = shared.submit(request(seed=84))
+    deliver = jobs._followed._delivered
+
+    def slow(finished: Any) -> Any:
+        begun.set()
+        assert read.wait(60)
+        return deliver(finished)
+
+    jobs._followed._delivered = slow  # type: ignore[method-assign]
+
+    async def first() -> None:
+        task = asyncio.ensure_future(jobs[0]._awaited())
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        read.set()
+
+    async def second() -> None:
+        assert (await jobs[0]).seed == 84
+
+    asyncio.run(asyncio.wait_for(first(), 60))  # waits for the thread
+    gc.collect()
+    asyncio.run(asyncio.wait_for(second(), 60))
+
+
+def test_two_waiters_for_one_job_get_the_same_output(shared: ModelPool) -> None:
+    """The second one begins while the output is read for the first one."""
+    begun, read = threading.Event(), threading.Event()
+    jobs = shared.submit(request(seed=86))
+    deliver = jobs._followed._delivered
+
+    def slow(finished: Any) -> Any:
+        begun.set()
+        assert read.wait(60)
+        return deliver(finished)
+
+    jobs._followed._delivered = slow  # type: ignore[method-assign]
+
+    async def program() -> None:
+        first = asyncio.ensure_future(jobs[0]._awaited())
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.ensure_future(jobs[0]._awaited())
+        await asyncio.wait([second], timeout=0.2)
+        read.set()
+        assert await first is await second
+
+    asyncio.run(asyncio.wait_for(program(), 60))
+
+
+def test_iterating_waits_for_an_output_that_is_lost_at_the_end(shared: ModelPool) -> None:
+    """Every job had ended when it was fetched."""
+    jobs = shared.submit(request(seed=85))
+    jobs.wait(60)
+    deliver, again = jobs._followed._delivered, []
+
+    def lose_once(finished: Any) -> Any:
+        if again:
+            return deliver(finished)
+        again.append(finished)
+        return jobs._followed._lost_output(finished.job, ResultGone("its node is gone"))
+
+    jobs._followed._delivered = lose_once  # type: ignore[method-assign]
+
+    async def program() -> list[int]:
+        return [image.index for image in await jobs]
+
+    assert asyncio.run(asyncio.wait_for(program(), 60)) == [0]
+    assert again
 
 
 # ---- requests ----------------------------------------------------------------------------------------------------

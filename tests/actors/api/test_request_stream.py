@@ -4,7 +4,9 @@ checked once.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.api.client import ModelPool
+from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
@@ -92,6 +95,16 @@ def test_refused_and_impossible_requests_have_no_result(pool: ModelPool, tmp_pat
     assert "gone.png" in str(answers[2])
 
 
+def test_awaiting_a_request_that_was_not_queued_raises_as_waiting_does(pool: ModelPool) -> None:
+    jobs = pool.submit_stream([[request(0), request(1)]], lambda index, answer: index == 0)
+
+    async def program() -> None:
+        await asyncio.wait_for(jobs[1], SECONDS)  # type: ignore[arg-type]
+
+    with pytest.raises(UserError, match="request 1 was not queued"):
+        asyncio.run(program())
+
+
 def test_nothing_accepted_is_nothing_made_and_no_folder(pool: ModelPool, tmp_path: Path) -> None:
     jobs = pool.submit_stream([[request(0)]], lambda index, answer: False, output=tmp_path / "p")
     assert list(jobs.results()) == []
@@ -120,6 +133,61 @@ def test_what_reading_raises_is_raised_where_results_are_read(pool: ModelPool) -
     jobs = pool.submit_stream(chunks(), is_possible)
     with pytest.raises(UserError, match="line 40"):
         list(jobs.results())
+
+
+def test_what_reading_raises_is_raised_in_asyncio_too_after_all_jobs_ended(pool: ModelPool) -> None:
+    ended = threading.Event()
+
+    def chunks() -> Iterator[Sequence[GenerateRequest]]:
+        yield [request(0)]
+        assert ended.wait(SECONDS)
+        raise UserError("line 40: not UTF-8")
+
+    jobs = pool.submit_stream(chunks(), is_possible)
+    jobs[0].result(SECONDS)
+    ended.set()
+    with pytest.raises(UserError, match="line 40"):
+        jobs.wait(SECONDS)
+
+    async def collect() -> None:
+        await asyncio.wait_for(jobs, SECONDS)  # type: ignore[arg-type]
+
+    with pytest.raises(UserError, match="line 40"):
+        asyncio.run(collect())
+    assert jobs._followed.is_over
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_stream_whose_caller_raises_for_an_impossible_request_ends(pool: ModelPool, hold: bool) -> None:
+    """Requests of the same chunk end too, and the submission is over."""
+
+    def decide(index: int, answer: Recipe | UserError) -> bool:
+        if isinstance(answer, UserError):
+            raise answer
+        return True
+
+    jobs = pool.submit_stream([[request(0), request(1, model="shaps")]], decide, hold=hold)
+    with pytest.raises(UnknownName, match="shaps"):
+        jobs.wait(SECONDS)
+    with pytest.raises(UnknownName, match="shaps"):
+        jobs[1].result(SECONDS)
+    assert _is_over_soon(jobs)
+
+
+def test_a_stream_whose_folder_cannot_be_opened_ends(pool: ModelPool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    jobs = pool.submit_stream([[request(0), request(1, model="shaps")]], is_possible, output=tmp_path / "file" / "p")
+    with pytest.raises((UserError, OSError)):
+        jobs.wait(SECONDS)
+    assert _is_over_soon(jobs)
+
+
+def _is_over_soon(jobs: Jobs) -> bool:
+    """Whether every job ends within some seconds."""
+    until = time.monotonic() + 10
+    while not jobs._followed.is_over and time.monotonic() < until:
+        time.sleep(0.01)
+    return jobs._followed.is_over
 
 
 def test_cancelling_ends_a_stream_whose_source_never_answers() -> None:
