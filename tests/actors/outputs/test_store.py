@@ -142,7 +142,7 @@ def test_a_run_that_is_killed_leaves_what_the_next_one_finds(
     assert len(later.entries()) == 1
 
 
-@pytest.mark.parametrize(("name", "ending"), [("Cat_17", "png"), ("a.b=c,d@e+f", "jpg"), ("猫", "webp")])
+@pytest.mark.parametrize(("name", "ending"), [("Cat_17", "png"), ("a.b=c,d@e+f", "jpg"), ("\u732b", "webp")])
 def test_a_killed_run_leaves_an_output_with_a_chosen_name_that_the_next_one_finds(
     url: str, name: str, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
