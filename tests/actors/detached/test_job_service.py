@@ -221,7 +221,8 @@ def test_a_submission_in_shards_with_names_and_a_format_is_complete_when_it_has_
             found.append(sorted(name for name in tar.getnames() if name.endswith(".webp")))
     assert sorted(map(len, found)) == [2, 4, 4]
     assert sorted(name for shard in found for name in shard) == [f"row-{n}.webp" for n in range(10)]
-    assert [each.file for each in jobs.outcomes()] == [f"row-{n}-{n:02}.webp" for n in range(10)]
+    # in a sharded place, names have digits of the key: the files are removed, and no name is used again
+    assert [each.file.rpartition("-")[0] for each in jobs.outcomes()] == [f"row-{n}-{n:02}" for n in range(10)]
     assert not list(service.out.glob("*.webp"))
 
 
