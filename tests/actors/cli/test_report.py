@@ -156,7 +156,7 @@ def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(c
         ended = command("report", "night", "--out", "r.html", pool=JobsPool())
         assert (ended.code, ended.opened[0].pool) == (0, "mine"), ended.err
         words = " ".join(Page(Path("r.html").read_text()).words.split())
-        assert "Jobs that failed 1 job 1 (x) bad_input: no <such> file" in words
+        assert "Jobs that failed 1 job 1 (x) bad_input: no <b> file" in words
         assert "unknown submission 'day'" in command("report", "day", pool=JobsPool()).err
     finally:
         remove_run_file(running)
