@@ -17,6 +17,7 @@ from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
 from modelpool.pool.ops.attention import AttentionBackend
 from modelpool.pool.ops.context import LinearKernel, compute
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 
 
 @dataclass(slots=True)
@@ -34,12 +35,14 @@ class RunTools:
     road       brings weights, to stay or for one use; None to copy each synchronously when it is used
     linear     tried first by linear layers; None for torch's arithmetic
     attention  the order of attention kernels; empty for torch's choice
+    compiler   compiles the repeated blocks of diffusion models; None to compile nothing
     """
 
     ledger: TransferLedger | None = None
     pipeline: TransferPipeline | None = None
     linear: LinearKernel | None = None
     attention: tuple[AttentionBackend, ...] = ()
+    compiler: BlockCompiler | None = None
 
     def bring(self, host: Tensor, device: torch.device) -> Tensor:
         """Return a copy of `host` on `device` that may be kept; `host` itself if it is there."""
