@@ -27,10 +27,11 @@ from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit
 from modelpool.actors.detached.service_watch import ServiceWatch
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
-from modelpool.actors.ray.state_folder import pool_log_path, state_folder
+from modelpool.actors.ray.state_folder import pool_log_path
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.user_folders import machine_folder
 
 if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
@@ -113,7 +114,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     from modelpool.actors.ray.forks import Forks
 
     name = config.cluster.name
-    with (state_folder() / f"{name}.lock").open("wb") as lock:
+    with (machine_folder() / f"{name}.lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

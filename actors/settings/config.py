@@ -473,10 +473,10 @@ def _pin_of(text: str) -> tuple[str, int]:
 
 def _has_added_models() -> bool:
     """Whether models were added to the user's registry."""
-    from modelpool.pool.registry.registry_store import RegistryStore, default_folder
+    from modelpool.pool.registry.registry_store import open_store
 
     try:
-        return bool(RegistryStore(default_folder()).locations())
+        return bool(open_store().locations())
     except UserError:  # reported when the registry is used
         return False
 

@@ -61,7 +61,6 @@ with ModelPool.connect() as pool:
 def test_a_pool_in_the_background_is_found_used_survives_its_controller_and_is_ended(tmp_path, monkeypatch) -> None:
     """A short form of `benchmarks.chaos`: detached jobs whose controller is killed (SIGKILL) are committed once, with
     the bytes that they have without that."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)  # so that all processes are its own
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="mine")
@@ -97,7 +96,7 @@ def require_equal_once(folder: Path, other: Path) -> None:
 
 
 def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     places = []
 
     def start_controller(plan, namespace, name, place, models, environment):
@@ -118,7 +117,7 @@ def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tm
 
 
 def test_a_pool_that_cannot_start_says_why(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     config = PoolConfig().override(address="127.0.0.1:1", name="mine")
     with pytest.raises(UserError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         start_in_background(config)
@@ -134,7 +133,7 @@ def _connect() -> None:
 @pytest.fixture
 def gated(tmp_path, monkeypatch) -> Iterator[tuple[OpenedPool, ModelPool, Path]]:
     """A pool of one worker whose runs wait at a gate, without Ray; the gate is the folder's."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = make_pipes(tmp_path)
     line = LoopConnection(1, lambda: FakeEngine(folder))
     pool = ModelPool(line, lambda: None, None)

@@ -81,7 +81,7 @@ def test_two_replicas_answer_as_one_server_over_a_pool_that_ends_with_them(tmp_p
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    environment = {**kept, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path), KEY, str(port)],
         env=environment,
