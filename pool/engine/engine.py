@@ -45,7 +45,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
-from modelpool.pool.devices.kinds import OpenDevice
+from modelpool.pool.devices.kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
@@ -61,6 +61,7 @@ from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.ops.attention import attention_priority
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
@@ -94,6 +95,7 @@ class EngineSettings:
     threads       CPU threads of torch; equal everywhere, since it can change the last bits of a result
     vram_policy   how eagerly weights are kept on the device; None is the default of the device
     reserve_bytes free device memory left to other programs; None is the default reserve
+    compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
     """
 
     device: str
@@ -102,6 +104,7 @@ class EngineSettings:
     threads: int = 1
     vram_policy: VramPolicy | None = VramPolicy.NORMAL
     reserve_bytes: int | None = None
+    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class Engine:
         capabilities: DeviceCapabilities,
         policy: VramPolicy = VramPolicy.NORMAL,
         reserve_bytes: int = 0,
+        compiler: BlockCompiler | None = None,
     ) -> None:
         self._device = device
         self._facts = facts
@@ -131,7 +135,9 @@ class Engine:
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
         self._runner = TaskRunner(device, self.vram, pipeline, rules.may_stream, self._run_to_come)
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, attention_priority(capabilities))
+        self._tools = RunTools(
+            device.memory.ledger, pipeline, device.linear, attention_priority(capabilities), compiler
+        )
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)
@@ -163,7 +169,8 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes)
+        compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
+        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler)
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""

@@ -12,6 +12,7 @@ Interrupts are checked before each compiled block, not at each layer. Results di
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.core.user_folders import cache_folder
 from modelpool.pool.devices.torch_api.torch_private import compile_errors
 from modelpool.pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting, casting_class
 from modelpool.pool.ops.context import check_interrupt
@@ -31,6 +33,9 @@ from modelpool.pool.ops.packed import PackedWeight
 
 #: a backend of torch.compile: its name, or a function of a graph and its example inputs
 Backend: TypeAlias = str | Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
+
+#: torch's name of the variable with the folder of compiled code. Its keys contain torch's version and the device
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +51,14 @@ class BlockCompiler:
     backend: Backend = "inductor"
     refused: dict[type[nn.Module], str] = field(default_factory=dict)
     _compiled: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls) -> BlockCompiler:
+        """Return a compiler whose code is kept in the user's cache folder, also for later processes. Sets the
+        environment variable by which torch finds that folder, unless it is set.
+        """
+        os.environ.setdefault(CACHE_VARIABLE, str(cache_folder() / "compiled"))
+        return cls()
 
     def forward_of(self, block_class: type[nn.Module]) -> Callable[..., Any] | None:
         """Return the compiled forward of `block_class`, to be called with an instance; None if it was refused. Nothing
@@ -133,7 +146,7 @@ class CompiledBlocks:
             return
         for module in block.modules():
             if isinstance(module, Casting):
-                module.__class__ = _stock_class(module)
+                module.__class__ = _stock_class(module)  # type: ignore[assignment] # mypy narrows to both
                 self._frozen.append(module)
         block.__dict__["forward"] = partial(forward, block)
         self._compiled.append(block)
@@ -180,7 +193,11 @@ def repeated_blocks(root: nn.Module) -> tuple[nn.Module, ...]:
             repeated = {child for child in module.children() if _stock_class(child).__name__ in names}
         elif isinstance(module, nn.ModuleList):
             counts = Counter(map(_stock_class, module))
-            repeated = {child for child in module if counts[_stock_class(child)] > 1 and any(child.children())}
+            repeated = {
+                child
+                for child in module
+                if counts[_stock_class(child)] > 1 and any(child.children()) and not isinstance(child, nn.ModuleList)
+            }
         for child in module.children():
             if child in repeated:
                 found.append(child)
