@@ -30,6 +30,7 @@ class RunningPool:
     started_at  of the process, seconds since the epoch
     log         output of the process and its workers
     drain_seconds  time that running tasks get when the pool is asked to end
+    status_socket  path of a socket that answers with the status of the pool; "" if there is none
     """
 
     name: str
@@ -39,6 +40,7 @@ class RunningPool:
     started_at: float
     log: str
     drain_seconds: float = 0.0
+    status_socket: str = ""
 
 
 def write_run_file(pool: RunningPool) -> None:
