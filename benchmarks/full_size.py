@@ -59,7 +59,6 @@ class FullSizeModel:
     entries     the tensors of the file; of a small model with the same key names if the argument is True
     tokenizers  text encoders whose tokenizer is a file
     width, height, frames, steps  of a usual run
-    cfg         its guidance scale
     """
 
     title: str
@@ -68,7 +67,6 @@ class FullSizeModel:
     width: int
     height: int
     steps: int
-    cfg: float
     frames: int = 0
 
 
@@ -270,7 +268,6 @@ FULL_SIZE: Mapping[str, FullSizeModel] = {
         512,
         512,
         8,
-        7.0,
     ),
     "sdxl": FullSizeModel(
         "SDXL, float16",
@@ -279,15 +276,14 @@ FULL_SIZE: Mapping[str, FullSizeModel] = {
         1024,
         1024,
         20,
-        7.0,
     ),
     "flux": FullSizeModel(
-        "Flux dev, bfloat16", lambda small: _flux(small, torch.bfloat16), ("t5xxl",), 1024, 1024, 20, 1.0
+        "Flux dev, bfloat16", lambda small: _flux(small, torch.bfloat16), ("t5xxl",), 1024, 1024, 20
     ),
     "flux_fp8": FullSizeModel(
-        "Flux dev, float8", lambda small: _flux(small, torch.float8_e4m3fn), ("t5xxl",), 1024, 1024, 20, 1.0
+        "Flux dev, float8", lambda small: _flux(small, torch.float8_e4m3fn), ("t5xxl",), 1024, 1024, 20
     ),
-    "wan": FullSizeModel("Wan 2.1 1.3B, bfloat16", _wan, ("umt5_xxl",), 832, 480, 10, 5.0, frames=33),
+    "wan": FullSizeModel("Wan 2.1 1.3B, bfloat16", _wan, ("umt5_xxl",), 832, 480, 10, frames=33),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.sampling_facts import Guidance
+from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
 from modelpool.pool.core.stage_params import (
     BatchMember,
     DecodeParams,
@@ -42,17 +42,18 @@ PROMPT, NEGATIVE = "a small red cat on the moon", "a dog"
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 #: frames per second of videos
 FRAME_RATE = 16.0
+#: of UNets, whose requests have defaults of their own
+UNET_DEFAULTS = SamplingDefaults(20, 7.0, "euler", "normal", Guidance.CLASSIFIER_FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Size and steps of an image or a video (`frames` above 0). `cfg` is the guidance scale; None is the model's."""
+    """Size and steps of an image or a video (`frames` above 0)."""
 
     width: int
     height: int
     steps: int
     frames: int = 0
-    cfg: float | None = None
 
 
 def model_ref(path: Path) -> ModelRef:
@@ -99,13 +100,9 @@ class EngineJobs:
         self.costs.append(cost)
         return result
 
-    def texts(self, has_negative: bool | None = None) -> tuple[Encoded, ...]:
+    def texts(self) -> tuple[Encoded, ...]:
         """Encode the prompt, and the negative prompt if the model reads one."""
-        defaults = self.family.sampling.defaults
-        assert defaults is not None
-        if has_negative is None:
-            has_negative = defaults.guidance not in (Guidance.DISTILLED, Guidance.NONE)
-        wanted = (PROMPT, NEGATIVE) if has_negative else (PROMPT,)
+        wanted = (PROMPT,) if self._is_distilled else (PROMPT, NEGATIVE)
         found = [self.run(EncodeParams(self.model, (), text)) for text in wanted]
         return tuple(text for text in found if isinstance(text, Encoded))
 
@@ -113,16 +110,14 @@ class EngineJobs:
         self, extent: Extent, loras: tuple[LoraRef, ...] = (), seed: int = 7, sampler: str = ""
     ) -> SampleParams:
         """Return the parameters of a sampling run."""
-        defaults = self.family.sampling.defaults
-        assert defaults is not None
-        is_distilled = defaults.guidance in (Guidance.DISTILLED, Guidance.NONE)
-        usual = GuidanceParams(1.0, defaults.cfg) if is_distilled else GuidanceParams(extent.cfg or defaults.cfg)
+        defaults = self.family.sampling.defaults or UNET_DEFAULTS
+        guidance = GuidanceParams(1.0, defaults.cfg) if self._is_distilled else GuidanceParams(defaults.cfg)
         return SampleParams(
             self.model,
             loras,
             self._shape(extent),
             SamplingSchedule(extent.steps, sampler or defaults.sampler, defaults.schedule),
-            usual,
+            guidance,
             seed,
         )
 
@@ -153,6 +148,12 @@ class EngineJobs:
         task = self.task(work)
         weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
         return needed_bytes(task.uses, task.activation_bytes) + int(share * weight_bytes)
+
+    @property
+    def _is_distilled(self) -> bool:
+        """Whether the model reads its guidance scale as an input, and no negative prompt."""
+        defaults = self.family.sampling.defaults
+        return defaults is not None and defaults.guidance in (Guidance.DISTILLED, Guidance.NONE)
 
     def _shape(self, extent: Extent) -> OutputShape:
         duration = {"frames": extent.frames, "frame_rate": FRAME_RATE} if extent.frames else {}

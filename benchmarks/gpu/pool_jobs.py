@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from pathlib import Path
 
@@ -19,13 +18,15 @@ LEAST_SHARE = 0.95
 JOBS = 48
 STEPS = 8
 CONFIG = """
-[paths]
-models = ["{models}"]
-outputs = "{outputs}"
-
-[cluster]
+[pool]
 device = "{device}"
-gpus = {gpus}
+workers = 1
+
+[models]
+folders = ["{models}"]
+
+[output]
+folder = "{outputs}"
 """
 
 
@@ -68,8 +69,7 @@ def pool_rate(setting: Setting, path: Path) -> float:
 
     config = setting.models / "pool.toml"
     outputs = setting.models / "outputs"
-    config.write_text(CONFIG.format(models=path.parent, outputs=outputs, device=setting.device, gpus=1))
-    print("pool on", sys.executable)
+    config.write_text(CONFIG.format(models=path.parent, outputs=outputs, device=setting.device))
     requests = [
         GenerateRequest(model=path.stem, prompt="a red cat", seed=seed, width=512, height=512, steps=STEPS)
         for seed in range(JOBS)

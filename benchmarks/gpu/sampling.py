@@ -207,8 +207,8 @@ def call_of(pipeline: Any, extent: Extent, texts: Sequence[Encoded], device: tor
     arguments |= {"num_frames": extent.frames} if extent.frames else {}
     for prefix, text in zip(("", "negative_"), texts, strict=False):
         arguments[f"{prefix}prompt_embeds"] = torch.from_numpy(text.context_LD)[None].to(device, dtype)
-        if text.pooled_D is not None and f"{prefix}pooled_prompt_embeds" in accepted:
-            arguments[f"{prefix}pooled_prompt_embeds"] = torch.from_numpy(text.pooled_D)[None].to(device, dtype)
+        if text.pooled_V is not None and f"{prefix}pooled_prompt_embeds" in accepted:
+            arguments[f"{prefix}pooled_prompt_embeds"] = torch.from_numpy(text.pooled_V)[None].to(device, dtype)
     arguments = {name: value for name, value in arguments.items() if name in accepted}
     return lambda: pipeline(**arguments)
 
