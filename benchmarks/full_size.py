@@ -277,9 +277,7 @@ FULL_SIZE: Mapping[str, FullSizeModel] = {
         1024,
         20,
     ),
-    "flux": FullSizeModel(
-        "Flux dev, bfloat16", lambda small: _flux(small, torch.bfloat16), ("t5xxl",), 1024, 1024, 20
-    ),
+    "flux": FullSizeModel("Flux dev, bfloat16", lambda small: _flux(small, torch.bfloat16), ("t5xxl",), 1024, 1024, 20),
     "flux_fp8": FullSizeModel(
         "Flux dev, float8", lambda small: _flux(small, torch.float8_e4m3fn), ("t5xxl",), 1024, 1024, 20
     ),

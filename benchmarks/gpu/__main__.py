@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,8 +61,13 @@ def seconds_for(part: Part, later: Sequence[Part], left_seconds: float) -> float
     return left_seconds * part.weight / (part.weight + sum(other.weight for other in later))
 
 
-def run_parts(parts: Sequence[Part], minutes: float, out: Path, device: str, size: str, models: Path | None) -> None:
-    """Run the parts one after the other and write the results after each."""
+def run_parts(
+    parts: Sequence[Part], minutes: float, out: Path, command_of: Callable[[Part, float, Path], Sequence[str]]
+) -> None:
+    """Run the parts one after the other and write the results after each.
+
+    `command_of` returns the command of a part, with its seconds and the file for its measurements.
+    """
     out.mkdir(parents=True, exist_ok=True)
     rows_path = out / "rows.jsonl"
     rows_path.unlink(missing_ok=True)
@@ -76,13 +81,10 @@ def run_parts(parts: Sequence[Part], minutes: float, out: Path, device: str, siz
                 row = Measurement(part.name, "the whole part", note="skipped: out of time")
                 _append(rows_path, row)
                 continue
-            command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, "--device", device, "--size", size]
-            command += ["--rows", str(rows_path), "--seconds", f"{seconds - GRACE_SECONDS:.1f}"]
-            command += ["--models", str(models)] if models is not None else []
             log.write(f"\n===== {part.name}, {seconds:.0f} s\n")
             log.flush()
             started = time.monotonic()
-            outcome = _run_child(command, seconds, log.fileno())
+            outcome = _run_child(command_of(part, seconds, rows_path), seconds, log.fileno())
             took_seconds = time.monotonic() - started
             ended.append({"part": part.name, "seconds": round(took_seconds, 1), "outcome": outcome})
             if outcome != "done":
@@ -134,8 +136,14 @@ def main() -> None:
     if unknown:
         parser.error(f"--parts: found {sorted(unknown)}, expected some of {', '.join(part.name for part in PARTS)}")
     size = asked.size or ("full" if asked.device == "cuda" else "small")
+
+    def command_of(part: Part, seconds: float, rows_path: Path) -> list[str]:
+        command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, "--device", asked.device, "--size", size]
+        command += ["--rows", str(rows_path), "--seconds", f"{seconds - GRACE_SECONDS:.1f}"]
+        return command + (["--models", str(asked.models.resolve())] if asked.models is not None else [])
+
     parts = [part for part in PARTS if part.name in names]
-    run_parts(parts, asked.minutes, asked.out.resolve(), asked.device, size, asked.models)
+    run_parts(parts, asked.minutes, asked.out.resolve(), command_of)
     print((asked.out / "table.md").read_text(encoding="utf-8"))
 
 

@@ -54,11 +54,12 @@ def run_file(record: Record, file: Path, collect_only: bool) -> None:
     """Run the tests of one file in a child; those that it does not reach in time are not in the table."""
     name = str(file.relative_to(ROOT))
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(ROOT), "--noconftest"]
-    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "-v", "-rfE", name]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "-rfE", name]
     if collect_only:
         command += ["--collect-only", "-q"]
-    elif importlib.util.find_spec("pytest_timeout") is not None:
-        command += [f"--timeout={TEST_SECONDS}"]
+    else:
+        has_timeout = importlib.util.find_spec("pytest_timeout") is not None
+        command += ["-v", *([f"--timeout={TEST_SECONDS}"] if has_timeout else [])]
     try:
         ended = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=max(1.0, record.seconds_left), check=False

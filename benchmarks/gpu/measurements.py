@@ -123,7 +123,11 @@ def table_of(rows: Sequence[Measurement], title: str) -> str:
         lines.append("")
     failed = [f"{row.part}: {row.name}" for row in rows if row.is_met is False]
     skipped = [f"{row.part}: {row.name} ({row.note})" for row in rows if row.note.startswith("skipped")]
-    lines += [f"Not met or failed: {'; '.join(failed) or 'nothing'}.", "", f"Skipped: {'; '.join(skipped) or 'nothing'}."]
+    lines += [
+        f"Not met or failed: {'; '.join(failed) or 'nothing'}.",
+        "",
+        f"Skipped: {'; '.join(skipped) or 'nothing'}.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -45,7 +45,9 @@ def run(record: Record, setting: Setting) -> None:
         record.add("engine alone", rate, "images/s")
     with record.attempting("pool", least_seconds=30.0):
         found = pool_rate(setting, path)
-        record.add("pool", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine", found >= LEAST_SHARE * rate)
+        record.add(
+            "pool", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine", found >= LEAST_SHARE * rate
+        )
 
 
 def engine_rate(setting: Setting, path: Path) -> float:

@@ -155,6 +155,9 @@ def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> 
     parts = {name: value for name, value in parts.items() if name not in (*defaults, *switches)} | switches
     for role in (Role.DIFFUSION_MODEL, Role.VAE):
         parts[facts.folders[role]] = checkpoint.build(role).module.to(device, dtype)
+    vae, latent = parts[facts.folders[Role.VAE]], checkpoint.latent
+    known = {"scaling_factor": latent.scaling_factor, "shift_factor": latent.shift}  # no tensor determines them
+    vae.register_to_config(**{name: value for name, value in known.items() if name in vae.config})
     parts["scheduler"] = getattr(diffusers, scheduler.name)(**scheduler.settings)
     pipeline = kind(**parts)
     pipeline.set_progress_bar_config(disable=True)
