@@ -17,7 +17,7 @@ from pathlib import Path
 ERROR_LENGTH = 300
 
 
-class OutOfTime(Exception):  # noqa: N818
+class OutOfTime(Exception):
     """The time of the part is over: the rest of it is left out."""
 
 

@@ -138,8 +138,9 @@ def measure_loras(record: Record, jobs: EngineJobs, extent: Extent, texts: Seque
     ):
         jobs.sample(jobs.sample_work(short, loras), texts)
         cost = jobs.costs[-1]
-        record.add(f"switch to {name}", cost.load_seconds, "s", None, f"under {MOST_SWITCH_SECONDS} s",
-                   cost.load_seconds <= MOST_SWITCH_SECONDS, f"{cost.uploaded_bytes / 1e6:.0f} MB uploaded")  # fmt: skip
+        seconds, note = cost.load_seconds, f"{cost.uploaded_bytes / 1e6:.0f} MB uploaded"
+        record.add(f"switch to {name}", seconds, "s", None, f"under {MOST_SWITCH_SECONDS} s",
+                   seconds <= MOST_SWITCH_SECONDS, note)  # fmt: skip
 
 
 def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> Any:

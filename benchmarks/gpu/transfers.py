@@ -81,7 +81,6 @@ def measure_rates(record: Record, device: torch.device, size_bytes: int) -> floa
     record.add("copy from pinned memory", link / 1e9, "GB/s")
     rate = size_bytes / median_seconds(device, lambda: target.copy_(pageable))
     record.add("copy from pageable memory", rate / 1e9, "GB/s", link / 1e9)
-    del target
     parts = [part.clone() for part in pageable.chunk(16)]
     with TransferPipeline.open(device) as pipeline:
         rate = size_bytes / median_seconds(device, lambda: [pipeline.bring(part) for part in parts])

@@ -29,7 +29,7 @@ class MemoryCalls:
     reserved    taken from the driver by this process, for tensors and the allocator's cache
     peak        maximum in tensors since `reset_peak`
     cap         limit this process to a fraction (0 to 1) of the device
-    capped      the fraction that this process is limited to, 1 if it is not limited; None if the device does not report it
+    capped      the fraction that this process is limited to, 1 if it is not limited; None if unknown
     release     return the allocator's cache to the driver
     """
 

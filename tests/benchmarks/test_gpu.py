@@ -1,8 +1,8 @@
 """The GPU benchmark on machines without one: it keeps results when parts crash or hang, and its parts run on the CPU.
 
-Proves: a part that crashes or hangs ends alone, what it measured stays, and the rest runs in its time; the random models
-have the published numbers of parameters, and engine and diffusers both run them; the engine and the tests for GPUs need
-none of the packages that a GPU machine may lack, and not the plugins of the other tests.
+Proves: a part that crashes or hangs ends alone, what it measured stays, and the rest runs in its time; the random
+models have the published numbers of parameters, and engine and diffusers both run them; the engine and the tests for
+GPUs need none of the packages that a GPU machine may lack, and not the plugins of the other tests.
 """
 
 from __future__ import annotations
