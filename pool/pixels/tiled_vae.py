@@ -70,8 +70,8 @@ def tiled_decode(
     on_tile: Callable[[int, int], None] | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Compute `decode_call(latent_BC)` by tiles: pixels in float32, or what `finish` makes of them, on the device of the
-    accumulator. See `run_tiled`.
+    """Compute `decode_call(latent_BC)` by tiles: pixels in float32, or what `finish` makes of them, on the device of
+    the accumulator. See `run_tiled`.
 
     One pass. ComfyUI averages three, of differently shaped tiles. Measured with the VAE of the shapes example at
     256x256, as root mean square error against the untiled result in levels of 255, tiles of 16 latent positions: one
