@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -60,7 +60,7 @@ from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.ops.attention import attention_priority
+from modelpool.pool.ops.attention import AttentionKernels, attention_priority
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -134,10 +134,11 @@ class Engine:
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
-        self._runner = TaskRunner(device, self.vram, pipeline, rules.may_stream, self._run_to_come)
-        self._tools = RunTools(
-            device.memory.ledger, pipeline, device.linear, attention_priority(capabilities), compiler
+        kernels = AttentionKernels(attention_priority(capabilities))
+        self._runner = TaskRunner(
+            device, self.vram, pipeline, rules.may_stream, self._run_to_come, kernels.drop_refused
         )
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)
@@ -155,16 +156,22 @@ class Engine:
         """
         torch.set_num_threads(settings.threads)
         device = open_with_room(settings.device, settings.index, settings.budget_bytes)
+        with ExitStack() as undoing:
+            undoing.callback(device.memory.close)
+            opened = cls._open_on(device, settings, undoing)
+            undoing.pop_all()
+        return opened
+
+    @classmethod
+    def _open_on(cls, device: OpenDevice, settings: EngineSettings, undoing: ExitStack) -> Engine:
+        """Return the engine of an open device; `undoing` gets what to undo if this fails."""
         card = detect_capabilities(device.kind, settings.index)
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
         room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
         pipeline = TransferPipeline.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
-        try:
-            link = measure_link(device.torch_device, pipeline, room_bytes)
-        except BaseException:
-            pipeline.close()
-            raise
+        undoing.callback(pipeline.close)
+        link = measure_link(device.torch_device, pipeline, room_bytes)
         capabilities = replace(card, total_bytes=room_bytes)
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
@@ -326,9 +333,12 @@ class Engine:
         self._embeddings = LruCache(MAX_EMBEDDINGS)
 
     def close(self) -> None:
-        """Evict everything and release host resources of streaming. Idempotent."""
+        """Evict everything and release what the device and the host held for it: the allocator's cache, which other
+        engines of the process could not use otherwise, and pinned memory. Idempotent."""
         self.vram.close()
         self._pipeline.close()
+        release_unused(self._device.memory)
+        self._device.memory.close()
 
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]

@@ -28,7 +28,6 @@ from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.hooks import HookGroup
 from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patcher.shared_weights import RealizeReport, SharedWeights, WeightsTarget
-from modelpool.pool.patcher.weight_bytes import component_use
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import PatchedWeight
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
@@ -276,8 +275,7 @@ class ModelPatcher:
 
     def use(self, passes: int = 1) -> ComponentUse:
         """Return what a run with this patch set needs. Sizes are those of the host weights, resident or not."""
-        w = self._weights
-        return component_use(w.key, w.owners.values(), w.form, self.patches, passes)
+        return self._weights.use(self.patches, passes)
 
     def modules(self) -> tuple[ModuleBytes, ...]:
         """Return the sizes of every module that directly holds weights."""
@@ -288,6 +286,11 @@ class ModelPatcher:
         """The sizes of `modules` with the FLOPs of each, in execution order. Counted at the first access; equal to
         `modules` without a typical call."""
         return self._weights.sizes_with_flops
+
+    @property
+    def has_counted_flops(self) -> bool:
+        """Whether `modules_with_flops` costs nothing. Counting is a run on the meta device, of up to some seconds."""
+        return self._weights.has_counted_flops
 
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""

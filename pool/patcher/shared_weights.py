@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
@@ -29,7 +30,7 @@ from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWe
 from modelpool.pool.patcher.weight_bytes import (
     ModuleWeights,
     component_spec,
-    merged_bytes,
+    component_use,
     merges,
     module_bytes,
     module_weights,
@@ -39,8 +40,11 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
 from modelpool.pool.quant.quantize import requantize
-from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.tracing.module_flops import module_work
+
+#: patch sets whose sizes are kept
+USES_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class SharedWeights:
         self.owners = {owner.name: owner for owner in module_weights(module)}
         self._typical_call = typical_call
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owners.values(), form)}
+        #: by the digest of the patch set
+        self._uses: LruCache[str, ComponentUse] = LruCache(USES_KEPT)
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
@@ -141,6 +147,19 @@ class SharedWeights:
         used = [name for name in work if name in self.sizes]
         unused = [name for name in self.sizes if name not in work]
         return tuple(replace(self.sizes[name], flops=work.get(name, 0)) for name in (*used, *unused))
+
+    @property
+    def has_counted_flops(self) -> bool:
+        """Whether `sizes_with_flops` is known."""
+        return self._typical_call is None or "sizes_with_flops" in self.__dict__
+
+    def use(self, patches: PatchSet, passes: int = 1) -> ComponentUse:
+        """Return what a run with `patches` needs in addition to the weights. The sizes for the last patch sets are
+        kept: they take some 10 ms for the parameters of a large model."""
+        found = self._uses.get(
+            patches.digest, lambda: component_use(self.key, self.owners.values(), self.form, patches)
+        )
+        return replace(found, passes=passes)
 
     @cached_property
     def spec(self) -> ComponentSpec:
@@ -266,7 +285,7 @@ class SharedWeights:
         ]:
             freed_bytes += self._evict(self.owners[name], cache)
         self._realized = patches
-        self._merged_bytes = merged_bytes(self.owners.values(), self.form, patches)
+        self._merged_bytes = self.use(patches).patched_bytes
         arriving = [n for n in self.owners if n in target.resident and n not in self._merged_digests]
         uploaded_bytes = 0
         try:

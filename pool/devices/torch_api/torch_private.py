@@ -30,6 +30,10 @@ no_torch_function = torch._C._disabled_torch_function_impl
 # The name under which the process's one out-of-tree device type is known; "privateuseone" until it is claimed.
 python_backend_name = torch._C._get_privateuse1_backend_name
 
+# Changes the settings of the process's caching allocator, in the form of PYTORCH_ALLOC_CONF. Torch's public way is that
+# environment variable, which a process reads once, before this project has a say.
+set_allocator_settings: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+
 
 def constant_when_compiled(function: _Function) -> _Function:
     """Let torch.compile call `function` once while tracing and treat the result as a constant of the graph.
