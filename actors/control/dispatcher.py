@@ -67,8 +67,8 @@ from modelpool.scheduler.tables.messages import (
 
 logger = logging.getLogger(__name__)
 
-#: a call of several runs that takes this long is asked for those that are over, then at intervals that double, up to a limit:
-#: some ten times as long as such calls should take
+#: a call of several runs that takes this long, some ten times as long as such calls should take, is asked for those
+#: that are over, then at intervals that double
 OVERDUE_CALL_SECONDS = 0.5
 #: longest of these intervals: drivers hear of an output at most that late
 LONGEST_POLL_SECONDS = 8.0

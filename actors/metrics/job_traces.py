@@ -177,8 +177,8 @@ class JobTraces:
 
     def _is_followed_in_call(self, worker_id: WorkerId) -> bool:
         """Whether the run of a worker was sent in one call with the one that follows it."""
-        queue = self._queued.get(worker_id)
-        return bool(queue) and next(iter(queue.values()))[0].joins
+        following = next(iter(self._queued.get(worker_id, {}).values()), None)
+        return following is not None and following[0].joins
 
     def _begun_at(self, task_id: TaskId, worker_id: WorkerId) -> float | None:
         """When the run of the task on this worker began; None if it has none."""

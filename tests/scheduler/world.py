@@ -461,8 +461,8 @@ class Shell:
                     run = self.running.get(command.worker_id)
                     members = [] if run is None else run.members
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
-                    believed = [one for one in self.revoked if one.worker_id == command.worker_id]
-                    is_asked = bool(believed) or all(one.stop_requested for one in members)
+                    is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
+                    is_asked = is_mistaken or all(one.stop_requested for one in members)
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
@@ -470,8 +470,8 @@ class Shell:
             case RevokeTask():
                 found = (command.incarnation, command.task_id, command.attempt)
                 queue = {(c.incarnation, c.task_id, c.attempt): c for c in self.queued.get(command.worker_id, ())}
-                run = self.running.get(command.worker_id)
-                if run is not None and run.command.task_id == command.task_id:
+                begun = self.running.get(command.worker_id)
+                if begun is not None and begun.command.task_id == command.task_id:
                     believed = self.state.worker_table.workers[command.worker_id].task_id
                     assert believed is not None, f"{command}: it runs that"
                     assert self._is_revoked(command.worker_id, believed), f"{command}: it runs that"
