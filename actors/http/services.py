@@ -72,6 +72,8 @@ class Services:
         self.has_siblings = has_siblings
         self._secret = secret
         self._listings: Listings | None = None
+        #: reads the lists, once for all callers
+        self._listing: asyncio.Task[Listings] | None = None
         self._keeps_jobs: bool | None = None
         #: jobs of each owner that are being submitted
         self._arriving: dict[str, int] = {}
@@ -127,14 +129,29 @@ class Services:
             await asyncio.gather(ended, gone, return_exceptions=True)
 
     async def listings(self) -> Listings:
-        """Return the usable models and LoRAs. Raises PoolLost."""
-        now = time.monotonic()
-        if self._listings is None or now - self._listings.at > LISTING_SECONDS:
+        """Return the usable models and LoRAs. While callers ask, they are read again in the background; a caller waits
+        for them only if they are older than LISTING_SECONDS. Raises PoolLost.
+        """
+        now, known = time.monotonic(), self._listings
+        age_seconds = now - known.at if known is not None else LISTING_SECONDS
+        if age_seconds >= LISTING_SECONDS / 2 and self._listing is None:
+            self._listing = asyncio.create_task(self._read_listings(now))
+            self._listing.add_done_callback(_note_seen)
+        if known is not None and age_seconds < LISTING_SECONDS:
+            return known
+        assert self._listing is not None, "it was started"
+        # a client that goes must not cancel what others wait for
+        return await asyncio.shield(self._listing)
+
+    async def _read_listings(self, now: float) -> Listings:
+        try:
             models = await asyncio.to_thread(self.pool.models)
             loras = await asyncio.to_thread(self.pool.loras)
             usable = tuple(sorted((each for each in models if not each.problem), key=lambda each: each.name))
             self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
-        return self._listings
+            return self._listings
+        finally:
+            self._listing = None
 
     async def listed_names(self) -> frozenset[str]:
         """Return the names of the models and LoRAs that the pool lists. Raises PoolLost."""
@@ -221,6 +238,12 @@ def _for_caller(request: GenerateRequest, caller: Caller, listed: Set[str]) -> G
     if request.user not in (None, caller.user):
         raise HttpProblem(403, f"user: found {request.user!r}, expected {caller.user!r}, the user of the API key")
     return request.model_copy(update={"user": caller.user})
+
+
+def _note_seen(reading: asyncio.Task[Listings]) -> None:
+    """Note that the error of a reading for which no caller waits was seen: the next caller gets its own."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 async def _disconnected(request: Request) -> Any:
