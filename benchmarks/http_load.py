@@ -2,9 +2,9 @@
 
     python -m benchmarks.http_load [--clients 200] [--seconds 60] [--pause 10] [--runs 1]
 
-Prints a Markdown table. The engines are fakes from the tests; Ray, the core, the server and HTTP are the real ones. Each
-client submits an image, waits for its end and pauses; one in two submits a ComfyUI workflow. Of the others, one in two
-follows by server-sent events, and the rest asks every half second. A viewer of the page reads what it receives, and
+Prints a Markdown table. The engines are fakes from the tests; Ray, the core, the server and HTTP are the real ones.
+Each client submits an image, waits for its end and pauses; one in two submits a ComfyUI workflow. Of the others, one in
+two follows by server-sent events, and the rest asks every half second. A viewer of the page reads what it receives, and
 two others, of the page and of a submission, never read.
 """
 
@@ -21,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,8 @@ class Findings:
 
 
 class Connection:
-    """A connection of HTTP/1.1 that stays open. Its own parser, since a client library takes more time than a server."""
+    """A connection of HTTP/1.1 that stays open, with a parser of its own: a client library takes more time than the
+    server."""
 
     def __init__(self, port: int, findings: Findings) -> None:
         self._port = port
@@ -161,7 +162,8 @@ def served() -> Iterator[tuple[int, int]]:
     """Start a server of a pool of fakes in a process of its own; yield its port and its process id."""
     command = (sys.executable, "-m", "benchmarks.http_load", "--serve")
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdin is not None and server.stdout is not None
+    assert server.stdin is not None
+    assert server.stdout is not None
     try:
         while not (line := server.stdout.readline()).startswith("port "):
             assert line, "the server has ended"

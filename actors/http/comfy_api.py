@@ -16,7 +16,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.bodies import form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
-from modelpool.actors.http.comfy_nodes import NODE_TYPES, NodeInput, NodeType
+from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
+from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of

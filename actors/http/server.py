@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
 #: time for open calls when the server ends; streams never end by themselves
 SHUTDOWN_SECONDS = 5
-#: a connection without a call is closed after this time. Clients and proxies that keep connections for a minute, as most
-#: do, then never send a call to one that is being closed
+#: a connection without a call is closed after this time. Clients and proxies that keep connections for a minute, as
+#: most do, then never send a call to one that is being closed
 KEEP_ALIVE_SECONDS = 75
 #: how long a thread that encodes an image keeps Python's interpreter while the event loop waits for it. Python's own
 #: 5 ms are waited for several times in one call
