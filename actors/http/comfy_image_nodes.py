@@ -112,8 +112,8 @@ def _scaled_for_kontext(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    sides = (given[name] for name in ("left", "top", "right", "bottom"))
-    image = _with_step(_file(given["image"]), ImagePad(*sides, given["feathering"]))
+    pad = ImagePad(given["left"], given["top"], given["right"], given["bottom"], given["feathering"])
+    image = _with_step(_file(given["image"]), pad)
     return image, MaskFile(image, "pad")
 
 

@@ -103,7 +103,8 @@ class Services:
         try:
             built = await asyncio.to_thread(build)
             names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
-            requests = [_for_caller(request, caller, names) for request in built]
+            highest = self.settings.priority_of(caller.user)
+            requests = [_for_caller(request, caller, names, highest) for request in built]
             assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
@@ -228,16 +229,25 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     return end
 
 
-def _for_caller(request: GenerateRequest, caller: Caller, listed: Set[str]) -> GenerateRequest:
-    """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
-    names that may be paths and are not `listed`.
+def _for_caller(
+    request: GenerateRequest, caller: Caller, listed: Set[str], highest_priority: int | None
+) -> GenerateRequest:
+    """Return `request` with the caller's user and, if it is configured, the caller's priority. Raises HttpProblem (403)
+    if it is for another user or has a higher priority, and UnusableField for names that may be paths and are not
+    `listed`.
     """
     check_names(request, listed)
     if caller.user is None:
         return request
     if request.user not in (None, caller.user):
         raise HttpProblem(403, f"user: found {request.user!r}, expected {caller.user!r}, the user of the API key")
-    return request.model_copy(update={"user": caller.user})
+    update: dict[str, Any] = {"user": caller.user}
+    if highest_priority is not None:
+        if "priority" not in request.model_fields_set:
+            update["priority"] = highest_priority
+        elif request.priority > highest_priority:
+            raise HttpProblem(403, f"priority: found {request.priority}, expected up to {highest_priority}")
+    return request.model_copy(update=update)
 
 
 def _note_seen(reading: asyncio.Task[Listings]) -> None:
