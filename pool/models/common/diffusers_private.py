@@ -183,7 +183,12 @@ def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
 
 def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
     """Return how `module` and `key_map` differ, in words; empty if keys and shapes are equal."""
-    actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    return differing_state(key_map, module.state_dict())
+
+
+def differing_state(key_map: KeyMap, state: Tensors) -> str:
+    """Return how the `state` of a module and `key_map` differ, in words; empty if keys and shapes are equal."""
+    actual = {key: tuple(value.shape) for key, value in state.items()}
     mapped = key_map.shapes
     if actual == mapped:
         return ""
