@@ -62,6 +62,8 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
 #: UNets of latent diffusion that read texts, by the names that LoRAs know
 _UNETS = frozenset(unet.lora_family for unet in defined_unets() if unet.lora is UNET)
 _UNET_PREFIX = "model.diffusion_model."
+#: projection of open_clip, which is the transpose of the one of transformers
+_TURNED_PROJECTION = "text_projection"
 
 
 class ConverterChangedError(RuntimeError):
@@ -80,7 +82,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             # # transformers dropped the text_model level; the module computes its position table
             return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
         case Architecture.CLIP_TEXT_PROJECTED:
-            return lambda tensors: {_with_text_level(k): v for k, v in _moved(tensors, prefix, "").items()}
+            return lambda tensors: _projected_text(_moved(tensors, prefix, ""))
         case Architecture.DIFFUSERS_UNET:
             return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
@@ -152,6 +154,13 @@ def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
 def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
     """Return `tensors` with the key prefix `prefix` replaced by `to`."""
     return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
+
+
+def _projected_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of a text model with a projection, which some files have in the form of open_clip."""
+    turned = next((key for key in (_TURNED_PROJECTION, f"text_model.{_TURNED_PROJECTION}") if key in tensors), None)
+    named = {_with_text_level(key): value for key, value in tensors.items() if key != turned}
+    return named if turned is None else {**named, f"{_TURNED_PROJECTION}.weight": tensors[turned].T}
 
 
 def _with_text_level(key: str) -> str:
