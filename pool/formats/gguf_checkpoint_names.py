@@ -2,9 +2,9 @@
 Torch-free and pure.
 
 Diffusion models (`model.diffusion_model.`), VAEs (`first_stage_model.`) and the encoders of transformers
-(`text_encoders.NAME.transformer.`) keep their names. The converter writes the CLIP encoders of UNet models in the naming
-of transformers below `cond_stage_model.`, whichever place their published files have. ggml does not store leading
-dimensions of size 1.
+(`text_encoders.NAME.transformer.`) keep their names. The converter writes the CLIP encoders of UNet models in the
+naming of transformers below `cond_stage_model.`, whichever place their published files have. ggml does not store
+leading dimensions of size 1.
 Source: the names that stable-diffusion.cpp documents for its GGUF files; the GGUF specification for dimensions.
 """
 

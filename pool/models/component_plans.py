@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.parts.family import Architecture, Family

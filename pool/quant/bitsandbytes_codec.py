@@ -26,7 +26,7 @@ from modelpool.pool.quant.formats import (
     number,
 )
 
-#: bytes of codes unpacked at once, and largest scratch bytes for each: 32-bit indices, and two values and their products
+#: bytes of codes unpacked at once, and largest scratch bytes for each: 32-bit indices, two values and their products
 _CHUNK_CODES = 1 << 19
 _SCRATCH_BYTES = 24
 

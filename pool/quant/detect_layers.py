@@ -2,7 +2,8 @@
 
 Knows the published conventions: a `comfy_quant` marker next to a layer's weight (JSON as bytes), the
 `_quantization_metadata` entry of a safetensors header, the older `scaled_fp8` files, whose parts have other names, and
-the `quant_state` of the 4-bit layers of bitsandbytes. Checks that every layer is stored as its format requires. Reads no weights.
+the `quant_state` of the 4-bit layers of bitsandbytes. Checks that every layer is stored as its format requires. Reads
+no weights.
 Source: comfyui-behaviour facts, section 2 (`convert_old_quants`, `detect_layer_quantization`).
 """
 
@@ -311,9 +312,7 @@ def _bitsandbytes_layer(key: str, data: bytes, stored: Mapping[str, StoredTensor
     offset = state.get("nested_offset", 0.0)
     if type(offset) not in (int, float) or not math.isfinite(offset):
         raise BadQuantization(f"{file}: {key!r}: found nested_offset {offset!r}, expected a number")
-    parts = {
-        part.name: prefix + part.name for part in FORMATS[names[kind]].parts if prefix + part.name in stored
-    }
+    parts = {part.name: prefix + part.name for part in FORMATS[names[kind]].parts if prefix + part.name in stored}
     if nested:
         for name in (BITSANDBYTES_NESTED_ABSMAX, BITSANDBYTES_NESTED_MAP):
             if name not in parts:

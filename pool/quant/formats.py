@@ -192,11 +192,14 @@ def _bitsandbytes_expected(shape: Shape, settings: Mapping[str, object]) -> Mapp
     values = math.prod(shape)
     codes, blocks = -(-values // 2), -(-values // number(settings, "blocksize"))
     nested = number(settings, "nested_blocksize")
+    of_scales: dict[str, Sequence[Shape]] = {}
+    if nested:
+        of_scales = {BITSANDBYTES_NESTED_ABSMAX: ((-(-blocks // nested),),), BITSANDBYTES_NESTED_MAP: ((256,),)}
     return {
         WEIGHT: ((codes, 1), (1, codes)),
         BITSANDBYTES_ABSMAX: ((blocks,),),
         BITSANDBYTES_MAP: ((16,),),
-        **({BITSANDBYTES_NESTED_ABSMAX: ((-(-blocks // nested),),), BITSANDBYTES_NESTED_MAP: ((256,),)} if nested else {}),
+        **of_scales,
     }
 
 

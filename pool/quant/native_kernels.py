@@ -132,7 +132,8 @@ def fp8_linear(
     modified. None where the device's library does not accept the matrix sizes. Raises torch's errors.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if product is scaled_product and x.device.type == "cuda" and (weight.shape[0] % _CUBLAS_STEP or weight.shape[1] % _CUBLAS_STEP):
+    is_odd = any(size % _CUBLAS_STEP for size in weight.shape)
+    if is_odd and x.device.type == "cuda" and product is scaled_product:
         return None
     one = torch.ones((), dtype=torch.float32, device=x.device)
     factor = one if input_scale is None else input_scale.reshape(()).float()

@@ -60,4 +60,5 @@ def warn_of_extra_tensors(path: Path | str, what: str, key_map: KeyMap) -> None:
     unused = unexplained(key_map)
     if unused:
         first = ", ".join(unused[:_MOST_NAMED]) + (", ..." if len(unused) > _MOST_NAMED else "")
-        _LOG.warning("%s: its %s has no parameter for %d tensors, which are not used: %s", path, what, len(unused), first)
+        words = "%s: its %s has no parameter for %d tensors, which are not used: %s"
+        _LOG.warning(words, path, what, len(unused), first)

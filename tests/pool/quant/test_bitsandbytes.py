@@ -1,4 +1,4 @@
-"""Layers in the 4-bit formats of bitsandbytes (NF4, FP4, plain or quantized scales) are read as that package reads them.
+"""Layers in the 4-bit formats of bitsandbytes (NF4, FP4; plain and quantized scales) are read as that package does.
 
 Proves, without the package: values follow from the published definition; those of tensors that bitsandbytes 0.50 wrote
 are the bytes that it computes; layers stay packed, row slices included; complete checkpoints in the layout of
@@ -172,7 +172,7 @@ def quantized(tensors: Mapping[str, Tensor], beginnings: tuple[str, ...], nested
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_flux_in_the_layout_of_lllyasviel_is_the_model_of_its_values(nested: bool, tmp_path: Path) -> None:
     """flux1-dev-bnb-nf4 (quantized scales) and its version 2 (plain scales): a whole checkpoint."""
-    tensors = {key: x for key, x in FAMILIES["flux_dev"].file().items()}
+    tensors = dict(FAMILIES["flux_dev"].file())
     packed_file = quantized(tensors, (f"{UNET}double_blocks.", f"{UNET}single_blocks."), nested)
     save_file({key: x.contiguous() for key, x in packed_file.items()}, tmp_path / "nf4.safetensors")
     values = {**tensors, **{
@@ -224,7 +224,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     tensors = load_file(SHAPES / "models" / "shapes.safetensors")
     packed = quantized(tensors, (f"{UNET}input_blocks.", f"{UNET}middle_block.", f"{UNET}output_blocks."), True)
     save_file(packed, folder / "packed.safetensors")
-    values = {key: x for key, x in load(packed).items()}
+    values = load(packed)
     save_file(
         {k: x.unpack(torch.float32) if isinstance(x, PackedWeight) else x for k, x in values.items()},
         folder / "values.safetensors",

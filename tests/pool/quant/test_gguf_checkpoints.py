@@ -17,7 +17,6 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.models.common.open_clip_names import open_clip_text
 from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.formats.gguf_files import rounded, write_gguf
 from tests.pool.loading import layouts
@@ -35,7 +34,8 @@ def without_leading_ones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def open_clip_as_converted(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
     """The encoder in the naming of transformers below `to`, its projection in the form of open_clip."""
     own = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    named = {to + key: x.contiguous() for key, x in open_clip_text(own).items() if not key.startswith("text_projection")}
+    text = open_clip_text({key: x for key, x in own.items() if key != "text_projection"})
+    named = {to + key: x.contiguous() for key, x in text.items()}
     if "text_projection" in own:
         named[f"{to}text_model.text_projection"] = own["text_projection"]
     return {**{key: x for key, x in tensors.items() if not key.startswith(prefix)}, **named}
