@@ -164,9 +164,11 @@ def open_engine(
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
     compiles: bool = False,
+    products: str = "exact",
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
+    from modelpool.pool.ops.layer_choice import Products
 
     return Engine.open(
         EngineSettings(
@@ -176,6 +178,7 @@ def open_engine(
             vram_policy=vram_policy,
             reserve_bytes=reserve_bytes,
             compiles=compiles,
+            products=Products(products),
         )
     )
 

@@ -52,6 +52,7 @@ from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
 from modelpool.pool.engine.image_stages import decode_images, encode_images
+from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
@@ -59,8 +60,9 @@ from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.loading.assembled_checkpoint import members_of
-from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.loading.open_model import Component, OpenModel
 from modelpool.pool.ops.attention import AttentionKernels, attention_priority
+from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -96,6 +98,7 @@ class EngineSettings:
     vram_policy   how eagerly weights are kept on the device; None is the default of the device
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
+    products      how linear layers with quantized weights multiply
     """
 
     device: str
@@ -105,6 +108,7 @@ class EngineSettings:
     vram_policy: VramPolicy | None = VramPolicy.NORMAL
     reserve_bytes: int | None = None
     compiles: bool = False
+    products: Products = Products.EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,10 @@ class Engine:
         policy: VramPolicy = VramPolicy.NORMAL,
         reserve_bytes: int = 0,
         compiler: BlockCompiler | None = None,
+        products: Products = Products.EXACT,
     ) -> None:
         self._device = device
+        self._products = products
         self._facts = facts
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
@@ -177,7 +183,7 @@ class Engine:
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
         compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler)
+        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products)
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
@@ -312,7 +318,7 @@ class Engine:
                 component.built.module,
                 self._device.torch_device,
                 component.form,
-                self._tools,
+                self._tools_for(component),
                 typical_call(opened, role),
             )
             self.vram.add(base)
@@ -320,6 +326,12 @@ class Engine:
         clone = base.clone()
         clone.patches = patches
         return clone
+
+    def _tools_for(self, component: Component) -> RunTools:
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
+        formats = stored_formats(component.weights)
+        kernel = products_kernel(component.role, formats, self._capabilities, self._products)
+        return self._tools if kernel is None else replace(self._tools, linear=kernel)
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""

@@ -398,12 +398,12 @@ class SharedWeights:
         self._lazy_digests[owner.name] = placement.lazy_digest
 
     def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
-        """Return the patches of a packed weight as a low-rank product computed next to its layer; None if that is
-        impossible or not needed.
+        """Return the patches of a packed or 8-bit weight as a low-rank product computed next to its layer; None if
+        that is impossible or not needed.
 
         Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
-        if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
+        if not isinstance(module, nn.Linear) or not self.form.adds_products(host):
             return None
         factors = patches.low_rank_factors(parameter, tuple(host.shape))
         if factors is None:

@@ -21,7 +21,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithP
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.vision.names import convert_vision
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
@@ -50,11 +50,12 @@ class VisionPlan:
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         module = _empty(self.config)
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"it is not a CLIP vision encoder: {difference}")
-        return module
+        return module, fitted(self.key_map, module, "it is not a CLIP vision encoder:")
 
 
 def plan_vision(
