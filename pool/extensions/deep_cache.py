@@ -62,16 +62,20 @@ class DeepLayers:
             raise unusable_field("options.deepcache.layers", layers, expected)
         kept = len(last.resnets) - 1 - layers
         before = _layers(last, range(kept))
-        feature = (before or [*upper[-1:]] or [plain.mid_block])[-1]
+        deep = [layer for layer in (plain.mid_block, *upper) if layer is not None]
+        feature = (before or deep)[-1]
         overlays.put(feature, self._feature)
-        for layer in [*_layers(first, range(layers, len(first.resnets))), *(first.downsamplers or ())]:
+        for layer in _layers(first, range(layers, len(first.resnets))):
             overlays.put(layer, self._unchanged)
+        for layer in first.downsamplers or ():
+            overlays.put(layer, self._nothing)
         for block in deeper:
             count = len(block.resnets) + len(block.downsamplers or ())
-            overlays.put(block, self._nothing(count))
-        for layer in [plain.mid_block, *upper, *before]:
-            if layer is not None and layer is not feature:
-                overlays.put(layer, self._unchanged)
+            overlays.put(block, self._nothing_with_skips(count))
+        for layer in [*deep, *before]:
+            if layer is not feature:
+                # the layers before the feature join their input with a skip connection of the feature's size
+                overlays.put(layer, self._stand_in if before and layer is deep[-1] else self._unchanged)
 
     def _feature(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The last of the deep layers; it returns a tuple if it is an attention."""
@@ -81,6 +85,13 @@ class DeepLayers:
         self.features[self._key] = out
         return out
 
+    def _stand_in(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A layer whose result only layers read that return the feature themselves, or nothing of their own."""
+        if not self._skips:
+            return forward(*args, **kwargs)
+        feature = self.features[self._key]
+        return feature[0] if isinstance(feature, tuple) else feature
+
     def _unchanged(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A layer that returns its input in the steps between; what follows it there reads only the feature."""
         if not self._skips:
@@ -88,15 +99,19 @@ class DeepLayers:
         hidden = args[0] if args else kwargs["hidden_states"]
         return hidden if kwargs.get("return_dict", True) else (hidden,)
 
-    def _nothing(self, count: int) -> Callable[..., Any]:
-        """A block with `count` skip connections, which nothing reads in the steps between; ControlNets add to them."""
+    def _nothing(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A layer whose result nothing reads in the steps between; ControlNets add to it."""
+        if not self._skips:
+            return forward(*args, **kwargs)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return hidden.new_zeros(())
+
+    def _nothing_with_skips(self, count: int) -> Callable[..., Any]:
+        """The same for a block with `count` skip connections."""
 
         def forward_or_nothing(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._skips:
-                return forward(*args, **kwargs)
-            hidden = args[0] if args else kwargs["hidden_states"]
-            nothing = hidden.new_zeros(())
-            return nothing, (nothing,) * count
+            out = self._nothing(forward, *args, **kwargs)
+            return (out, (out,) * count) if self._skips else out
 
         return forward_or_nothing
 

@@ -50,7 +50,7 @@ def self_attention_guidance(option: SelfAttention, clock: StepClock, attended: A
         predict = args["predict_prompt"] if args["uncond"] is None else args["predict_negative"]
         with call_facts(**{PERTURBED: "sag"}):
             perturbed_BCHW = predict(degraded_BCHW + (x_BCHW - plain_BCHW))
-        return denoised_BCHW + (perturbed_BCHW - degraded_BCHW) * option.scale
+        return denoised_BCHW + (degraded_BCHW - perturbed_BCHW) * option.scale
 
     return guide
 

@@ -21,15 +21,18 @@ BLOCK_MODELS = frozenset(
         "AuraFlowTransformer2DModel",
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
+        "CosmosTransformer3DModel",
         "Flux2Transformer2DModel",
         "FluxTransformer2DModel",
         "HunyuanVideoTransformer3DModel",
         "LTXVideoTransformer3DModel",
+        "Lumina2Transformer2DModel",
         "MochiTransformer3DModel",
         "PixArtTransformer2DModel",
         "QwenImageTransformer2DModel",
         "SD3Transformer2DModel",
         "WanTransformer3DModel",
+        "ZImageTransformer2DModel",
     }
 )
 #: transformers whose first block begins with a modulated norm (`norm1`), which TeaCache reads
@@ -37,9 +40,10 @@ TEACACHE_MODELS = frozenset(
     {
         "AuraFlowTransformer2DModel",
         "BriaTransformer2DModel",
-        "ChromaTransformer2DModel",
         "FluxTransformer2DModel",
         "HunyuanVideoTransformer3DModel",
+        "Lumina2Transformer2DModel",
+        "MochiTransformer3DModel",
         "SD3Transformer2DModel",
     }
 )
