@@ -22,7 +22,7 @@ def check_options(request: GenerateRequest, facts: SamplingFacts) -> None:
     if request.options is None:
         return
     supported = supported_options(facts)
-    for name, _ in request.options.items():
+    for name, _ in request.options.used():
         if name not in supported:
             raise UnusableField(
                 f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}; "

@@ -41,8 +41,10 @@ def _model_of(name: str) -> type[_Settings]:
 
 
 def parse_run_options(value: Any) -> RunOptions | None:
-    """Return the options in `value`, a mapping by name; None if all are off. A name may be "pag.scale". Raises UserError
-    naming the option, the setting, the value found and the value expected."""
+    """Return the options in `value`, a mapping by name; None if all are off. A name may be "pag.scale".
+
+    Raises UserError naming the option, the setting, the value found and the value expected.
+    """
     if value is None or isinstance(value, RunOptions):
         return None if value is None or value.is_empty else value
     if not isinstance(value, Mapping):

@@ -221,8 +221,8 @@ class RunOptions(WireValue):
     fbcache: FirstBlockCache | None = None
     teacache: TeaCache | None = None
 
-    def items(self) -> Iterator[tuple[str, RunOption]]:
-        """Yield the name and the value of each option that is on, in a fixed order."""
+    def used(self) -> Iterator[tuple[str, RunOption]]:
+        """Yield the name and the value of each option that is on, in the order of the table."""
         for name in RUN_OPTIONS:
             value = getattr(self, name)
             if value is not None:
@@ -230,7 +230,7 @@ class RunOptions(WireValue):
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return all settings of the options that are on, by name."""
-        return {name: dataclasses.asdict(value) for name, value in self.items()}
+        return {name: dataclasses.asdict(value) for name, value in self.used()}
 
     @property
     def is_empty(self) -> bool:

@@ -51,7 +51,6 @@ from modelpool.pool.core.sample_conditions import StartCondition as StartConditi
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
 
-
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
 

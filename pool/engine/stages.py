@@ -222,7 +222,9 @@ def sample_batch(
                 ImagesToDenoise(work, [each.seed for each in works], shape_CHW),
                 prompts,
                 call,
-                guider_of(facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance, lambda: clock.now),
+                guider_of(
+                    facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance, lambda: clock.now
+                ),
                 device,
                 speaking.counting(hooks),
                 start,

@@ -1,1 +1,1 @@
-"""Options of sampling runs: extensions of the guidance, changes inside the diffusion model, and caches over the steps."""
+"""Options of sampling runs: extensions of the guidance, changes inside the model, caches over steps."""

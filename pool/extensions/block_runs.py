@@ -149,8 +149,8 @@ def polynomial(coefficients: Sequence[float], value: float) -> float:
 def with_block_runs(
     transformer: TransformerOptions, options: RunOptions, module: nn.Module, row: str, clock: StepClock
 ) -> TransformerOptions:
-    """Return `transformer` with the blocks of `module`, a model of the row `row`, as `options` say. Replacements that it
-    already has still run, inside."""
+    """Return `transformer` with the blocks of `module`, a model of the row `row`, as `options` say. Replacements that
+    it already has still run, inside."""
     blocks = [((kind, number), block) for kind, found in block_lists(module) for number, block in enumerate(found)]
     cache: BlockCache | None = None
     if options.fbcache is not None:

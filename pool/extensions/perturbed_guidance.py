@@ -1,4 +1,4 @@
-"""Guidance away from a perturbed prediction: PAG, SAG and SLG. Each is called after the guidance by the negative prompt.
+"""Guidance away from a perturbed prediction, after the guidance by the negative prompt: PAG, SAG and SLG.
 
 Clean latents stand for predictions: a difference of clean latents is the same multiple of the difference of noises.
 

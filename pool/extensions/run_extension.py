@@ -86,8 +86,8 @@ class RunExtension:
 def run_extension(
     options: RunOptions, model_options: ModelOptions, module: nn.Module, row: str, clock: StepClock
 ) -> RunExtension:
-    """Return `options` for a run of `module`, a model of the row `row` with `model_options`. The caller has checked that
-    the family supports them. Raises UnusableField for blocks that the model lacks."""
+    """Return `options` for a run of `module`, a model of the row `row` with `model_options`. The caller has checked
+    that the family supports them. Raises UnusableField for blocks that the model lacks."""
     attended, found = AttendedTokens(), model_options
     if options.slg is not None and (unknown := unknown_blocks(options.slg, module)):
         raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")

@@ -16,7 +16,6 @@ from modelpool.pool.core.sampling_facts import CfgRescale, Prediction
 from modelpool.pool.guidance.cfg_rescale import rescale, rescale_to_deviation
 from modelpool.pool.sampling.predictions import clean_latent, prediction_of
 
-
 #: added to a square, so that a zero prediction has no direction. Source: the guider of diffusers
 _SMALLEST_SQUARE = 1e-8
 

@@ -234,9 +234,9 @@ def test_deepcache_keeps_the_features_of_each_text(unet: Case) -> None:
 
 
 def test_deepcache_runs_with_the_residuals_of_a_controlnet(unet: Case) -> None:
+    sizes = ((32, 8), (32, 8), (32, 4), (64, 4))
     residuals = {
-        "down_block_additional_residuals": [latents(2, 32, 8, 8), latents(2, 32, 8, 8), latents(2, 32, 4, 4)]
-        + [latents(2, 64, 4, 4)],
+        "down_block_additional_residuals": [latents(2, width, side, side) for width, side in sizes],
         "mid_block_additional_residual": latents(2, 64, 4, 4),
     }
     inputs = {**unet.inputs, **residuals}
@@ -249,7 +249,7 @@ def test_deepcache_runs_with_the_residuals_of_a_controlnet(unet: Case) -> None:
 
 def test_more_layers_than_the_first_level_has_are_refused(unet: Case) -> None:
     with (
-        pytest.raises(UserError, match="options.deepcache.layers: found 4, expected at most 1"),
+        pytest.raises(UserError, match=r"options\.deepcache\.layers: found 4, expected at most 1"),
         extended(unet.module, RunOptions(deepcache=DeepCache(layers=4))),
     ):
         pass
@@ -257,7 +257,11 @@ def test_more_layers_than_the_first_level_has_are_refused(unet: Case) -> None:
 
 def test_all_options_of_a_unet_run_together(unet: Case) -> None:
     options = RunOptions(
-        freeu=FreeU(), pag=PerturbedAttention(), sag=SelfAttention(), hypertile=HyperTile(tile=32), deepcache=DeepCache()
+        freeu=FreeU(),
+        pag=PerturbedAttention(),
+        sag=SelfAttention(),
+        hypertile=HyperTile(tile=32),
+        deepcache=DeepCache(),
     )
     with extended(unet.module, options) as run:
         both = denoised(run)
