@@ -61,7 +61,11 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "swinir": FileKind.UPSCALER,
 }
 
-_CONTROLNET_PREFIXES = ("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block.")
+_CONTROLNET_PREFIXES = (
+    *("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block."),
+    # T2I-Adapters are used like ControlNets
+    *("adapter.body.", "body.0.block1.", "body.0.body.0.block1."),
+)
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
 #: key prefixes of other components of a checkpoint in one file
 _BUNDLED_PREFIXES = (
