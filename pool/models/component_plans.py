@@ -36,6 +36,8 @@ from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
+from modelpool.pool.models.vision.siglip import SIGN as SIGLIP_SIGN
+from modelpool.pool.models.vision.siglip import plan_siglip
 from modelpool.pool.specs.spec import Role
 
 
@@ -93,6 +95,9 @@ def plan_component(
         case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(words.empty(), words.key_map, _nothing)
+        case Architecture.VISION_MODEL if SIGLIP_SIGN in shapes:
+            siglip = plan_siglip(shapes, family.configs.get(role))
+            return ComponentPlan(siglip.empty(), siglip.key_map, _nothing)
         case Architecture.VISION_MODEL:
             vision_use = plan_vision(shapes, prefix, folder_config=family.configs.get(role))
             return ComponentPlan(vision_use.empty(), vision_use.key_map, _nothing)
