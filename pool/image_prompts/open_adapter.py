@@ -15,6 +15,7 @@ from torch import nn
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField, unusable_field
 from modelpool.pool.core.stage_params import ImagePromptRef, image_prompt_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.image_prompts.adapter import AdapterPlan, ImagePromptAdapter, plan_adapter
 from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
@@ -26,8 +27,8 @@ from modelpool.pool.tracing.dry_run import META
 
 #: the diffusion models by the width of the text that they read, for messages
 _TITLES = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
-#: model that Redux appends to, by `pool.core.sampling_facts.SamplingFacts.model`
-_APPENDED_TO = "flux"
+#: module of the models that Redux appends to
+_APPENDED_TO = "FluxTransformer2DModel"
 #: states of one image in a typical call
 _TYPICAL_STATES = 257
 
@@ -79,7 +80,7 @@ class OpenImagePrompt:
         kind = plan.kind
         found = f"{kind.title} {name!r}"
         if kind.appends:
-            if family.sampling.model != _APPENDED_TO:
+            if family.sampling.model not in _models_of(_APPENDED_TO):
                 expected = f"an adapter for models like {model.ref.name!r} ({family.title})"
                 raise unusable_field("image_prompts", f"{found} for Flux", expected)
             built: Any = model.component(Role.DIFFUSION_MODEL).built.module
@@ -97,6 +98,11 @@ class OpenImagePrompt:
         if list(plan.layers) != read:
             words = f"an adapter for models like {model.ref.name!r} ({family.title}: {_layers(read)})"
             raise unusable_field("image_prompts", f"{found} for {title} ({_layers(list(plan.layers))})", words)
+
+
+def _models_of(module: str) -> frozenset[str]:
+    """Return the families whose diffusion model is of this class of diffusers."""
+    return frozenset(family.name for family in defined_families() if family.module == module)
 
 
 def _in_file_order(unet: nn.Module) -> list[tuple[str, int, Any]]:

@@ -36,8 +36,7 @@ from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
-from modelpool.pool.models.vision.siglip import SIGN as SIGLIP_SIGN
-from modelpool.pool.models.vision.siglip import plan_siglip
+from modelpool.pool.models.vision.siglip import is_siglip, plan_siglip
 from modelpool.pool.specs.spec import Role
 
 
@@ -95,7 +94,7 @@ def plan_component(
         case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(words.empty(), words.key_map, _nothing)
-        case Architecture.VISION_MODEL if SIGLIP_SIGN in shapes:
+        case Architecture.VISION_MODEL if is_siglip(shapes):
             siglip = plan_siglip(shapes, family.configs.get(role))
             return ComponentPlan(siglip.empty(), siglip.key_map, _nothing)
         case Architecture.VISION_MODEL:

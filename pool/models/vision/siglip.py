@@ -18,8 +18,13 @@ from modelpool.pool.models.vision.build import VisionPlan
 from modelpool.pool.models.vision.names import siglip_names
 
 #: a key of SigLIP's pooling, which CLIP lacks
-SIGN = "vision_model.head.probe"
+_SIGN = "vision_model.head.probe"
 _HEADS = 16
+
+
+def is_siglip(shapes: Mapping[str, Shape]) -> bool:
+    """Return whether a vision encoder with these tensors is SigLIP."""
+    return _SIGN in shapes
 
 
 def plan_siglip(shapes: Mapping[str, Shape], folder_config: Mapping[str, Any] | None = None) -> VisionPlan:

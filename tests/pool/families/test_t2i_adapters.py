@@ -16,13 +16,12 @@ from diffusers import (
     StableDiffusionXLAdapterPipeline,
     T2IAdapter,
 )
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.controlnets.build import plan_controlnet
 from modelpool.pool.controlnets.t2i_adapters import t2i_adapter_config
-from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.registry.kinds import FileKind, kind_of_keys
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
@@ -104,7 +103,7 @@ def sd1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     channels = channels_of(found.tiny)
     found.add("full", channels, "full_adapter")
     found.add("original", channels, "full_adapter", colors=1, original=True)
-    found.add("light", channels[:-1], "light_adapter", original=True)
+    found.add("other", channels, "full_adapter", original=True)
     yield found
     found.tiny.close()
 
@@ -128,7 +127,7 @@ def used(name: str, **more: Any) -> dict[str, Any]:
 
 def test_each_is_that_of_diffusers(sd1: Adapted) -> None:
     plain = sd1.tiny.made(**SIZE, **FIELDS).latents[0]
-    for names in (("full",), ("original",), ("full", "light")):
+    for names in (("full",), ("original",), ("full", "other")):
         strengths = (0.8, 0.5)[: len(names)]
         controls = [used(name, strength=each) for name, each in zip(names, strengths, strict=True)]
         made = sd1.tiny.made(controls=controls, **SIZE, **FIELDS)
@@ -183,13 +182,19 @@ def test_published_layouts_are_recognised(original: bool) -> None:
         plan.empty()
 
 
+@pytest.mark.parametrize("kind", ["full_adapter", "full_adapter_xl", "light_adapter"])
+def test_an_original_is_the_module_of_diffusers(kind: str) -> None:
+    module = seeded(lambda: adapter([8, 16, 16], kind), 1)
+    named = original_names(module.state_dict(), 2)
+    built = plan_controlnet({key: tuple(value.shape) for key, value in named.items()}).build(named)
+    image = torch.rand((1, 3, 64, 64), generator=torch.Generator().manual_seed(2))
+    for found, expected in zip(built(image), module(image), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_size_that_no_adapter_has_is_named() -> None:
-    with pytest.raises(UnusableField.__mro__[1], match="found 5 input channels"):
+    with pytest.raises(UnknownArchitecture, match="found 5 input channels"):
         t2i_adapter_config({"adapter.conv_in.weight": (4, 5, 3, 3), "adapter.body.0.resnets.0.block1.weight": (4,) * 4})
-
-
-def image_of(size: tuple[int, int]) -> Image.Image:
-    return IMAGES["canny"].resize(size)
 
 
 def test_a_size_that_is_no_multiple_of_its_cells_works(sdxl: Adapted) -> None:

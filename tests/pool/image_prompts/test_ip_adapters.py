@@ -110,3 +110,74 @@ def test_each_kind_is_that_of_diffusers(sd1: Adapted, kind: str) -> None:
     expected = sd1.latent(made, (kind,), [0.7], ip_adapter_image=IMAGES["canny"])
     assert_close(made.latents[0], expected)
     assert not torch.allclose(made.latents[0], sd1.tiny.made(**SIZE, **FIELDS).latents[0], atol=1e-2)
+
+
+def test_those_of_sdxl_are_those_of_diffusers(sdxl: Adapted) -> None:
+    for kind in ("base", "plus"):
+        made = sdxl.tiny.made(image_prompts=[used(kind, strength=0.7)], **SIZE, **FIELDS)
+        assert_close(made.latents[0], sdxl.latent(made, (kind,), [0.7], ip_adapter_image=IMAGES["canny"]))
+
+
+def test_several_images_and_adapters_at_once_are_those_of_diffusers(sd1: Adapted) -> None:
+    """Each adapter is loaded once, and the encodings of an image are shared."""
+    images = [IMAGES["canny"], IMAGES["depth"]]
+    prompts = [used("base", image=images, strength=0.6), used("plus", strength=0.4)]
+    made = sd1.tiny.made(image_prompts=prompts, **SIZE, **FIELDS)
+    expected = sd1.latent(made, ("base", "plus"), [0.6, 0.4], ip_adapter_image=[images, images[0]])
+    assert_close(made.latents[0], expected)
+    (sample,) = [task for task in made.tasks if len(task.uses) > 1]
+    assert [use.passes for use in sample.uses] == [STEPS, 1, 1]
+    roles = [spec.role for spec in made.components]
+    assert roles.count(Role.IMAGE_PROMPT) == 2 and roles.count(Role.VISION_ENCODER) == 1
+
+
+def test_blocks_are_those_of_instant_style(sd1: Adapted) -> None:
+    blocks = {"up.1.1": 1.0, "down.0": 0.5}
+    made = sd1.tiny.made(image_prompts=[used("base", blocks=blocks)], **SIZE, **FIELDS)
+    scale = {"up": {"block_1": [0.0, 1.0]}, "down": {"block_0": [0.5]}}
+    assert_close(made.latents[0], sd1.latent(made, ("base",), [scale], ip_adapter_image=IMAGES["canny"]))
+
+
+def test_in_a_part_of_the_steps_it_is_that_of_diffusers(sd1: Adapted) -> None:
+    def scales(pipeline: Any, step: int, level: Any, values: Any) -> Any:
+        pipeline.set_ip_adapter_scale(0.8 if step + 1 < STEPS * 0.75 else 0.0)
+        return {}
+
+    made = sd1.tiny.made(image_prompts=[used("base", strength=0.8, end=0.75)], **SIZE, **FIELDS)
+    more = {"ip_adapter_image": IMAGES["canny"], "callback_on_step_end": scales}
+    assert_close(made.latents[0], sd1.latent(made, ("base",), [0.8], **more))
+
+
+def test_face_id_reads_the_embedding_of_a_face(sd1: Adapted, tmp_path: Path) -> None:
+    """From an array, or from a file; there is no vision encoder among its tasks."""
+    face = np.random.default_rng(3).standard_normal((1, FACE)).astype(np.float32)
+    np.save(tmp_path / "face.npy", face)
+    prompt = {"model": "faceid", "faces": tmp_path / "face.npy", "strength": 0.7}
+    made = sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    embeds = torch.from_numpy(face)[None]
+    expected = sd1.latent(
+        made, ("faceid",), [0.7], ip_adapter_image_embeds=[torch.cat([torch.zeros_like(embeds), embeds])]
+    )
+    assert_close(made.latents[0], expected)
+    assert not made.of(VisionEncodeParams)
+    same = sd1.tiny.made(image_prompts=[{**prompt, "faces": face[0].tolist()}], **SIZE, **FIELDS)
+    assert [task.task_id for task in same.tasks] == [task.task_id for task in made.tasks]
+
+
+def test_what_does_not_fit_is_refused_by_name(sd1: Adapted, sdxl: Adapted, tmp_path: Path) -> None:
+    other = str(Path(sdxl.tiny.model.path).parent / "ipadapter" / "plus.safetensors")
+    for prompt, expected in (
+        (used(other), r"image_prompts: found \"IP-Adapter Plus 'plus' for UNets of text width .*'tiny' \(Stable"),
+        ({"model": "base", "faces": [0.0] * FACE}, r"image_prompts.image: missing; adapter 'base' reads images"),
+        (used("faceid"), r"image_prompts.image: not supported by adapter 'faceid', which reads faces only"),
+        ({"model": "faceid", "faces": [0.0]}, rf"image_prompts.faces: found '1 numbers', expected {FACE} numbers"),
+        (used("base", encoder="tiny"), r"'tiny' is a checkpoint, expected a vision encoder"),
+        (used("base", blocks={"left": 1}), r"image_prompts.blocks: found 'left'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    lonely = TinyModel(tmp_path, layouts.tiny_sd1())
+    source = str(Path(sd1.tiny.model.path).parent / "ipadapter" / "base.safetensors")
+    with pytest.raises(UnusableField, match="image_prompts.encoder: found 'none, and 0 that fit"):
+        lonely.made(image_prompts=[used(source)], **SIZE, **FIELDS)
+    lonely.close()

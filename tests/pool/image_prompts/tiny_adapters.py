@@ -45,7 +45,9 @@ def siglip(seed: int = 6) -> Any:
 def write_encoder(folder: Path, module: Any) -> None:
     """As a folder of transformers, "image_encoder" of h94/IP-Adapter."""
     folder.mkdir(parents=True)
-    save_file(module.state_dict(), folder / "model.safetensors")
+    # as published, whatever the version of transformers calls its parts
+    level = "" if any(name.startswith("vision_model.") for name in module.state_dict()) else "vision_model."
+    save_file({level + name: x for name, x in module.state_dict().items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(module.config.to_dict(), default=str))
 
 
