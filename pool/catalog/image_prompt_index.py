@@ -99,7 +99,9 @@ class ImagePromptIndex:
             return next(iter(fitting.values()))
         names = ", ".join(sorted(repr(ref.name) for ref in fitting.values()))
         expected = f"the name of a vision encoder with states of width {width}, which {name!r} reads"
-        raise unusable_field("image_prompts.encoder", f"none, and {len(fitting)} that fit ({names or 'none'})", expected)
+        raise unusable_field(
+            "image_prompts.encoder", f"none, and {len(fitting)} that fit ({names or 'none'})", expected
+        )
 
     def _encoder_ref(self, file: WeightsFile) -> ModelRef:
         digest, path, files = self._located(file)

@@ -266,7 +266,9 @@ class ActivationEstimator:
                     empty_conditioning(opened),
                     [self._control(control) for control in work.controls],
                 )
-                sampled = sample_bytes(module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls)
+                sampled = sample_bytes(
+                    module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls
+                )
                 return sampled + (image_prompt_bytes(self._adapters(work)) if work.image_prompts else 0)
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))

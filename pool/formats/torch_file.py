@@ -75,8 +75,10 @@ def weights_of(value: Any) -> tuple[dict[str, DeclaredTensor], dict[str, str]]:
     """
     if not isinstance(value, dict):
         raise BadPickle(f"holds {_kind(value)}")
-    if _IP_ADAPTER_TABLES <= value.keys() and all(isinstance(value[name], dict) for name in _IP_ADAPTER_TABLES):
-        value = {f"{table}.{name}": tensor for table in sorted(_IP_ADAPTER_TABLES) for name, tensor in value[table].items()}
+    if value.keys() >= _IP_ADAPTER_TABLES and all(isinstance(value[name], dict) for name in _IP_ADAPTER_TABLES):
+        value = {
+            f"{table}.{name}": tensor for table in sorted(_IP_ADAPTER_TABLES) for name, tensor in value[table].items()
+        }
     wrapper = _wrapper(value)
     metadata = {k: v for k, v in value.items() if isinstance(k, str) and k != wrapper and _is_metadata(v)}
     weights = value[wrapper] if wrapper else {k: v for k, v in value.items() if k not in metadata}

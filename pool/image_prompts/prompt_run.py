@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.core.image_prompt_blocks import block_factor
 from modelpool.pool.core.stage_params import ImageEmbeds, ImagePromptRef, SampleParams
 from modelpool.pool.core.task_inputs import (
     IMAGE_PROMPT,
@@ -25,7 +27,6 @@ from modelpool.pool.core.task_inputs import (
 )
 from modelpool.pool.guidance.guided_steps import Prompts
 from modelpool.pool.image_prompts.adapter import ImagePromptAdapter
-from modelpool.pool.core.image_prompt_blocks import block_factor
 from modelpool.pool.options.transformer_options import Extra
 from modelpool.pool.patcher.blocks.diffusers_names import cross_attentions
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -61,9 +62,7 @@ class RunImagePrompts:
             cond = replace(cond, context_BLD=torch.cat(parts, dim=1))
         if not self._attended:
             return replace(prompts, cond=cond)
-        regions = replace(
-            prompts.regions, conditions=tuple(_with_rows(each, 1) for each in prompts.regions.conditions)
-        )
+        regions = replace(prompts.regions, conditions=tuple(_with_rows(each, 1) for each in prompts.regions.conditions))
         uncond = None if uncond is None else _with_rows(uncond, 0)
         return replace(prompts, cond=_with_rows(cond, 1), uncond=uncond, regions=regions)
 

@@ -33,7 +33,9 @@ def vision_family(header: Header) -> Family | None:
     if header.configs:
         return None
     prefix = next((prefix for sign, prefix in _SIGNS.items() if sign in header.tensors), None)
-    if prefix is None or any(key.startswith(("model.diffusion_model.", "multi_modal_projector.")) for key in header.tensors):
+    if prefix is None or any(
+        key.startswith(("model.diffusion_model.", "multi_modal_projector.")) for key in header.tensors
+    ):
         return None
     config = _folder_config(Path(header.path))
     return Family(

@@ -3,7 +3,7 @@ SD1 and SDXL, several images and adapters, blocks, and a part of the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,15 @@ class Adapted:
         for kind, tables in self.tables.items():
             save_file(flat(tables), folder / "ipadapter" / f"{kind}.safetensors")
 
-    def latent(self, made: Made, names: tuple[str, ...], scales: list[Any], **more: Any) -> Tensor:
-        """What diffusers comes to with these adapters."""
+    def latent(
+        self,
+        made: Made,
+        names: tuple[str, ...],
+        scales: list[Any],
+        prepare: Callable[[Any], None] = lambda pipeline: None,
+        **more: Any,
+    ) -> Tensor:
+        """What diffusers comes to with these adapters, after `prepare`."""
         tiny = self.tiny
         size = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
         parts: dict[str, Any] = {"vae": tiny.module(Role.VAE), "unet": tiny.module(Role.DIFFUSION_MODEL)}
@@ -70,6 +77,7 @@ class Adapted:
                 image_encoder_folder=None, low_cpu_mem_usage=False,
             )  # fmt: skip
             pipeline.set_ip_adapter_scale(scales if len(scales) > 1 else scales[0])
+            prepare(pipeline)
             found: Tensor = pipeline(
                 **made.texts, **SIZE, **more, num_inference_steps=STEPS, guidance_scale=CFG, output_type="latent",
                 generator=torch.Generator().manual_seed(SEED),
@@ -178,6 +186,21 @@ def test_what_does_not_fit_is_refused_by_name(sd1: Adapted, sdxl: Adapted, tmp_p
             sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
     lonely = TinyModel(tmp_path, layouts.tiny_sd1())
     source = str(Path(sd1.tiny.model.path).parent / "ipadapter" / "base.safetensors")
-    with pytest.raises(UnusableField, match="image_prompts.encoder: found 'none, and 0 that fit"):
+    with pytest.raises(UnusableField, match=r"image_prompts\.encoder: found 'none, and 0 that fit"):
         lonely.made(image_prompts=[used(source)], **SIZE, **FIELDS)
     lonely.close()
+
+
+def test_face_id_plus_reads_an_image_and_a_face(sd1: Adapted) -> None:
+    face = np.random.default_rng(3).standard_normal((1, FACE)).astype(np.float32)
+    prompt = used("faceid_plus", faces=face, strength=0.7)
+    made = sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    seen, blank = (torch.from_numpy(each.states_LD.copy())[None] for each in made.of(VisionEncodeParams))
+    embeds = torch.from_numpy(face)[None]
+
+    def with_states(pipeline: Any) -> None:
+        pipeline.unet.encoder_hid_proj.image_projection_layers[0].clip_embeds = torch.stack([blank, seen])
+
+    both = torch.cat([torch.zeros_like(embeds), embeds])
+    expected = sd1.latent(made, ("faceid_plus",), [0.7], with_states, ip_adapter_image_embeds=[both])
+    assert_close(made.latents[0], expected)

@@ -63,6 +63,6 @@ def test_redux_is_that_of_diffusers(tmp_path: Path) -> None:
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
     (work,) = [work for work in made.works.values() if getattr(work, "image_prompts", ())]
     assert work.image_prompts[0].appended == STATES
-    with pytest.raises(UnusableField, match="image_prompts.start, image_prompts.end: found '0 to 0.5'"):
+    with pytest.raises(UnusableField, match=r"image_prompts\.start, image_prompts\.end: found '0 to 0\.5'"):
         tiny.made(image_prompts=[{**prompt, "end": 0.5}], **FIELDS)
     tiny.close()

@@ -30,9 +30,7 @@ _HEAD = 64
 def vision_encoder(seed: int = 5) -> Any:
     """CLIP with a projection, as IP-Adapters read."""
     sizes = {"hidden_size": HIDDEN, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": HEADS}
-    config = CLIPVisionConfig(
-        **sizes, image_size=SIDE, patch_size=PATCH, projection_dim=PROJECTED, hidden_act="gelu"
-    )
+    config = CLIPVisionConfig(**sizes, image_size=SIDE, patch_size=PATCH, projection_dim=PROJECTED, hidden_act="gelu")
     return seeded(lambda: CLIPVisionModelWithProjection(config), seed)
 
 
