@@ -1,7 +1,7 @@
 """Trains a small IP-Adapter and T2I-Adapter for the example model: python -m scripts.train_shape_adapters --out FOLDER
 
-Writes ipadapter/shapes.safetensors with its vision encoder in clip_vision/shapes/, and t2i_adapter/silhouette.safetensors
-(layouts of h94/IP-Adapter and TencentARC). The diffusion model does not change. Takes some minutes on two cores.
+Writes ipadapter/shapes.safetensors with its vision encoder in clip_vision/shapes/, and
+t2i_adapter/silhouette.safetensors (layouts of h94/IP-Adapter and TencentARC). The diffusion model does not change.
 """
 
 from __future__ import annotations

@@ -122,5 +122,6 @@ class ImagePromptIndex:
         return states_shape(module, use)[1]
 
     def _states(self, encoder: ModelRef | None, use: VisionEncoderUse | None) -> int:
-        assert encoder is not None and use is not None, "an adapter that appends reads images"
+        assert encoder is not None, "an adapter that appends reads images"
+        assert use is not None, "an adapter that appends reads images"
         return states_shape(self._open_model(encoder).component(Role.VISION_ENCODER).built.module, use)[0]

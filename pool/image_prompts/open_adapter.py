@@ -1,4 +1,4 @@
-"""`OpenImagePrompt`: the file of an image prompt adapter, mapped and built, with its sizes, and the models that it fits.
+"""`OpenImagePrompt`: the file of an image prompt adapter, mapped and built, its sizes, and the models that it fits.
 
 Used by the engine and the catalog. Weights are read only when they are used.
 """

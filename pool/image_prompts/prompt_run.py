@@ -3,8 +3,8 @@
 Tokens of Redux are appended to the prompt. Those of an IP-Adapter are keys and values for every cross-attention; they
 follow from the image, so they are computed once and selected by row in each call.
 
-Shape legend: B batch, N images, T tokens, L rows of the attention, D width, H heads, E width of a head, R rows that were
-computed: that of the negative prompt, then one for each image of the run.
+Shape legend: B batch, N images, T tokens, L rows of the attention, D width, H heads, E width of a head, R rows that
+were computed: that of the negative prompt, then one for each task of the run.
 """
 
 from __future__ import annotations

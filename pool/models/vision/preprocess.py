@@ -1,9 +1,9 @@
 """Preprocess images for CLIP vision encoders, and run the encoders. No memory is managed here.
 
-Two modes, by `pool.core.sampling_facts.VisionEncoderUse`: the complete image, blurred in proportion to the downscale
-and squeezed into a square (Stable Video Diffusion); or its centre (Wan, IP-Adapter), cropped like transformers' image
-processor of CLIP. SigLIP reads the complete image as a square, with values from -1 to 1. Images are prepared on the CPU in float32. Shape legend: B batch, C channels, H W height and width, L states, D
-width of a state.
+Three modes, by `pool.core.sampling_facts.VisionEncoderUse`: the complete image, blurred in proportion to the downscale
+and squeezed into a square (Stable Video Diffusion); its centre (Wan, IP-Adapter), cropped like transformers' image
+processor of CLIP; or the complete image as a square, with values from -1 to 1 (SigLIP). Images are prepared on the CPU
+in float32. Shape legend: B batch, C channels, H W height and width, L states, D width of a state.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_several_images_and_adapters_at_once_are_those_of_diffusers(sd1: Adapted
     (sample,) = [task for task in made.tasks if len(task.uses) > 1]
     assert [use.passes for use in sample.uses] == [STEPS, 1, 1]
     roles = [spec.role for spec in made.components]
-    assert roles.count(Role.IMAGE_PROMPT) == 2 and roles.count(Role.VISION_ENCODER) == 1
+    assert (roles.count(Role.IMAGE_PROMPT), roles.count(Role.VISION_ENCODER)) == (2, 1)
 
 
 def test_blocks_are_those_of_instant_style(sd1: Adapted) -> None:

@@ -41,7 +41,10 @@ FILES: list[tuple[str, Callable[[], dict[str, State]], str, int, int, int]] = [
     ("ip-adapter_sdxl_vit-h", lambda: published("base", SDXL, 2048), "IP-Adapter", 4, 1024, 0),
     ("ip-adapter-plus_sdxl_vit-h", lambda: published("plus", SDXL, 2048), "IP-Adapter Plus", 16, 1280, 0),
     ("ip-adapter-faceid_sd15", lambda: published("faceid", SD15, 768), "IP-Adapter FaceID", 4, 0, 512),
-    ("ip-adapter-faceid-plusv2_sd15", lambda: published("faceid_plus", SD15, 768), "IP-Adapter FaceID Plus", 4, 1280, 512),
+    (
+        "ip-adapter-faceid-plusv2_sd15",
+        lambda: published("faceid_plus", SD15, 768), "IP-Adapter FaceID Plus", 4, 1280, 512,
+    ),
 ]  # fmt: skip
 
 
