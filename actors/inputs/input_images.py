@@ -67,6 +67,7 @@ class InputImages:
         """`put` stores an image where workers find it."""
         self._put = put
         self._brought: LruCache[Hashable, tuple[Brought, ...]] = LruCache(REMEMBERED)
+        self._faces: LruCache[str, ResultRef] = LruCache(REMEMBERED)
         #: an image and a mask only: entries are large
         self._read: LruCache[Hashable, _Read] = LruCache(2)
         self._videos = InputVideos(put)
@@ -142,8 +143,7 @@ class InputImages:
         if isinstance(faces, Faces):
             rows, count, width = faces.rows, *faces.rows.shape
             inputs = InputFaces(faces.sha256, count, width, faces.file)
-            bring = lambda: ((inputs, self._put(ImageEmbeds(rows))),)  # noqa: E731
-            ((_, ref),) = self._brought.get(("faces", faces.sha256), bring)
+            ref = self._faces.get(faces.sha256, lambda: self._put(ImageEmbeds(rows)))
             refs[input_faces_id(inputs)] = ref
             stored["faces"] = inputs
         return prompt.model_copy(update=stored)

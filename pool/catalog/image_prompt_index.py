@@ -27,6 +27,8 @@ ADAPTERS_KEPT = 32
 NAMES_REMEMBERED = 65_536
 #: name of FaceID Plus of version 2, which nothing in the file tells. Source: h94/IP-Adapter-FaceID
 _VERSION_2 = "plusv2"
+#: names of files in a folder of transformers, which say nothing without the folder's
+_GENERIC = frozenset({"model", "pytorch_model"})
 
 
 class ImagePromptIndex:
@@ -105,7 +107,10 @@ class ImagePromptIndex:
 
     def _encoder_ref(self, file: WeightsFile) -> ModelRef:
         digest, path, files = self._located(file)
-        return ModelRef(self._names.setdefault(digest, without_suffix(file.path.name)), path, digest, files=files)
+        name = without_suffix(file.path.name)
+        if name in _GENERIC:
+            name = f"{file.path.parent.name}/{name}"
+        return ModelRef(self._names.setdefault(digest, name), path, digest, files=files)
 
     def _located(self, file: WeightsFile) -> tuple[str, str, tuple[RemoteFile, ...]]:
         digest = self._registry.hashes(file).sha256
