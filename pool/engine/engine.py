@@ -17,9 +17,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from modelpool.pool.conditioning.image_embeds import embed_images
+from modelpool.pool.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
-from modelpool.pool.controlnets.patchers import ControlPatchers
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.previews import PreviewWish
@@ -40,6 +40,8 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StageParams,
     VisionEncodeParams,
+    control_key,
+    image_prompt_key,
     role_of,
 )
 from modelpool.pool.core.stopping import stop_if_asked
@@ -59,6 +61,7 @@ from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import Component, OpenModel
 from modelpool.pool.ops.attention import AttentionKernels, attention_priority
@@ -73,6 +76,7 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
+from modelpool.pool.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
 #: cached textual inversions; each is some tens of KiB
@@ -152,7 +156,9 @@ class Engine:
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
         self._previews = PreviewMaker()
-        self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
+        shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
+        self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
+        self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
@@ -420,7 +426,8 @@ class Engine:
                 roles = self._opened(work.model).checkpoint.family.text_encoders
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleParams():
-                return (self.patcher(work.model, role_of(work), work.loras), *self._controls.of(work.controls))
+                own = self.patcher(work.model, role_of(work), work.loras)
+                return (own, *self._controls.of(work.controls), *self._image_prompts.of(work.image_prompts))
             case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodeImageParams() | DecodeParams():
@@ -442,13 +449,15 @@ class Engine:
                 return encode_batch(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
             case SampleParams():
                 sampled = _all_of(works, SampleParams)
-                facts, controls = family.sampling, patchers[1:]
+                facts, count = family.sampling, 1 + len(sampled[0].controls)
+                controls, adapters = patchers[1:count], patchers[count:]
                 self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_over_steps(opened, sampled[0])
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed, at)
+                own = (controls, resumed, at, adapters)
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
             case VisionEncodeParams():
-                vision_use = family.sampling.vision_use
+                vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
                 return embed_images(_all_of(works, VisionEncodeParams), inputs, patchers[0], vision_use, hooks)
             case EncodeImageParams():
