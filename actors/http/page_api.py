@@ -133,9 +133,10 @@ def page_router(services: Services, live: LiveView) -> Any:
 
     @router.get("/api/live", summary="Follow the pool and the latest jobs: server-sent events")
     async def follow(request: Request) -> Response:
-        live.check_capacity()
+        owner = caller_of(request).owner
+        live.check_capacity(owner)
         return StreamingResponse(
-            with_pings(_events(live, caller_of(request).owner)),
+            with_pings(_events(live, owner)),
             media_type=EVENT_STREAM,
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

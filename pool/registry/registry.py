@@ -38,7 +38,15 @@ from modelpool.pool.registry.folders import (
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
 from modelpool.pool.registry.hub_names import HubName, cached_weights
-from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, WITH_COMPONENTS, FileKind
+from modelpool.pool.registry.kinds import (
+    CONTROLNETS,
+    IMAGE_PROMPTS,
+    LORAS,
+    MODELS,
+    VISION_ENCODERS,
+    WITH_COMPONENTS,
+    FileKind,
+)
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
@@ -246,6 +254,14 @@ class Registry:
     def find_controlnet(self, name: str) -> WeightsFile:
         """Return the ControlNet that `name` means. Raises as `find`."""
         return self.find(name, CONTROLNETS, "ControlNet")
+
+    def find_image_prompt(self, name: str) -> WeightsFile:
+        """Return the image prompt adapter that `name` means. Raises as `find`."""
+        return self.find(name, IMAGE_PROMPTS, "image prompt adapter")
+
+    def find_vision_encoder(self, name: str) -> WeightsFile:
+        """Return the vision encoder that `name` means. Raises as `find`."""
+        return self.find(name, VISION_ENCODERS, "vision encoder")
 
     def hashes(self, file: WeightsFile, with_data: bool = False, on_bytes: OnBytes = lambda count: None) -> FileHashes:
         """Return the hashes of `file`, reading all of it unless they are known; `with_data` includes AutoV3.

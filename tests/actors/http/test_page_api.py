@@ -211,12 +211,29 @@ def test_more_viewers_than_the_bound_are_refused(tmp_path: Path, monkeypatch: py
 
     async def scenario() -> None:
         live = live_of(CountedPool(), tmp_path)
-        live.check_capacity()
+        live.check_capacity("")
         async with aclosing(live.changes("")) as texts:
             await anext(texts)
             with pytest.raises(HttpProblem, match="follow this server"):
-                live.check_capacity()
-        live.check_capacity()
+                live.check_capacity("")
+        live.check_capacity("")
+
+    asyncio.run(scenario())
+
+
+def test_one_user_cannot_hold_the_viewers_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "MOST_OF_USER", 1)
+
+    async def scenario() -> None:
+        live = live_of(CountedPool(), tmp_path)
+        async with aclosing(live.changes("ann")) as of_ann, aclosing(live.changes("")) as of_all:
+            await anext(of_ann)
+            await anext(of_all)
+            with pytest.raises(HttpProblem, match="pages of ann") as refused:
+                live.check_capacity("ann")
+            assert refused.value.status == 429
+            live.check_capacity("bob")
+            live.check_capacity("")
 
     asyncio.run(scenario())
 
