@@ -137,9 +137,7 @@ def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(c
     folder = batch(command)
     record = SubmissionRecord("night", SubmissionState.ENDED, str(folder.absolute()), "", 6, 0.0, 4, 1, 1)
     outcomes = (
-        RequestOutcome(
-            "night", 1, Outcome.FAILED, error_kind="bad_input", message="no <such> file", labels=Labels("x")
-        ),
+        RequestOutcome("night", 1, Outcome.FAILED, error_kind="bad_input", message="no <b> file", labels=Labels("x")),
         RequestOutcome("night", 2, Outcome.CANCELLED),
     )
     jobs = SimpleNamespace(progress=lambda: JobsProgress(record, (), 0, ""), outcomes=lambda: iter(outcomes))
