@@ -17,6 +17,7 @@ from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
 from modelpool.pool.ops.attention import AttentionKernels
 from modelpool.pool.ops.context import LinearKernel, compute
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class RunTools:
     ledger     records streamed weights, for devices that do not count transfers themselves
     pipeline   brings weights, to stay or for one use; None to copy each synchronously when it is used
     linear     tried first by linear layers; None for torch's arithmetic
+    compiler   compiles the repeated blocks of diffusion models; None to compile nothing
     attention  the order of attention kernels; empty for torch's choice. Shared by all components of an engine
     """
 
@@ -40,6 +42,7 @@ class RunTools:
     pipeline: TransferPipeline | None = None
     linear: LinearKernel | None = None
     attention: AttentionKernels = field(default_factory=AttentionKernels)
+    compiler: BlockCompiler | None = None
 
     def bring(self, host: Tensor, device: torch.device) -> Tensor:
         """Return a copy of `host` on `device` that may be kept; `host` itself if it is there."""

@@ -9,7 +9,7 @@ ComfyUI's ModelPatcher to these.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -88,6 +88,10 @@ class PatcherState:
         models = {key: tuple(map(clone, patchers)) for key, patchers in self.additional_models.items()}
         attachments = {name: _attachment_of_clone(value) for name, value in self.attachments.items()}
         return replace(self, attachments=MappingProxyType(attachments), additional_models=MappingProxyType(models))
+
+    def leaves_module_as_is(self, options: ModelOptions) -> bool:
+        """Whether runs with `options` change nothing inside the module."""
+        return options.transformer.is_empty and not self.object_patches and not self.injections.entries
 
     @contextmanager
     def entered(self, patcher: ModelPatcher, options: ModelOptions) -> Iterator[None]:
@@ -333,14 +337,21 @@ class ModelPatcher:
         is undone on exit. Raises UnusableField for an option that does not apply to the module.
         """
         w, state = self._weights, self.state
+        options = options or state.options
         with (
             torch.no_grad(),
             w.with_patches(self.patches),
             w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt),
-            state.entered(self, options or state.options),
+            w.thawed(),  # else options of a run inside another would wrap compiled blocks
+            state.entered(self, options),
             w.around_changes(lambda: state.ejected(self)),
+            w.compiled_run(state.leaves_module_as_is(options)),
         ):
             yield w.module
+
+    def thawed(self) -> AbstractContextManager[None]:
+        """Return a context in which no block of the module is compiled, for changes of a run to its options."""
+        return self._weights.thawed()
 
     def _notify(self, report: RealizeReport) -> RealizeReport:
         """Call the callbacks for `report` and return it."""

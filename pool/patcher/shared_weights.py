@@ -24,6 +24,7 @@ from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
 from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
 from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patcher.compiled_blocks import CompiledBlocks
 from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
 from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_bytes import (
@@ -125,6 +126,9 @@ class SharedWeights:
         #: context of each weight change during a run
         self._change_context: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
+        compiler = self.tools.compiler if role.is_diffusion_model else None
+        #: None if no block is ever compiled
+        self.compiled = None if compiler is None else CompiledBlocks(module, device, form.compute_dtype, compiler)
 
     @cached_property
     def host_parameters(self) -> Mapping[str, Tensor]:
@@ -194,6 +198,14 @@ class SharedWeights:
         finally:
             self._change_context = before
 
+    def compiled_run(self, is_plain: bool) -> AbstractContextManager[None]:
+        """Return the context of a run that compiles what it may (`CompiledBlocks.running`)."""
+        return nullcontext() if self.compiled is None else self.compiled.running(is_plain)
+
+    def thawed(self) -> AbstractContextManager[None]:
+        """Return the context of changes to weights, or to what the module computes, during a run."""
+        return nullcontext() if self.compiled is None else self.compiled.thawed()
+
     @contextmanager
     def with_patches(self, patches: PatchSet) -> Iterator[None]:
         """Inside the block the weights have `patches`; resident modules stay resident.
@@ -225,7 +237,7 @@ class SharedWeights:
         if self._settled and is_same and self._merged_digests.keys() == target.resident:
             return RealizeReport(0, 0, False)
         self.check(target.patches)
-        with self._change_context(), without_uploader():
+        with self._change_context(), self.thawed(), without_uploader():
             steps = self._change(target, cache)
             try:
                 while True:
@@ -386,12 +398,12 @@ class SharedWeights:
         self._lazy_digests[owner.name] = placement.lazy_digest
 
     def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
-        """Return the patches of a packed weight as a low-rank product computed next to its layer; None if that is
-        impossible or not needed.
+        """Return the patches of a packed or 8-bit weight as a low-rank product computed next to its layer; None if
+        that is impossible or not needed.
 
         Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
-        if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
+        if not isinstance(module, nn.Linear) or not self.form.adds_products(host):
             return None
         factors = patches.low_rank_factors(parameter, tuple(host.shape))
         if factors is None:

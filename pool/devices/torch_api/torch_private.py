@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,25 @@ def constant_when_compiled(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@dataclass(frozen=True, slots=True)
+class CompileErrors:
+    """Errors of a function that torch.compile made, raised before the function computes anything.
+
+    failed           it cannot be compiled
+    too_many_shapes  it was compiled for as many kinds of inputs as torch keeps, and these are of another
+    """
+
+    failed: type[Exception]
+    too_many_shapes: type[Exception]
+
+
+def compile_errors() -> CompileErrors:
+    """Return the errors; imports torch's compiler, which takes a second."""
+    from torch._dynamo import exc
+
+    return CompileErrors(exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
 class _Recorder(torch.Tensor):
