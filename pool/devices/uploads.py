@@ -121,7 +121,7 @@ class OrderRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class CopyEnd:
     """The end of a copy.
 
     done    happens on the device when the copy is done, once it is recorded
@@ -149,7 +149,7 @@ class _Ahead:
 
     host: Tensor
     copy: Tensor
-    arrival: Arrival
+    end: CopyEnd
 
     @property
     def key(self) -> HostKey:
@@ -205,11 +205,11 @@ class StreamingUploader:
         found = self._claim(key)
         if found is None:
             self.misses += 1
-            copy, arrival = self._start_now(host)
+            copy, end = self._start_now(host)
         else:
             self.hits += 1
-            copy, arrival = found.copy, found.arrival
-        self._streams.maker.current().wait_event(arrival.event())
+            copy, end = found.copy, found.end
+        self._streams.maker.current().wait_event(end.event())
         ended = self._recorder.record(host)
         if ended is not None and len(ended.hosts) >= len(self.order.hosts):  # a shorter one is a loop inside a pass
             self._follow(ended)
@@ -224,8 +224,8 @@ class StreamingUploader:
             return self.upload(host)
         while self._ahead and self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
             self._drop_last()
-        copy, arrival = self._start_now(host)
-        self._streams.maker.current().wait_event(arrival.event())
+        copy, end = self._start_now(host)
+        self._streams.maker.current().wait_event(end.event())
         self._kept[key_of(host)] = host, copy
         self._kept_bytes += host.nbytes
         return copy
@@ -267,12 +267,12 @@ class StreamingUploader:
     def _drop(self, count: int) -> None:
         for _ in range(count):
             dropped = self._ahead.popleft()
-            dropped.arrival.cancel()
+            dropped.end.cancel()
             self._ahead_bytes -= dropped.host.nbytes
 
     def _drop_last(self) -> None:
         dropped = self._ahead.pop()
-        dropped.arrival.cancel()
+        dropped.end.cancel()
         self._ahead_bytes -= dropped.host.nbytes
 
     def _look_ahead(self, place: int) -> None:
@@ -290,15 +290,15 @@ class StreamingUploader:
             if self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
                 return
             try:
-                copy, arrival = self._start(host)
+                copy, end = self._start(host)
             except torch.OutOfMemoryError:  # a prediction must not fail a run
                 self._drop(len(self._ahead))
                 return
-            self._ahead.append(_Ahead(host, copy, arrival))
+            self._ahead.append(_Ahead(host, copy, end))
             self._ahead_bytes += host.nbytes
             expected = self.order.after(expected)
 
-    def _start_now(self, host: Tensor) -> tuple[Tensor, Arrival]:
+    def _start_now(self, host: Tensor) -> tuple[Tensor, CopyEnd]:
         """As `_start`, for a required copy: on out-of-memory, copies ahead are dropped first."""
         try:
             return self._start(host)
@@ -308,7 +308,7 @@ class StreamingUploader:
             self._drop(len(self._ahead))
         return self._start(host)
 
-    def _start(self, host: Tensor) -> tuple[Tensor, Arrival]:
+    def _start(self, host: Tensor) -> tuple[Tensor, CopyEnd]:
         """A copy in flight, and its end."""
         stream, done = self._streams.take(), self._streams.maker.new_event()
         is_direct = self._goes_direct(host)
@@ -321,14 +321,14 @@ class StreamingUploader:
                 if not is_direct:
                     self._by_staging(host, copy, stream)
                 done.record(stream)
-                return copy, Arrival(done)
+                return copy, CopyEnd(done)
 
         def issue() -> None:
             with self._streams.maker.on(stream):
                 self._by_staging(host, copy, stream)
             done.record(stream)
 
-        return copy, Arrival(done, self._copier.submit(issue))
+        return copy, CopyEnd(done, self._copier.submit(issue))
 
     def _goes_direct(self, host: Tensor) -> bool:
         if not self._staging or not host.is_contiguous():

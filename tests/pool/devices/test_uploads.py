@@ -63,9 +63,9 @@ class Watched(StreamingUploader):
         super().__init__(*args, **kwargs)
 
     def _start(self, host: Tensor) -> tuple[Tensor, Any]:
-        copy, arrival = super()._start(host)
-        self.done[id(copy)] = arrival.done
-        return copy, arrival
+        copy, end = super()._start(host)
+        self.done[id(copy)] = end.done
+        return copy, end
 
 
 def ask(uploader: Watched, trace: Trace, host: Tensor) -> None:
