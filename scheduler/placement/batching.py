@@ -14,7 +14,7 @@ the same expected length. Rules
    they work on.
 5. Only profitable sizes: a larger batch is chosen if its tasks take less time each than in the next smaller size, as
    measured for such batches on such GPUs. Sizes without measurements are tried in ascending order until one does not
-   pay.
+   pay. A size that was not used for long counts as not measured (`scheduler.tables.run_kinds`).
 """
 
 from __future__ import annotations
