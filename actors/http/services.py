@@ -18,7 +18,7 @@ from modelpool.actors.http.caller_names import check_names, may_name_paths
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
@@ -178,6 +178,23 @@ class Services:
             except PoolLost:
                 return False
         return self._keeps_jobs
+
+    async def output_path(self, submission_id: str, index: int, owner: str, file: str = "") -> Path:
+        """Return the output of a job. `file` is its name as another server has reported it, for a submission that only
+        that one follows; it is in the folder of the owner, which all of them have. Raises HttpProblem.
+        """
+        try:
+            submission = await self.submissions.find(submission_id, owner)
+        except HttpProblem:
+            if not self.has_siblings or not file or Path(file).name != file:
+                raise
+            path = owner_folder(self.folder, owner) / file
+            if not path.is_file():
+                raise
+            return path
+        end = output_of(submission, index)
+        assert end.path is not None, "a job with an output"
+        return end.path
 
     def signed_path(self, end: JobEnd) -> str:
         """Return a path of an output in `folder` that needs no key, for an hour. Servers with the same folder and
