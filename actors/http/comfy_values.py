@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs."""
+    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
+    options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
 
 

@@ -164,3 +164,28 @@ def test_subgraphs_that_contain_themselves_are_refused() -> None:
     subgraph["nodes"] += [{"id": number, "type": subgraph["id"]} for number in (7, 8)]
     with pytest.raises(WorkflowRejected, match="more than"):
         api_format(workflow)
+
+
+def test_changes_of_a_model_become_options_of_its_runs() -> None:
+    node = examples.node
+    graph = examples.basic(model=["rescaled", 0])
+    graph["freeu"] = node("FreeU_V2", model=["model", 0], b1=1.2, b2=1.4, s1=0.9, s2=0.2)
+    graph["perturbed"] = node("PerturbedAttentionGuidance", model=["freeu", 0], scale=2.0)
+    graph["rescaled"] = node("RescaleCFG", model=["perturbed", 0], multiplier=0.6)
+    options = made(graph)[0].run_options
+    assert options.freeu is not None
+    assert (options.freeu.b1, options.freeu.version) == (1.2, 2)
+    assert options.pag is not None
+    assert options.pag.scale == 2.0
+    assert options.rescale_cfg is not None
+    assert options.rescale_cfg.factor == 0.6
+    graph["rescaled"] = node("FreeU", model=["perturbed", 0], b1=1.0, b2=1.0, s1=1.0, s2=1.0)
+    assert "freeu is set" in refusal(graph)
+    graph["rescaled"] = node(
+        "SkipLayerGuidanceSD3", model=["freeu", 0], layers="7, x", scale=3.0, start_percent=0.0, end_percent=0.2
+    )
+    assert "whole numbers" in refusal(graph)
+    graph["rescaled"]["inputs"]["layers"] = "7,8"
+    slg = made(graph)[0].run_options.slg
+    assert slg is not None
+    assert (slg.layers, slg.end) == ((7, 8), 0.2)
