@@ -139,6 +139,15 @@ class RegionUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePromptUse:
+    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+
+    model: str
+    image: ImageFile
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -147,6 +156,7 @@ class TextValue:
     regions     texts for parts of the image besides it
     is_partial  it has regions only, and no text for the whole image
     references  images that the model reads together with the text
+    image_prompts  images whose tokens follow those of the text
     """
 
     text: str
@@ -158,6 +168,7 @@ class TextValue:
     regions: tuple[RegionUse, ...] = ()
     is_partial: bool = False
     references: tuple[ImageFile, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

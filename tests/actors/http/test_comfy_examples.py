@@ -189,3 +189,22 @@ def test_changes_of_a_model_become_options_of_its_runs() -> None:
     slg = made(graph)[0].run_options.slg
     assert slg is not None
     assert (slg.layers, slg.end) == ((7, 8), 0.2)
+
+
+def test_redux_is_an_image_prompt() -> None:
+    graph = examples.flux()
+    graph["loaded"] = examples.node("LoadImage", image="red.png")
+    graph["vision"] = examples.node("CLIPVisionLoader", clip_name="siglip.safetensors")
+    graph["seen"] = examples.node("CLIPVisionEncode", clip_vision=["vision", 0], image=["loaded", 0], crop="center")
+    graph["style"] = examples.node("StyleModelLoader", style_model_name="redux.safetensors")
+    graph["styled"] = examples.node(
+        "StyleModelApply",
+        conditioning=["guided", 0], style_model=["style", 0], clip_vision_output=["seen", 0], strength=0.6,
+        strength_type="multiply",
+    )  # fmt: skip
+    graph["guider"]["inputs"]["conditioning"] = ["styled", 0]
+    (request,) = made(graph)
+    (prompt,) = request.image_prompts
+    assert (prompt.model, prompt.strength, len(prompt.images), request.cfg) == ("redux", 0.6, 1, 3.0)
+    graph["styled"]["inputs"]["strength_type"] = "attn_bias"
+    assert "expected multiply" in refusal(graph)
