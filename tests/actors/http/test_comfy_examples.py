@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from modelpool.actors.http.comfy_export import api_format
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.actors.http import comfy_examples as examples
+from tests.actors.http.test_fuzzed_bodies import damaged
 
 NAMES = PoolNames(
     {"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL", "flux": "Flux dev", "sd3": "Stable Diffusion 3"},
@@ -208,3 +211,20 @@ def test_redux_is_an_image_prompt() -> None:
     assert (prompt.model, prompt.strength, len(prompt.images), request.cfg) == ("redux", 0.6, 1, 3.0)
     graph["styled"]["inputs"]["strength_type"] = "attn_bias"
     assert "expected multiply" in refusal(graph)
+
+
+def test_damaged_workflows_are_refused_or_mean_something() -> None:
+    """Neither the conversion of the editor's format nor a node raises anything but an error of the user."""
+    chance = random.Random(22)
+    graphs = (
+        examples.flux(), examples.sd3(), examples.turbo(), examples.areas(), examples.with_image(),
+        examples.outpainting(), examples.two_samplers("xl"), examples.upscaled(), examples.editor_format(4, 5),
+    )  # fmt: skip
+    refused = 0
+    for number in range(450):
+        graph = damaged(graphs[number % len(graphs)], chance)
+        try:
+            assert all(isinstance(request, GenerateRequest) for request in made(api_format(graph)))
+        except UserError:
+            refused += 1
+    assert 100 < refused < 450
