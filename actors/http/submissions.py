@@ -105,8 +105,8 @@ class HttpSubmission:
         numbers: Iterator[int] | None = None,
     ) -> None:
         """`want_previews` has previews made from now on, or no more; it may block. None: its follower asks for them, as
-        long as `wants_previews`. `requests` is
-        empty if another server took them. `numbers` gives each end one, in the order of all ends.
+        long as `wants_previews`. `requests` is empty if another server took them. `numbers` gives each end one, in the
+        order of all ends.
         """
         self.id = submission_id
         self.requests = tuple(requests)
@@ -199,7 +199,6 @@ class HttpSubmission:
         if self._want_previews is not None and self._wanting is None and not self.over:
             self._wanting = asyncio.create_task(self._keep_wanting(self._want_previews))
 
-    @property
     def wants_previews(self) -> bool:
         """Whether somebody wants previews, and there may be some."""
         now = asyncio.get_running_loop().time()
@@ -217,9 +216,9 @@ class HttpSubmission:
 
     async def _keep_wanting(self, want_previews: Callable[[bool], None]) -> None:
         try:
-            while self.wants_previews:
+            while self.wants_previews():
                 await asyncio.to_thread(want_previews, True)
-                while self.wants_previews:
+                while self.wants_previews():
                     await asyncio.sleep(_PREVIEW_CHECK_SECONDS)
                 if not self.over:
                     await asyncio.to_thread(want_previews, False)
@@ -484,7 +483,7 @@ async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -
         began = time.monotonic()
         try:
             now = await asyncio.to_thread(jobs.progress)
-            if submission.wants_previews:
+            if submission.wants_previews():
                 found = await asyncio.to_thread(jobs.previews)
                 submission.note_previews({preview.index: preview for preview in found})
             else:
