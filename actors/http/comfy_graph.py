@@ -365,6 +365,13 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: ReadImage) -> d
     }
     if positive.guidance is not None or not family.startswith(_DISTILLED):
         fields["cfg"] = latent.cfg
+    if latent.model.options:
+        fields["options"] = dict(latent.model.options)
+    if positive.image_prompts:
+        fields["image_prompts"] = tuple(
+            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
+            for use in positive.image_prompts
+        )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
     fields |= _start_fields(latent, read_image)
