@@ -78,6 +78,10 @@ class NameCheck:
             self._check("lora", lora.name)
         for control in request.controls:
             self._check("controlnet", control.model)
+        for prompt in request.image_prompts:
+            self._check("image_prompt", prompt.model)
+            if prompt.encoder:
+                self._check("vision_encoder", prompt.encoder)
 
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
@@ -92,7 +96,13 @@ class NameCheck:
     def _problem(self, kind: str, name: str) -> UserError | None:
         registry = self._registry
         assert registry is not None, "without a registry nothing is checked"
-        find = {"model": registry.find_model, "lora": registry.find_lora, "controlnet": registry.find_controlnet}[kind]
+        find = {
+            "model": registry.find_model,
+            "lora": registry.find_lora,
+            "controlnet": registry.find_controlnet,
+            "image_prompt": registry.find_image_prompt,
+            "vision_encoder": registry.find_vision_encoder,
+        }[kind]
         try:
             file = find(name)
         except UserError as problem:

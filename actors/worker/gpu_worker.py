@@ -163,6 +163,7 @@ def open_engine(
     threads: int,
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
+    compiles: bool = False,
     products: str = "exact",
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
@@ -176,6 +177,7 @@ def open_engine(
             threads=threads,
             vram_policy=vram_policy,
             reserve_bytes=reserve_bytes,
+            compiles=compiles,
             products=Products(products),
         )
     )

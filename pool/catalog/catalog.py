@@ -17,6 +17,7 @@ from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.fetch_sizes import with_fetch
+from modelpool.pool.catalog.image_prompt_index import ImagePromptIndex
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
@@ -109,7 +110,11 @@ class Catalog:
         self.controls = ControlNetIndex(self.registry, device, self._open)
         #: the textual inversions that prompts name
         self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
-        self.figures = ActivationEstimator(self._open, kind, self.controls.opened)
+        #: the image prompt adapters
+        self.image_prompts = ImagePromptIndex(self.registry, device, self._open)
+        self.figures = ActivationEstimator(
+            self._open, kind, self.controls.opened, open_image_prompt=self.image_prompts.opened
+        )
         self._uses: LruCache[tuple[object, ...], ComponentUse] = LruCache(USES_REMEMBERED)
         self._specs: LruCache[str, dict[Role, ComponentSpec]] = LruCache(FILES_REMEMBERED)
         self._refs: LruCache[str, ModelRef] = LruCache(FILES_REMEMBERED)

@@ -62,7 +62,8 @@ class OpenControlNet:
         return component_spec(self.key, Role.CONTROLNET, self.weights, self.form)
 
     def use(self, passes: int = 1) -> ComponentUse:
-        """Return what a run needs of it."""
+        """Return what a run of `passes` steps needs of it."""
+        passes = 1 if self.kind.reads_image_only else passes
         return component_use(self.key, self.weights, self.form, PatchSet(), passes)
 
     def typical_call(self) -> Callable[[nn.Module], object]:

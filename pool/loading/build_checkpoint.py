@@ -23,6 +23,7 @@ from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.small_tensors import refine_family
+from modelpool.pool.loading.vision_checkpoint import vision_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
@@ -188,9 +189,8 @@ def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool =
     this version runs, BadQuantization if quantized layers are not stored as declared.
     """
     mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
-    return Checkpoint(
-        refine_family(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header)
-    )
+    family = vision_family(mapped.header) or refine_family(detect(mapped.header, whole=whole), mapped.header)
+    return Checkpoint(family, mapped, layers_in_file(mapped.header))
 
 
 class _Weights(Mapping[str, Tensor]):

@@ -36,6 +36,7 @@ from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
+from modelpool.pool.models.vision.siglip import is_siglip, plan_siglip
 from modelpool.pool.specs.spec import Role
 
 
@@ -92,6 +93,8 @@ def plan_component(
         case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(*words.fitting(), _nothing)
+        case Architecture.VISION_MODEL if is_siglip(shapes):
+            return ComponentPlan(*plan_siglip(shapes, family.configs.get(role)).fitting(), _nothing)
         case Architecture.VISION_MODEL:
             vision_use = plan_vision(shapes, prefix, folder_config=family.configs.get(role))
             return ComponentPlan(*vision_use.fitting(), _nothing)

@@ -40,10 +40,13 @@ class VisionPlan:
 
     config   the arguments of its configuration
     key_map  between the file's tensors (keys as in the file) and the module's parameters
+    kind, config_kind  classes of transformers, if it is no CLIP
     """
 
     config: Config
     key_map: KeyMap
+    kind: type[Any] | None = None
+    config_kind: type[Any] = CLIPVisionConfig
 
     def empty(self) -> nn.Module:
         """Return the module without weights, its position table filled.
@@ -54,8 +57,8 @@ class VisionPlan:
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:
         """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
-        module = _empty(self.config)
-        return module, fitted(self.key_map, module, "it is not a CLIP vision encoder:")
+        module = _empty(self.config, self.kind, self.config_kind)
+        return module, fitted(self.key_map, module, f"it is not a {type(module).__name__}:")
 
 
 def plan_vision(
@@ -111,11 +114,12 @@ def _with_folder_config(config: Config, folder_config: Mapping[str, Any]) -> Con
     return found
 
 
-def _empty(config: Config) -> nn.Module:
-    kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
+def _empty(config: Config, kind: type[Any] | None, config_kind: type[Any]) -> nn.Module:
+    if kind is None:
+        kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
     try:
         with uninitialised_on_meta():
-            module: nn.Module = kind(CLIPVisionConfig(**config))
+            module: nn.Module = kind(config_kind(**config))
     except Exception as error:  # transformers validates with various exception types
         raise UnknownArchitecture(f"vision encoder: {kind.__name__} cannot have these sizes: {error}") from error
     return with_places(module)
