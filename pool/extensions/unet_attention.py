@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import COND, UNCOND
+from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import HyperTile, RunOptions
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions
-from modelpool.pool.patcher.blocks.diffusers_names import attentions_of, unet_blocks
+from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, unet_blocks
 
 #: the fact of a model call that names the option for whose guidance it is made
 PERTURBED = "perturbed"
@@ -39,12 +40,17 @@ def with_unet_attention(
     transformer: TransformerOptions, options: RunOptions, unet: nn.Module, clock: StepClock, attended: AttendedTokens
 ) -> TransformerOptions:
     """Return `transformer` with the self-attention that `options` need in `unet`. Replacements that it already has
-    still run, inside."""
+    still run, inside. Raises UnusableField for a UNet without the attention that an option perturbs."""
     table = transformer.patches_replace.get(ReplacePoint.ATTN1, {})
-    for block in unet_blocks(unet):
-        names = [name for layer in block.layers for _, name, _ in attentions_of(unet.get_submodule(layer))]
-        is_middle = block.key[0] == "middle" and (options.pag is not None or options.sag is not None)
-        if "attn1" not in names or not (is_middle or options.hypertile is not None):
+    blocks = unet_blocks(unet)
+    for name in ("pag", "sag"):
+        if getattr(options, name) is not None and not any(
+            _is_middle(block) and _attends(block, unet) for block in blocks
+        ):
+            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
+    for block in blocks:
+        is_middle = _is_middle(block) and (options.pag is not None or options.sag is not None)
+        if not _attends(block, unet) or not (is_middle or options.hypertile is not None):
             continue
         below = {key: patch for key, patch in table.items() if key[:2] == block.key} or {block.key: _attend}
         for key, patch in below.items():
@@ -52,6 +58,15 @@ def with_unet_attention(
             function = _replacement(patch, options, clock, attended, is_middle)
             transformer = transformer.with_attn1_replace(function, *block.key, number)
     return transformer
+
+
+def _is_middle(block: UnetBlockInfo) -> bool:
+    return block.key[0] == "middle"
+
+
+def _attends(block: UnetBlockInfo, unet: nn.Module) -> bool:
+    """Whether `block` has self-attention."""
+    return any(name == "attn1" for layer in block.layers for _, name, _ in attentions_of(unet.get_submodule(layer)))
 
 
 def _replacement(

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from modelpool.pool.core.prompt_tokens import ClipTokens
 from modelpool.pool.core.refs import ControlMaskMode
-from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.run_options import FreeU, RunOptions
+from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.stage_params import (
     ControlRef,
     ControlVideoCondition,
