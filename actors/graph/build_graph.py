@@ -17,6 +17,7 @@ from modelpool.actors.graph.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.graph_recipe import recipe_of
+from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.output_shape import output_shape_of
@@ -183,7 +184,7 @@ class _GraphBuilder:
     def _sample_run(self, run: SamplingRun, resumed: Mapping[str, TaskId]) -> tuple[TaskId, SampleParams]:
         """Add one sampling run, which resumes from the task in `resumed` if there is one."""
         loras = self._loras(self._request, self._model, (run.role,))
-        work, references = sample_params(run, loras, self._catalog.controls)
+        work, references = sample_params(run, loras, self._catalog)
         guided = work.reads_negative
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
         self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
@@ -200,6 +201,12 @@ class _GraphBuilder:
                 needs[numbered(REGION_MASK, number)] = input_image_id(region.mask, is_mask=True)
         for name, control in control_inputs(run, work.controls):
             needs[name] = self._add(control) if isinstance(control, StageTask) else control
+        if work.image_prompts:
+            for name, states in image_prompt_inputs(self._request, self._catalog.image_prompts):
+                needs[name] = self._add(states) if isinstance(states, StageTask) else states
+            if tokens := appended_tokens(work.image_prompts):
+                task, length = texts[POSITIVE]
+                texts[POSITIVE] = (task, length + tokens)
         missing = set(condition_inputs(work.conditions)) - needs.keys()
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
         lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]

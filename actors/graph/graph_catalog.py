@@ -8,7 +8,16 @@ from typing import Protocol
 
 from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, EncodeParams, LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    EmbeddingRef,
+    EncodeParams,
+    FoundImagePrompt,
+    ImagePromptRef,
+    LoraRef,
+    ModelRef,
+    StageParams,
+)
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
 
@@ -20,6 +29,18 @@ class ControlNetCatalog(Protocol):
         """Return the ControlNet called `name`, with its strength, its part of the schedule, and its mode."""
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        """Return its size, and what a run with `model` needs of it."""
+
+
+class ImagePromptCatalog(Protocol):
+    """The image prompt adapters of a catalog; `pool.catalog.image_prompt_index.ImagePromptIndex` implements it. All
+    methods may raise UserError."""
+
+    def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
+        """Return the adapter called `name` for so many images, and its vision encoder: the one called `encoder`, else
+        the only one that fits."""
+
+    def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
         """Return its size, and what a run with `model` needs of it."""
 
 
@@ -56,6 +77,10 @@ class GraphCatalog(Protocol):
     @property
     def controls(self) -> ControlNetCatalog:
         """The ControlNets."""
+
+    @property
+    def image_prompts(self) -> ImagePromptCatalog:
+        """The image prompt adapters."""
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run needs of one component."""

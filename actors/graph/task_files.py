@@ -5,9 +5,11 @@ from __future__ import annotations
 from modelpool.pool.core.stage_params import (
     ControlRef,
     EncodeParams,
+    ImagePromptRef,
     SampleParams,
     StageParams,
     control_key,
+    image_prompt_key,
     lora_key,
     roles_of,
 )
@@ -16,12 +18,16 @@ from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
-    """Return the file of each component that the task uses, LoRAs and ControlNets included."""
+    """Return the file of each component that the task uses, LoRAs, ControlNets and image prompt adapters included."""
     files: dict[ComponentKey, FilePart] = {}
     for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
         if role is Role.CONTROLNET:
             control = _control(work, use.component)
             files[use.component] = FilePart(control.path, files=control.files)
+            continue
+        if role is Role.IMAGE_PROMPT:
+            prompt = _image_prompt(work, use.component)
+            files[use.component] = FilePart(prompt.path, files=prompt.files)
             continue
         files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
         if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
@@ -35,3 +41,9 @@ def _control(work: StageParams, key: ComponentKey) -> ControlRef:
     """Return a ControlNet of a run."""
     assert isinstance(work, SampleParams), f"{key} is used by {work}"
     return next(control for control in work.controls if control_key(control) == key)
+
+
+def _image_prompt(work: StageParams, key: ComponentKey) -> ImagePromptRef:
+    """Return an image prompt of a run."""
+    assert isinstance(work, SampleParams), f"{key} is used by {work}"
+    return next(prompt for prompt in work.image_prompts if image_prompt_key(prompt) == key)

@@ -329,6 +329,21 @@ _ROWS = (
         ),
     ),
     RequestField(
+        "image_prompts",
+        "Images that IP-Adapters and Redux read as prompts, with their strengths and parts of the schedule.",
+        (),
+        requires="an adapter for the model's architecture, and its vision encoder",
+        option=Option(
+            "--image-prompt",
+            "NAME=FILE:X",
+            "IP-Adapter or Redux, the image that it reads, strength, and start and end as shares of the steps; "
+            "repeatable.",
+            INPUTS,
+            "texts",
+            lambda words: {"image_prompts": tuple(words)},
+        ),
+    ),
+    RequestField(
         "regions",
         "Prompts for parts of the image, in boxes or masks, with their strengths.",
         (),

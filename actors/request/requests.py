@@ -29,6 +29,7 @@ from modelpool.actors.request.image_fields import (
     checked_strength,
     skipped_steps,
 )
+from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
 from modelpool.actors.request.lora_fields import parse_loras
@@ -98,6 +99,7 @@ class GenerateRequest(Strict):
     paste: bool = _field("paste")
     hires: Hires | None = _field("hires")
     controls: tuple[Control, ...] = _field("controls")
+    image_prompts: tuple[ImagePrompt, ...] = _field("image_prompts")
     regions: tuple[Region, ...] = _field("regions")
     frames: int | None = _field("frames")
     frame_rate: float | None = _field("frame_rate")
@@ -218,7 +220,7 @@ class GenerateRequest(Strict):
         found = self.reference
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
-    @field_validator("controls", "regions", mode="before")
+    @field_validator("controls", "image_prompts", "regions", mode="before")
     @classmethod
     def _parts(cls, value: Any, info: Any) -> Any:
         return checked_parts(info.field_name, value)

@@ -33,6 +33,11 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
 
 
+def use_of(work: VisionEncodeParams, facts: SamplingFacts) -> VisionEncoderUse | None:
+    """Return which output of the vision encoder `work` reads: that of its own, else that of the model of `facts`."""
+    return VisionEncoderUse(work.use) if work.use else facts.vision_use
+
+
 def embed_images(
     works: Sequence[VisionEncodeParams],
     inputs: Sequence[TaskInputs],
@@ -48,8 +53,8 @@ def embed_images(
     found = []
     with encoder.running(stop_check(hooks)) as module:
         for work, read in zip(works, inputs, strict=True):
-            images = read.read_all(IMAGE, ImagePixels) or (_black(),)
-            parts = []
+            images = () if work.blank else read.read_all(IMAGE, ImagePixels) or (_black(),)
+            parts = [_blank_states(module, encoder, vision_use)] if work.blank and vision_use is not None else []
             for image in images:
                 stop_if_asked(hooks.should_stop)
                 parts.append(_states_of(image, module, encoder, vision_use, (work.width, work.height)))
@@ -81,6 +86,12 @@ def _states_of(
         return read_patches(module, patches_NP.to(encoder.compute_dtype), grid_of(size)).float().to("cpu")
     shown_BCHW = preprocess_image(image.pixels_HWC, side_of(module), vision_use).to(encoder.device)
     return states(module, shown_BCHW.to(encoder.compute_dtype), vision_use)[0].float().to("cpu")
+
+
+def _blank_states(module: nn.Module, encoder: ModelPatcher, vision_use: VisionEncoderUse) -> Tensor:
+    """Return the states of zeros in place of a normalised image, [L, D] on the CPU."""
+    shown_BCHW = torch.zeros((1, 3, *[side_of(module)] * 2), dtype=encoder.compute_dtype, device=encoder.device)
+    return states(module, shown_BCHW, vision_use)[0].float().to("cpu")
 
 
 def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tuple[Encoded, ...]:

@@ -21,6 +21,8 @@ from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
+from modelpool.pool.core.refs import FoundImagePrompt as FoundImagePrompt
+from modelpool.pool.core.refs import ImagePromptRef as ImagePromptRef
 from modelpool.pool.core.refs import LoraRef as LoraRef
 from modelpool.pool.core.refs import ModelRef as ModelRef
 from modelpool.pool.core.results import AudioSamples as AudioSamples
@@ -221,6 +223,11 @@ class SampleParams(WireValue):
         return self.all_of(ControlRef)
 
     @property
+    def image_prompts(self) -> tuple[ImagePromptRef, ...]:
+        """The image prompts."""
+        return self.all_of(ImagePromptRef)
+
+    @property
     def references(self) -> tuple[ReferenceCondition, ...]:
         """The reference images."""
         return self.all_of(ReferenceCondition)
@@ -287,12 +294,17 @@ class VisionEncodeParams:
 
     Reads "image.N", of any size, for each; if there are fewer, the last one is repeated, and if there is none, black is
     used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
+
+    use    the output that is read (a value of `pool.core.sampling_facts.VisionEncoderUse`); empty: what `model` reads
+    blank  encodes no image: zeros after the normalisation
     """
 
     model: ModelRef
     images: int = 1
     width: int = 0
     height: int = 0
+    use: str = ""
+    blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,16 +403,22 @@ _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
-    the diffusion model."""
+    the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
-    return (role_of(work), *[Role.CONTROLNET] * (count - 1))
+    adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
+    return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
 
 def control_key(control: ControlRef) -> ComponentKey:
     """Component key of a ControlNet, independent of its use."""
     overrides = "".join(f"+{name}={value}" for name, value in control.config_overrides)
     return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{overrides}")
+
+
+def image_prompt_key(prompt: ImagePromptRef) -> ComponentKey:
+    """Component key of an image prompt adapter, independent of its use."""
+    return ComponentKey(f"{prompt.name}/{Role.IMAGE_PROMPT.value}@{prompt.sha256[:10]}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -445,7 +463,7 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
-        if kind is not ControlRef
+        if kind not in (ControlRef, ImagePromptRef)
     }
 )
 #: the sampler whose step lengths follow from the images
@@ -507,6 +525,10 @@ def _without_places(value: Any) -> Any:
         more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
         more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
+    if isinstance(value, ImagePromptRef):
+        found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
+        found |= {"images": value.images, "blocks": value.blocks}
+        return found | ({"shortcut": True} if value.shortcut else {})
     if (names := _PARTS.get(type(value))) is not None:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):

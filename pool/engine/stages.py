@@ -51,12 +51,13 @@ from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
+from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
 from modelpool.pool.sampling.schedules import sigma_table
@@ -173,11 +174,13 @@ def sample_batch(
     controls: Sequence[ModelPatcher] = (),
     resumed: Sequence[RunState] = (),
     patches_at: PatchesAtStep | None = None,
+    adapters: Sequence[ModelPatcher] = (),
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
-    states. `patches_at`: the patches of the diffusion model change over the steps.
+    states. `patches_at`: the patches of the diffusion model change over the steps. `adapters` are those of the image
+    prompts of the tasks.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -188,6 +191,8 @@ def sample_batch(
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
     prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells)
     done = resumed[0].step if resumed else 0
+    image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
+    prompts, diffusion_model = image_prompts.added_to(prompts), image_prompts.added_to_model(diffusion_model)
     speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
     device = diffusion_model.device
@@ -206,6 +211,7 @@ def sample_batch(
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
             change(work.schedule.first_step + part.done)
+            image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
@@ -318,14 +324,15 @@ def decode_batch(
     """`decode` for each of `sampled`, latents of equal size, in one run; video latents become videos, audio latents
     audio of `seconds`. The first `leading` frames are dropped."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
-    pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
     if latent.audio is not None:
+        pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
         rate = latent.audio.samples_per_second
         return tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in pixels_BC.unbind())
-    if pixels_BC.dim() == 5:
-        videos_BC = pixels_BC[:, :, leading:].unbind()
-        return tuple(VideoFrames(_bytes(video_CTHW.permute(1, 2, 3, 0)), frame_rate) for video_CTHW in videos_BC)
-    return tuple(ImagePixels(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
+    # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
+    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes)
+    if levels_BC.dim() == 5:
+        return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate) for video_THWC in levels_BC.unbind())
+    return tuple(ImagePixels(_own(image_HWC)) for image_HWC in levels_BC.unbind())
 
 
 def vae_encode(
@@ -409,7 +416,9 @@ def _audio(samples_CS: Tensor, count: int, samples_per_second: int) -> AudioSamp
     return AudioSamples(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
 
 
-def _bytes(pixels: Tensor) -> PixelArray:
-    """Decoded pixels from [-1, 1] to uint8."""
-    found: PixelArray = pixels.add(1).mul(127.5).clamp(0, 255).round().to(torch.uint8).contiguous().numpy()
+def _own(levels: Tensor) -> PixelArray:
+    """The bytes of one image or video, without those of the rest of its batch."""
+    found: PixelArray = (
+        levels.numpy() if levels.numel() == levels.untyped_storage().nbytes() else levels.clone().numpy()
+    )
     return found

@@ -225,6 +225,12 @@ def encode_image_bytes(
     return vae.peak_bytes(encode)
 
 
+def image_prompt_bytes(adapters: Sequence[tuple[StageModule, Callable[[nn.Module], object]]]) -> int:
+    """Return the device memory of the image prompts of a run: the calls of their adapters, one after the other, whose
+    keys and values stay until its end. Counts all of each call, which is small beside a diffusion model."""
+    return sum(module.peak_bytes(call) for module, call in adapters)
+
+
 def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
     """Return the device memory of encoding an image of `size` with a vision encoder, without weights; the image comes
     from the host."""

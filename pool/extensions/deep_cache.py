@@ -35,7 +35,7 @@ class DeepLayers:
 
     option: DeepCache
     clock: StepClock
-    features: dict[object, Tensor] = field(default_factory=dict)
+    features: dict[object, Tensor | tuple[Tensor, ...]] = field(default_factory=dict)
     _key: object = None
     _skips: bool = False
 

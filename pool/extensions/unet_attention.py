@@ -94,7 +94,8 @@ def _attend(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, extra: Extra) -> Tensor
 
 def _heads(x_BLD: Tensor, heads: int) -> Tensor:
     """Return [B, H, L, E]."""
-    return x_BLD.unflatten(-1, (heads, -1)).transpose(1, 2)
+    heads_BHLE: Tensor = x_BLD.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return heads_BHLE
 
 
 def _remember(attended: AttendedTokens, q_BLD: Tensor, k_BLD: Tensor, extra: Extra) -> None:
@@ -118,8 +119,7 @@ def in_tiles(
     height, width = extra["original_shape"][-2:]
     level = _level(q_BLD.shape[1], height, width, option.depth)
     if level is None:
-        out_BLD: Tensor = attend(q_BLD, k_BLD, v_BLD, extra)
-        return out_BLD
+        return attend(q_BLD, k_BLD, v_BLD, extra)
     height, width = height >> level, width >> level
     least = option.tile // _CELL_PIXELS
     rows, columns = height // smallest_tile(height, least), width // smallest_tile(width, least)
@@ -128,7 +128,8 @@ def in_tiles(
     sizes = rows, height // rows, columns, width // columns
     out = attend(*(_tiles(x_BLD, *sizes) for x_BLD in (q_BLD, k_BLD, v_BLD)), extra)
     joined = out.unflatten(0, (-1, rows, columns)).unflatten(3, (height // rows, width // columns)).transpose(2, 3)
-    return joined.reshape(q_BLD.shape)
+    out_BLD: Tensor = joined.reshape(q_BLD.shape)
+    return out_BLD
 
 
 def smallest_tile(side: int, least: int) -> int:
@@ -138,8 +139,8 @@ def smallest_tile(side: int, least: int) -> int:
 
 def _tiles(x_BLD: Tensor, rows: int, high: int, columns: int, wide: int) -> Tensor:
     """Return the tokens of each tile: [B * rows * columns, tokens of a tile, D]."""
-    x = x_BLD.unflatten(1, (rows, high, columns, wide)).transpose(2, 3)
-    return x.reshape(-1, high * wide, x_BLD.shape[-1])
+    tiles_BLD: Tensor = x_BLD.unflatten(1, (rows, high, columns, wide)).transpose(2, 3)
+    return tiles_BLD.reshape(-1, high * wide, x_BLD.shape[-1])
 
 
 def _level(tokens: int, height: int, width: int, depth: int) -> int | None:

@@ -47,6 +47,7 @@ class Role(Enum):
     DIFFUSION_MODEL_2 = "diffusion_model_2"
     VAE = "vae"
     CONTROLNET = "controlnet"
+    IMAGE_PROMPT = "image_prompt"
     LORA = "lora"
 
     @property

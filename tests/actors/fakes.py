@@ -41,7 +41,9 @@ from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeImageParams,
     EncodeParams,
+    FoundImagePrompt,
     ImagePixels,
+    ImagePromptRef,
     Latent,
     LoraRef,
     Mask,
@@ -150,6 +152,16 @@ class FakeControls:
         return ComponentSpec(key, Role.CONTROLNET, 2 * MIB, 2 * MIB), ComponentUse(key, MIB, passes=passes)
 
 
+class FakeImagePrompts:
+    """No image prompt adapters."""
+
+    def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
+        raise unknown_name("image prompt adapter", name, ())
+
+    def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
+        raise AssertionError(f"asked for {prompt}")
+
+
 class FakeEmbeddings:
     """One textual inversion without a file."""
 
@@ -161,6 +173,7 @@ class FakeCatalog:
     """Two models and three LoRAs without files."""
 
     controls = FakeControls()
+    image_prompts = FakeImagePrompts()
     embeddings = FakeEmbeddings()
 
     def models(self) -> tuple[object, ...]:

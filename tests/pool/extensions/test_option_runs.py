@@ -200,5 +200,5 @@ def test_cfg_plus_plus_reads_the_negative_prompt_at_cfg_1(unet_runs: Runs) -> No
         for number, unet_runs.texts in enumerate(reads):
             found[sampler, number] = unet_runs.run(work)[0].samples_CHW
     # with equal texts, CFG++ is Euler
-    np.testing.assert_allclose(found["euler_cfg_pp", 1], found["euler", 0], atol=1e-5)
+    np.testing.assert_allclose(found["euler_cfg_pp", 1], found["euler", 0], atol=5e-5)
     assert np.abs(found["euler_cfg_pp", 0] - found["euler", 0]).max() > 1e-4
