@@ -99,6 +99,7 @@ def test_the_table_describes_every_setting() -> None:
     """Defaults are within their limits, and the main setting of each option exists."""
     for name, kind in RUN_OPTIONS.items():
         settings = {key: getattr(kind(), key) for key in limits_of(kind)}
-        assert request({name: settings}).options == RunOptions(**{name: kind()})
+        defaults: Any = {name: kind()}
+        assert request({name: settings}).options == RunOptions(**defaults)
         assert MAIN_SETTING.get(name, next(iter(settings))) in settings
     assert list(RUN_OPTIONS) == [*RunOptions.__dataclass_fields__]
