@@ -67,6 +67,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         noise=_noise(sample.schedule),
         sigmas=sample.schedule.sigmas,
         low_noise=_low_noise(request.low_noise),
+        options=sample.options.settings(),
     )
 
 

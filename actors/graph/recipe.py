@@ -212,6 +212,8 @@ class Recipe:
     sigmas: tuple[float, ...] = field(default=(), metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
+    #: all settings of the options of the run, by the name of the option
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
 
     def as_json(self) -> dict[str, Any]:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest

@@ -53,6 +53,8 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         fields |= {"sigmas": recipe.sigmas, "schedule": None}
     if recipe.low_noise is not None:
         fields["low_noise"] = {name: getattr(recipe.low_noise, name) for name in ("cfg", "boundary")}
+    if recipe.options:
+        fields["options"] = recipe.options
     if recipe.pictures is not None:
         fields |= _image_fields(recipe.pictures, find)
     strengths = _strengths(recipe)

@@ -98,6 +98,7 @@ def sample_params(
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,
         tuple(conditions),
+        request.run_options,
     )
     return params, references
 

@@ -44,7 +44,7 @@ from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.loading.content_digest import component_digests
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.loading.open_model import Component, OpenModel
 from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.patches.adapter_config import config_beside
@@ -193,6 +193,11 @@ class Catalog:
             return {role: with_fetch(opened.component(role).spec(), model.files) for role in opened.checkpoint.roles}
 
         return self._specs.get(model.sha256, find)
+
+    def opened_components(self, model: ModelRef) -> tuple[Component, ...]:
+        """Return the components of `model` as the engine opens them, without their weights."""
+        opened = self._open(model)
+        return tuple(opened.component(role) for role in opened.checkpoint.roles)
 
     def model_defaults(self, model: ModelRef) -> ModelDefaults:
         """Return the training size of the model, its sampling facts, and the size of its latent cells in pixels."""

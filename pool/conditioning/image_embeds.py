@@ -98,10 +98,10 @@ def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tu
     """Return the texts that a run reads: prompt, negative prompt, regions. A model that reads only images gets the
     embeddings of its image instead of the prompt, and zeros instead of the negative prompt."""
     if facts.reads_text:
-        names = (POSITIVE,) if work.guidance.cfg == 1 else (POSITIVE, NEGATIVE)
+        names = (POSITIVE, NEGATIVE) if work.reads_negative else (POSITIVE,)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD
-    zeros = () if work.guidance.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
+    zeros = (Encoded(np.zeros_like(states_LD)),) if work.reads_negative else ()
     return (Encoded(states_LD), *zeros)
 
 

@@ -39,6 +39,8 @@ from modelpool.pool.core.results import RunState as RunState
 from modelpool.pool.core.results import SamplerState as SamplerState
 from modelpool.pool.core.results import VideoFrames as VideoFrames
 from modelpool.pool.core.results import VideoMask as VideoMask
+from modelpool.pool.core.run_options import NO_OPTIONS as NO_OPTIONS
+from modelpool.pool.core.run_options import RunOptions as RunOptions
 from modelpool.pool.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
 from modelpool.pool.core.sample_conditions import ImageCondition as ImageCondition
 from modelpool.pool.core.sample_conditions import MaskCondition as MaskCondition
@@ -50,6 +52,9 @@ from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondi
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
+
+#: ending of the names of samplers that read the prediction without guidance (CFG++)
+UNGUIDED_SAMPLERS = "_cfg_pp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,11 @@ class SamplingSchedule(WireValue):
         return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
 
     @property
+    def reads_unguided(self) -> bool:
+        """Its sampler reads the prediction without guidance (CFG++)."""
+        return self.sampler.endswith(UNGUIDED_SAMPLERS)
+
+    @property
     def resumes(self) -> bool:
         """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
@@ -166,11 +176,12 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" unless the guidance scale is 1, "image_embeds" for
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "image_embeds" for
     models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
     expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
+    options      extensions of guidance and model, and caches (`pool.core.run_options`)
     """
 
     model: ModelRef
@@ -181,6 +192,7 @@ class SampleParams(WireValue):
     guidance: GuidanceParams
     seed: int
     conditions: tuple[SampleCondition, ...] = ()
+    options: RunOptions = NO_OPTIONS
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -233,7 +245,14 @@ class SampleParams(WireValue):
     @property
     def texts(self) -> int:
         """Texts for which the model is evaluated in each step."""
-        return (1 if self.guidance.cfg == 1 else 2) + len(self.regions) + self.guidance.without_image
+        own = 2 if self.reads_negative else 1
+        return own + len(self.regions) + self.guidance.without_image
+
+    @property
+    def reads_negative(self) -> bool:
+        """It reads the negative prompt: with guidance, and with a sampler that reads the prediction without guidance
+        for its noise."""
+        return self.guidance.cfg != 1 or self.schedule.reads_unguided
 
     @property
     def leading_kept(self) -> int:
@@ -467,6 +486,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     # the steps of this sampler follow from the error of all images of a run
     if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
         return ""
+    # so do the steps that such caches skip
+    if isinstance(work, SampleParams) and work.options.skips_by_content:
+        return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
     return f"{stage_of(work).value} {_digest(text)[:16]}"
@@ -511,4 +533,6 @@ def _without_places(value: Any) -> Any:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
+    if isinstance(value, RunOptions):
+        return value.settings()
     return value

@@ -188,7 +188,7 @@ class ActivationEstimator:
 
     def _execution_modes(self, model: ModelRef, work: StageParams) -> Iterator[ExecutionMode]:
         """Execution modes that may need less, without sizes."""
-        if isinstance(work, SampleParams) and (work.guidance.cfg != 1 or work.regions):
+        if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)):
             shape = work.shape if isinstance(work, DecodeParams) else work
@@ -447,7 +447,7 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            return (*size, work.guidance.cfg == 1, work.schedule.sampler, *reads)
+            return (*size, work.reads_negative, work.schedule.sampler, *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
@@ -469,4 +469,4 @@ def _typical_tokens(work: StageParams) -> tuple[int, ...]:
     """Typical text lengths if they are unknown."""
     if not isinstance(work, SampleParams):
         return ()
-    return (TYPICAL_TOKENS,) * (1 if work.guidance.cfg == 1 else 2)
+    return (TYPICAL_TOKENS,) * (2 if work.reads_negative else 1)

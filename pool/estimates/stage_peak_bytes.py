@@ -161,7 +161,7 @@ def sample_bytes(
         del held
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
-    run = lengths if work.guidance.cfg != 1 else lengths[:1]
+    run = lengths if work.reads_negative else lengths[:1]
     together = Counter(run if common is not None else set(run))
     if work.guidance.without_image and max_batch != 1:
         together[lengths[1]] += 1
@@ -274,7 +274,7 @@ def stage_call(
             chunks = max(1, context_tokens // CHUNK_TOKENS)
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleParams():
-            batch = images * (1 if work.guidance.cfg == 1 else 2)
+            batch = images * (2 if work.reads_negative else 1)
             shape_CHW = sampled_shape(work, latent)
             return lambda module: _inputs(
                 module, work, shape_CHW, batch, context_tokens, facts, text_inputs

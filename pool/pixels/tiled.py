@@ -33,12 +33,15 @@ def run_tiled(
     device: torch.device = HOST,
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
+    finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Compute `call(x_BC)` tile by tile: float32 on `device`, where the result is summed.
 
     `tile` and `overlap` are in positions of the input, `scales` map them to positions of the result (a number: a
     factor); one entry for each dimension after the channels. `call` gets the complete batch. A single tile is one plain
     call, bit for bit equal to one without tiles.
+    `finish` is applied to the result in float32: that of a single tile is still where `call` computed it and moves to
+    `device` afterwards, so that a smaller result moves faster.
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
@@ -53,6 +56,12 @@ def run_tiled(
             before_tile()
         part_BC = call(_cut(x_BC, tile_spans))
         _check(part_BC, tile_spans)
+        if count == 1 and finish is not None:
+            out_BC = finish(part_BC.to(torch.float32)).to(device)
+            del part_BC
+            if on_tile is not None:
+                on_tile(done, count)
+            return out_BC
         # first move, then convert to float32: the computing device may have room for the tile only
         part_BC = part_BC.to(device).to(torch.float32)
         if count == 1:
@@ -66,7 +75,7 @@ def run_tiled(
         if on_tile is not None:
             on_tile(done, count)
     assert out_BC is not None
-    return out_BC
+    return out_BC if finish is None else finish(out_BC)
 
 
 def count_tiles(

@@ -50,7 +50,7 @@ from modelpool.pool.registry.kinds import (
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
-from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, default_folder
+from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, open_store
 
 if TYPE_CHECKING:
     from modelpool.pool.registry.remote_models import RemoteModels
@@ -98,7 +98,7 @@ def open_registry(
     default), and of the `remote` ones."""
     locations = [ModelLocation(path, FileKind.CHECKPOINT) for path in model_folders]
     locations += [ModelLocation(path, FileKind.LORA) for path in lora_folders]
-    store = RegistryStore(folder or default_folder())
+    store = open_store(folder)
     return Registry(store, locations, uses_added, allow_pickle=allow_pickle, assemblies=assemblies, remote=remote)
 
 

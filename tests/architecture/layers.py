@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pixels",
         "conditioning",
         "guidance",
+        "extensions",
         "controlnets",
         "image_prompts",
         "estimates",

@@ -21,7 +21,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithP
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.vision.names import convert_vision
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
@@ -53,11 +53,12 @@ class VisionPlan:
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         module = _empty(self.config, self.kind, self.config_kind)
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"it is not a {type(module).__name__}: {difference}")
-        return module
+        return module, fitted(self.key_map, module, f"it is not a {type(module).__name__}:")
 
 
 def plan_vision(

@@ -220,6 +220,11 @@ def _result_names(block: type) -> tuple[str, ...]:
     return tuple(n.id for n in last.elts if isinstance(n, ast.Name)) if isinstance(last, ast.Tuple) else ()
 
 
+def repeated_block_names(module: nn.Module) -> frozenset[str]:
+    """Return the class names of the blocks that diffusers would compile in `module`; empty if it names none."""
+    return frozenset(getattr(module, "_repeated_blocks", None) or ())
+
+
 def _with_attention(block: Any, place: str, index: int) -> Iterator[str]:
     yield f"{place}.resnets.{index}"
     attentions = getattr(block, "attentions", None)
