@@ -63,6 +63,14 @@ def test_a_face_is_the_same_in_every_form(tmp_path: Path) -> None:
     assert found[2].file == "face.npy"
 
 
+def test_a_request_with_a_face_can_be_written_and_read_again() -> None:
+    """As the journal of detached jobs does."""
+    prompt = {"model": "faceid", "faces": [[1.0, 2.5]], "strength": 0.5, "blocks": {"up.1": 0.5}}
+    request = GenerateRequest(model="m", prompt="", image_prompts=[prompt])
+    again = GenerateRequest(**json.loads(json.dumps(request.model_dump(mode="json", exclude_unset=True))))
+    assert again.image_prompts == request.image_prompts
+
+
 def test_a_caller_over_http_names_no_file_of_a_face() -> None:
     images = CallerImages((), 1 << 20)
     with pytest.raises(UserError, match=r"image_prompts.faces: found '/etc/x.npy', expected a list of numbers"):
