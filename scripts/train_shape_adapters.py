@@ -27,7 +27,7 @@ from scripts.shapes_training import diffusion, evaluate, text, vae
 
 SEED, IMAGES, BATCH, RATE = 20261124, 768, 16, 2e-3
 #: share of steps in which the adapter sees no image, and no text
-WITHOUT_IMAGE, WITHOUT_TEXT = 0.1, 0.9
+WITHOUT_IMAGE, WITHOUT_TEXT = 0.1, 0.5
 PROJECTED, TOKENS = 64, 4
 
 
@@ -94,7 +94,7 @@ def train_ip_adapter(model: Any, steps: int, out: Path) -> None:
     for place, name in enumerate(names):
         attention = unet.get_submodule(name.removesuffix(".processor"))
         table[f"{2 * place + 1}.to_k_ip.weight"] = attention.to_k.weight.detach().clone()
-        table[f"{2 * place + 1}.to_v_ip.weight"] = attention.to_v.weight.detach().clone()
+        table[f"{2 * place + 1}.to_v_ip.weight"] = torch.zeros_like(attention.to_v.weight)
     projection = ImageProjection(PROJECTED, width, TOKENS)
     plain = {k.replace("image_embeds", "proj"): v.detach() for k, v in projection.state_dict().items()}
     unet._load_ip_adapter_weights([{"image_proj": plain, "ip_adapter": table}], low_cpu_mem_usage=False)

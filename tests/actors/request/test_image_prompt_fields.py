@@ -71,10 +71,15 @@ def test_a_request_with_a_face_can_be_written_and_read_again() -> None:
     assert again.image_prompts == request.image_prompts
 
 
-def test_a_caller_over_http_names_no_file_of_a_face() -> None:
-    images = CallerImages((), 1 << 20)
-    with pytest.raises(UserError, match=r"image_prompts.faces: found '/etc/x.npy', expected a list of numbers"):
-        images.in_fields({"image_prompts": [{"model": "faceid", "faces": "/etc/x.npy"}]})
+def test_a_caller_over_http_names_no_file(image: str) -> None:
+    for part, expected in (
+        ({"model": "faceid", "faces": image}, r"image_prompts.faces: found .*, expected a list of numbers"),
+        ({"model": "plus", "image": image}, r"image_prompts.image: .*base64"),
+        ({"model": "plus", "image": [image]}, r"image_prompts.image: .*base64"),
+        (f"plus={image}", r"image_prompts: .*base64"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            CallerImages((), 1 << 20).in_fields({"image_prompts": [part]})
 
 
 @pytest.mark.parametrize(
