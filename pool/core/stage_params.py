@@ -498,6 +498,8 @@ def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
     """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
     and the inputs by name."""
     content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
+    if isinstance(work, VisionEncodeParams):  # fields that were added later: ids without them are what they were
+        content = {name: value for name, value in content.items() if name not in ("use", "blank") or value}
     text = _JSON.encode([type(work).__name__, content, dict(needs)])
     return TaskId(f"{stage_of(work).value}-{_digest(text)[:20]}")
 
@@ -528,7 +530,7 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, ImagePromptRef):
         found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
         found |= {"images": value.images, "blocks": value.blocks}
-        return found | ({"shortcut": True} if value.shortcut else {})
+        return found | ({"face_version": value.face_version} if value.face_version else {})
     if (names := _PARTS.get(type(value))) is not None:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
