@@ -34,7 +34,7 @@ def check_folders(config: PoolConfig) -> None:
 
 
 class NameCheck:
-    """Checks the names of models, LoRAs and ControlNets as the catalog of a pool would that is started here."""
+    """Checks the names of models, LoRAs, ControlNets and upscalers as the catalog of a pool would that is started here."""
 
     def __init__(self, registry: Registry | None) -> None:
         """Without a `registry`, every name counts as known: the pool will check it."""
@@ -70,6 +70,10 @@ class NameCheck:
             self._check("lora", lora.name)
         for control in request.controls:
             self._check("controlnet", control.model)
+        if request.upscale is not None:
+            self._check("upscaler", request.upscale.model)
+        if request.hires is not None and request.hires.upscaler is not None:
+            self._check("upscaler", request.hires.upscaler)
 
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
@@ -84,7 +88,12 @@ class NameCheck:
     def _problem(self, kind: str, name: str) -> UserError | None:
         registry = self._registry
         assert registry is not None, "without a registry nothing is checked"
-        find = {"model": registry.find_model, "lora": registry.find_lora, "controlnet": registry.find_controlnet}[kind]
+        find = {
+            "model": registry.find_model,
+            "lora": registry.find_lora,
+            "controlnet": registry.find_controlnet,
+            "upscaler": registry.find_upscaler,
+        }[kind]
         try:
             find(name)
         except UserError as problem:

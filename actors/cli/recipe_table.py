@@ -44,6 +44,9 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
         decoder = recipe.decoder
         parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
         yield "decoder", f"{decoder.model}, {parts}"
+    if (upscale := recipe.upscale) is not None:
+        tiles = f", tiles of {upscale.tile}" if upscale.tile else ""
+        yield "upscaler", f"{upscale.model}, scale {upscale.scale:g}{tiles}  (sha256 {upscale.sha256})"
     if recipe.low_noise is not None:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
     for lora in recipe.loras:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog
+from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog, UpscalerCatalog
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageRequest
@@ -369,6 +369,10 @@ class CachedCatalog:
     @property
     def controls(self) -> ControlNetCatalog:
         return self._catalog.controls
+
+    @property
+    def upscalers(self) -> UpscalerCatalog:
+        return self._catalog.upscalers
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return the cached answer of `Catalog.use`."""

@@ -8,7 +8,16 @@ from typing import Protocol
 
 from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, EncodeParams, LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    EmbeddingRef,
+    EncodeParams,
+    LoraRef,
+    ModelRef,
+    StageParams,
+    UpscaleParams,
+    UpscalerRef,
+)
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
 
@@ -21,6 +30,23 @@ class ControlNetCatalog(Protocol):
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """Return its size, and what a run with `model` needs of it."""
+
+
+class UpscalerCatalog(Protocol):
+    """The upscalers of a catalog; `pool.catalog.upscaler_index.UpscalerIndex` implements it. All methods may raise
+    UserError."""
+
+    def find(self, name: str) -> UpscalerRef:
+        """Return the upscaler called `name`."""
+
+    def needs(self, work: UpscaleParams) -> tuple[ComponentSpec, ComponentUse]:
+        """Return the size of the upscaler, and what a run needs of it."""
+
+    def execution_modes(self, work: UpscaleParams) -> tuple[ExecutionMode, ...]:
+        """Return the execution modes of `work`, the full one first, each needing less than the one before."""
+
+    def run_seconds(self, work: UpscaleParams) -> float:
+        """Return an initial estimate of the run time."""
 
 
 class EmbeddingCatalog(Protocol):
@@ -56,6 +82,10 @@ class GraphCatalog(Protocol):
     @property
     def controls(self) -> ControlNetCatalog:
         """The ControlNets."""
+
+    @property
+    def upscalers(self) -> UpscalerCatalog:
+        """The upscalers."""
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run needs of one component."""

@@ -84,6 +84,18 @@ class RecipeDecoder:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeUpscale:
+    """The upscaler of the output, as it was used: factor of both sides, edge of tiles and their overlap; 0 for those of
+    the pool."""
+
+    model: str
+    sha256: str
+    scale: float
+    tile: int = 0
+    overlap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeLowNoise:
     """The low-noise expert as it was run: the noise level below which it took over, and its guidance scale."""
 
@@ -188,6 +200,8 @@ class Recipe:
     sigmas: tuple[float, ...] = field(default=(), metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
+    #: None for an output in the size of its latent
+    upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
 
     def as_json(self) -> dict[str, Any]:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest

@@ -164,6 +164,8 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
     if (second := recipe.decoder) is not None:
         pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
         pairs["Decoder CFG scale"] = f"{second.cfg:g}"
+    if (upscale := recipe.upscale) is not None:
+        pairs |= {"Postprocess upscale by": f"{upscale.scale:g}", "Postprocess upscaler": upscale.model}
     if (low := recipe.low_noise) is not None:
         pairs |= {"Low noise CFG scale": f"{low.cfg:g}", "Low noise below": f"{low.boundary:g}"}
     if recipe.loras:
@@ -188,7 +190,8 @@ def _image_pairs(recipe: Recipe) -> dict[str, str]:
     if made.hires:
         pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
         pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}
-        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else "Lanczos"
+        other = made.hires.get("upscaler", "Lanczos")
+        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else other
     return pairs
 
 

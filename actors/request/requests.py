@@ -36,6 +36,7 @@ from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
 
@@ -95,6 +96,7 @@ class GenerateRequest(Strict):
     strength: float | None = _field("strength")
     paste: bool = _field("paste")
     hires: Hires | None = _field("hires")
+    upscale: Upscale | None = _field("upscale")
     controls: tuple[Control, ...] = _field("controls")
     regions: tuple[Region, ...] = _field("regions")
     frames: int | None = _field("frames")

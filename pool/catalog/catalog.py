@@ -18,6 +18,7 @@ from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
+from modelpool.pool.catalog.upscaler_index import UpscalerIndex
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
@@ -107,6 +108,8 @@ class Catalog:
         kind = device if isinstance(device, str) else device.kind.value
         #: the ControlNets
         self.controls = ControlNetIndex(self.registry, device, self._open)
+        #: the upscalers
+        self.upscalers = UpscalerIndex(self.registry, device, allow_pickle)
         #: the textual inversions that prompts name
         self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
         self.figures = ActivationEstimator(self._open, kind, self.controls.opened)

@@ -13,6 +13,7 @@ sample             positive, negative, region.N: `Encoded`; image_embeds: `Image
                    region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
                    control_masked_image.N: `Latent`; sampler_state: `SamplerState` of the other expert
 decode             latent: `Latent`; image: `ImagePixels` to keep outside of mask: `Mask`
+upscale            image: `ImagePixels` or `VideoFrames`
 """
 
 from __future__ import annotations

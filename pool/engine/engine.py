@@ -39,6 +39,7 @@ from modelpool.pool.core.stage_params import (
     RunState,
     SampleParams,
     StageParams,
+    UpscaleParams,
     VisionEncodeParams,
     role_of,
 )
@@ -70,6 +71,8 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
+from modelpool.pool.upscalers.patchers import UpscalerPatchers
+from modelpool.pool.upscalers.upscale import upscale_images
 from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
 #: cached textual inversions; each is some tens of KiB
@@ -140,6 +143,7 @@ class Engine:
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
         self._previews = PreviewMaker()
         self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
+        self._upscalers = UpscalerPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
@@ -361,6 +365,10 @@ class Engine:
 
     def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
         """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
+        if isinstance(work, UpscaleParams):
+            if any(use.component not in self._patchers for use in task.uses):
+                return None
+            return TaskRun(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
         opened = self._models.get(work.model.sha256)
         loras = () if isinstance(work, DecodeParams | EncodeImageParams | VisionEncodeParams) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
@@ -396,11 +404,15 @@ class Engine:
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
+            case UpscaleParams():
+                return (self._upscalers.of(work.model),)
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
+        if isinstance(works[0], UpscaleParams):
+            return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:

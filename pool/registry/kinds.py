@@ -31,6 +31,7 @@ class FileKind(Enum):
 MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
 LORAS = frozenset({FileKind.LORA})
 CONTROLNETS = frozenset({FileKind.CONTROLNET})
+UPSCALERS = frozenset({FileKind.UPSCALER})
 #: kinds with components: equal ones are found by content
 WITH_COMPONENTS = frozenset({*MODELS, FileKind.VAE, FileKind.TEXT_ENCODER})
 
@@ -91,6 +92,9 @@ _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
     ("model.layers.0.self_attn.", FileKind.TEXT_ENCODER),
     ("vision_model.encoder.", FileKind.CLIP_VISION),
     ("conv_first.", FileKind.UPSCALER),
+    ("body.0.weight", FileKind.UPSCALER),
+    ("module.conv_first.", FileKind.UPSCALER),
+    ("module.model.0.weight", FileKind.UPSCALER),
     ("model.0.weight", FileKind.UPSCALER),
 )
 #: an embedding of SDXL has only these tensors

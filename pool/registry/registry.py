@@ -38,7 +38,7 @@ from modelpool.pool.registry.folders import (
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
 from modelpool.pool.registry.hub_names import HubName, cached_weights
-from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, WITH_COMPONENTS, FileKind
+from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, UPSCALERS, WITH_COMPONENTS, FileKind
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
@@ -247,6 +247,10 @@ class Registry:
         """Return the ControlNet that `name` means. Raises as `find`."""
         return self.find(name, CONTROLNETS, "ControlNet")
 
+    def find_upscaler(self, name: str) -> WeightsFile:
+        """Return the upscaler that `name` means. Raises as `find`."""
+        return self.find(name, UPSCALERS, "upscaler")
+
     def hashes(self, file: WeightsFile, with_data: bool = False, on_bytes: OnBytes = lambda count: None) -> FileHashes:
         """Return the hashes of `file`, reading all of it unless they are known; `with_data` includes AutoV3.
 
@@ -375,8 +379,8 @@ class Registry:
             return refused[bad]
         for file in candidates:
             kind = self.kind(file)
-            is_what = f"a {kind.value}" if kind is not None else "of no known kind"
-            return UnknownName(f"{name!r} is {is_what}, expected a {what} ({file.path})")
+            is_what = with_article(kind.value) if kind is not None else "of no known kind"
+            return UnknownName(f"{name!r} is {is_what}, expected {with_article(what)} ({file.path})")
         # by their folders: reading thousands of headers would take too long
         forms = (
             FileForm if MODELS.intersection(kinds) else (FileForm.FILE, FileForm.SHARDED)
@@ -478,3 +482,8 @@ def _ambiguous(name: str, what: str, files: Sequence[WeightsFile], all_paths: Se
         f"{what} {name!r} can mean {len(files)} files: {listed}{more}. Use one of these names, a path or a hash, or "
         f"set an alias: modelpool models alias NAME {names[files[0].path]}"
     )
+
+
+def with_article(noun: str) -> str:
+    """Return "a model", "an upscaler"."""
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"

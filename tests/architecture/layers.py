@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "conditioning",
         "guidance",
         "controlnets",
+        "upscalers",
         "estimates",
         "saving",
         "registry",
