@@ -94,8 +94,8 @@ class _FlowPatcher:
         self._patcher = patcher
 
     @contextmanager
-    def running(self, should_stop: Callable[[], bool] | None = None) -> Iterator[nn.Module]:
-        with self._patcher.running(should_stop) as module:
+    def running(self, check: Callable[[], None] | None = None) -> Iterator[nn.Module]:
+        with self._patcher.running(check) as module:
             yield NoiseModelAsFlow(module)
 
 

@@ -34,7 +34,7 @@ def check_folders(config: PoolConfig) -> None:
 
 
 class NameCheck:
-    """Checks the names of models, LoRAs, ControlNets and upscalers as the catalog of a pool would that is started here."""
+    """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
     def __init__(self, registry: Registry | None) -> None:
         """Without a `registry`, every name counts as known: the pool will check it."""

@@ -113,6 +113,8 @@ def _image(file: str, sha256: str, more: str = "") -> str:
 def _second_pass(hires: Mapping[str, Any]) -> str:
     """Format the fields as in a request; unset ones are left out."""
     known = {name: value for name, value in hires.items() if value is not None}
+    if (sha256 := known.pop("upscaler_sha256", None)) is not None:
+        known["upscaler"] = f"{known['upscaler']} (sha256 {sha256})"
     scale = f"scale {known.pop('scale'):g}" if "scale" in known else ""
     return ", ".join(filter(None, (scale, *(f"{name} {value}" for name, value in known.items()))))
 

@@ -31,7 +31,7 @@ from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, ModelStageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
@@ -392,9 +392,9 @@ class CachedCatalog:
         return self._catalog.tokenize(work)
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         return self._catalog.execution_modes(model, work, context_tokens)
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         return self._catalog.run_seconds(model, work)

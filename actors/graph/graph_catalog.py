@@ -14,7 +14,7 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
-    StageParams,
+    ModelStageParams,
     UpscaleParams,
     UpscalerRef,
 )
@@ -103,11 +103,11 @@ class GraphCatalog(Protocol):
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images."""
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return the execution modes of `work`, the full one first, each needing less than the one before: device
         memory in addition to weights and scratch, as calculated and as corrected by measurements. Sampling reads texts
         of `context_tokens`."""
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         """Return an initial estimate of the run time."""

@@ -21,7 +21,14 @@ from modelpool.actors.graph.recipe import (
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import EncodeParams, LoraRef, SampleParams, SamplingSchedule, StageParams, UpscaleParams
+from modelpool.pool.core.stage_params import (
+    EncodeParams,
+    LoraRef,
+    SampleParams,
+    SamplingSchedule,
+    StageParams,
+    UpscaleParams,
+)
 
 
 def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:

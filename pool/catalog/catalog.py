@@ -29,8 +29,8 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    ModelStageParams,
     SampleParams,
-    StageParams,
     VisionEncodeParams,
     component_key,
     lora_key,
@@ -237,7 +237,7 @@ class Catalog:
         return self.tokenize(EncodeParams(model, (), text, embeddings=self.embeddings.of(text), seen=seen)).length
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
         estimated activation bytes, corrected by measurements."""
@@ -247,7 +247,7 @@ class Catalog:
         """Record the `cost` of a successful run of `task`, to correct later estimates."""
         self.figures.learn(task, cost)
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         """Return a first estimate of the run time of `work` with everything resident; accurate to an order of
         magnitude."""
         spec = self.components(model)[role_of(work)]

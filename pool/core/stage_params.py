@@ -312,9 +312,9 @@ class UpscaleParams(WireValue):
     overlap: int = 0
 
 
-StageParams: TypeAlias = (
-    EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams | UpscaleParams
-)
+#: what a component of a checkpoint computes
+ModelStageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
+StageParams: TypeAlias = ModelStageParams | UpscaleParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,7 +62,7 @@ class UpscalerPlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors`, in evaluation mode, without gradients. Raises UnknownArchitecture if their
         shapes do not fit."""
-        module = empty_module(self.network, self.sizes)
+        module = empty_module(self.network, dict(self.sizes))
         for name, parameter in module.state_dict().items():
             found = tuple(tensors[self.names[name]].shape) if name in self.names else "nothing"
             if found != tuple(parameter.shape):

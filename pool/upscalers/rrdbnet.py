@@ -1,9 +1,9 @@
 """`RRDBNet`: the network of ESRGAN, Real-ESRGAN, BSRGAN and ESRGAN+.
 
 Sources: Wang et al., "ESRGAN: Enhanced Super-Resolution Generative Adversarial Networks" (2018), section 3.1: residual
-in residual dense blocks without batch norms, residual scaling 0.2; Wang et al., "Real-ESRGAN" (2021), section 3.3: pixel
-unshuffle before the same network for small factors; Rakotonirina and Rasoanaivo, "ESRGAN+" (2020), section 3.2: two
-more residuals in a dense block. The noise of ESRGAN+ is for training only.
+in residual dense blocks without batch norms, residual scaling 0.2; Wang et al., "Real-ESRGAN" (2021), section 3.3:
+pixel unshuffle before the same network for small factors; Rakotonirina and Rasoanaivo, "ESRGAN+" (2020), section 3.2:
+two more residuals in a dense block. The noise of ESRGAN+ is for training only.
 
 Shape legend: B batch, C channels, H W height and width.
 """

@@ -103,7 +103,7 @@ def test_files_are_found_by_name_and_pickles_only_if_they_are_allowed(catalog: C
     assert scales == {"compact": 2, "ema": 2, "params": 4, "many": 2}
     careful = Catalog((folder,), (), "sim", registry_folder=folder / "registry")
     assert careful.upscalers.find("compact").sha256 == catalog.upscalers.find("compact").sha256
-    with pytest.raises(UnsafeFile, match="ema.pth"):
+    with pytest.raises(UnsafeFile, match=r"ema\.pth"):
         careful.upscalers.find("ema")
 
 
