@@ -75,6 +75,24 @@ class NameCheck:
         if request.hires is not None and request.hires.upscaler is not None:
             self._check("upscaler", request.hires.upscaler)
 
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether `name` means a file of this kind: "model", "lora", "controlnet" or "upscaler". True if files are not
+        known here."""
+        try:
+            self._check(kind, name)
+        except UserError:
+            return False
+        return True
+
+    def family_of(self, model: str) -> str:
+        """Return the title of the family of the model that `model` names; "" if it is not known here."""
+        if self._registry is None:
+            return ""
+        try:
+            return self._registry.facts(self._registry.find_model(model)).title
+        except UserError:
+            return ""
+
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
         return None if self._registry is None else tuple(name for name, _ in self._registry.files(MODELS))

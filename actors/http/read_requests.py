@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, RECIPE_KEY, is_image, texts_of_image
 from modelpool.actors.request.json_text import NotJson, parse_json
@@ -19,6 +19,8 @@ from modelpool.pool.core.errors import UserError, unusable_field
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: (name of a model) -> title of its family
+FamilyOf: TypeAlias = Callable[[str], str]
 #: text of a PNG in which ComfyUI writes the workflow that made it, in the API format
 PROMPT_KEY = "prompt"
 #: files of metadata are text; an image is not read as text
@@ -67,9 +69,10 @@ class ReadFields:
         return replace(self, model=model, fields=found)
 
 
-def read_fields(path: str | Path, families: Mapping[str, str] | None = None) -> ReadFields:
+def read_fields(path: str | Path, family_of: FamilyOf = lambda model: "") -> ReadFields:
     """Return the fields of the request that the metadata at `path` describes: an image, a .txt with A1111 parameters,
-    or a .json with a workflow of ComfyUI in either format. `families` has the titles of models' families by name.
+    or a .json with a workflow of ComfyUI in either format. `family_of` returns the title of the family of a model, by
+    its name; "" if it is unknown.
 
     Of several texts in an image, that of modelpool counts first, then that of A1111. Raises UserError.
     """
@@ -78,7 +81,7 @@ def read_fields(path: str | Path, families: Mapping[str, str] | None = None) -> 
         with place.open("rb") as opened:
             start = opened.read(16)
             if is_image(start):
-                return fields_of_texts(texts_of_image(place), place, families)
+                return fields_of_texts(texts_of_image(place), place, family_of)
             if len(content := start + opened.read(_MAX_TEXT_BYTES)) > _MAX_TEXT_BYTES:
                 raise unusable_field(str(place), "a large file", _FORMS)
     except OSError as error:
@@ -88,11 +91,11 @@ def read_fields(path: str | Path, families: Mapping[str, str] | None = None) -> 
     except UnicodeDecodeError:
         raise unusable_field(str(place), "bytes", _FORMS) from None
     key = PROMPT_KEY if text.lstrip().startswith("{") else PARAMETERS_KEY
-    return fields_of_texts({key: text}, place, families)
+    return fields_of_texts({key: text}, place, family_of)
 
 
 def fields_of_texts(
-    texts: Mapping[str, str], place: Path = Path(), families: Mapping[str, str] | None = None
+    texts: Mapping[str, str], place: Path = Path(), family_of: FamilyOf = lambda model: ""
 ) -> ReadFields:
     """Return the fields of the request that the texts of an image describe. Images that it names are searched next to
     `place`. Raises UserError."""
@@ -103,9 +106,10 @@ def fields_of_texts(
         from modelpool.actors.outputs.image_file import parse_parameters
 
         parsed = parse_parameters(texts[PARAMETERS_KEY])
-        return fields_of_parameters(parsed, (families or {}).get(parsed.values.get("Model", ""), ""))
+        values = parsed.values
+        return fields_of_parameters(parsed, family_of(values.get("Model") or values.get("Model hash", "")))
     if PROMPT_KEY in texts:
-        return _of_workflow(texts[PROMPT_KEY], place, families or {})
+        return _of_workflow(texts[PROMPT_KEY], place, family_of)
     raise unusable_field(str(place), f"the texts {', '.join(sorted(texts)) or 'none'}", _FORMS)
 
 
@@ -126,7 +130,7 @@ def _of_recipe(text: str, place: Path) -> ReadFields:
     return ReadFields(fields, recipe.model, recipe.model_sha256, {each.name: each.sha256 for each in recipe.loras})
 
 
-def _of_workflow(text: str, place: Path, families: Mapping[str, str]) -> ReadFields:
+def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     from modelpool.actors.http.comfy_export import api_format
     from modelpool.actors.http.comfy_graph import PoolNames, outputs_of, requests_of
     from modelpool.actors.http.comfy_nodes import LORAS, MODELS, NODE_TYPES, file_stem
@@ -142,7 +146,7 @@ def _of_workflow(text: str, place: Path, families: Mapping[str, str]) -> ReadFie
             value = node.get("inputs", {}).get(given.name)
             if given.choices in named and isinstance(value, str):
                 named[given.choices].append(file_stem(value))
-    names = PoolNames({name: families.get(name, "") for name in named[MODELS]}, named[LORAS])
+    names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])
     outputs = outputs_of(graph, names)
     found = requests_of(outputs[0], names, lambda name: _image(name, place))[0]
     fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}

@@ -293,7 +293,7 @@ def differing(request: GenerateRequest, expected: dict[str, Any]) -> dict[str, A
 def test_twenty_published_recipes_resolve_to_what_they_mean() -> None:
     for name, family, text, expected, notes in A1111:
         model = expected.get("model", text.partition("Model: ")[2].partition(",")[0].strip())
-        read = fields_of_texts({PARAMETERS_KEY: text}, families={model: family})
+        read = fields_of_texts({PARAMETERS_KEY: text}, family_of={model: family}.__getitem__)
         assert not differing(read.request(), expected), name
         assert len(read.notes) == len(notes), (name, read.notes)
         assert all(found.startswith(note) for found, note in zip(read.notes, notes, strict=True)), (name, read.notes)
