@@ -5,6 +5,8 @@ weights; starts nothing, and takes a fraction of a second.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelpool.actors.ray.ray_session import LOCAL, chosen_address
@@ -36,13 +38,18 @@ def check_folders(config: PoolConfig) -> None:
 class NameCheck:
     """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
-    def __init__(self, registry: Registry | None) -> None:
-        """Without a `registry`, every name counts as known: the pool will check it."""
+    def __init__(
+        self, registry: Registry | None, on_found: Callable[[Sequence[Path]], object] = lambda files: None
+    ) -> None:
+        """Without a `registry`, every name counts as known: the pool will check it. `on_found` gets the files of each
+        name that is known, once.
+        """
         self._registry = registry
+        self._on_found = on_found
         self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
 
     @classmethod
-    def of(cls, config: PoolConfig) -> NameCheck:
+    def of(cls, config: PoolConfig, on_found: Callable[[Sequence[Path]], object] = lambda files: None) -> NameCheck:
         """Return the check of a pool with this configuration: of nothing if its files may be on other machines."""
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
@@ -56,7 +63,8 @@ class NameCheck:
                 models.registry,
                 allow_pickle=models.allow_pickle,
                 assemblies=models.assemblies,
-            )
+            ),
+            on_found,
         )
 
     def check(self, request: GenerateRequest) -> None:
@@ -113,7 +121,8 @@ class NameCheck:
             "upscaler": registry.find_upscaler,
         }[kind]
         try:
-            find(name)
+            file = find(name)
         except UserError as problem:
             return problem
+        self._on_found(file.members)
         return None

@@ -62,16 +62,17 @@ def output_for(options: PoolOptions, passed: OutputAddress | None) -> OutputAddr
 
 
 def name_check(options: PoolOptions) -> NameCheck:
-    """Return the check of names for the pool that `open_pool` returns, which needs neither Ray nor torch. Raises
-    UserError for a configured folder that does not exist.
+    """Return the check of names for the pool that `open_pool` returns, which needs neither Ray nor torch. The files of
+    checked names are read into the page cache meanwhile. Raises UserError for a configured folder that does not exist.
     """
+    from modelpool.actors.api.early_reading import EarlyReading
     from modelpool.actors.api.start_checks import NameCheck, check_folders
 
     if options.pool is not None:  # which has its own models
         return NameCheck(None)
     settings = settings_for(options)
     check_folders(settings)
-    return NameCheck.of(settings)
+    return NameCheck.of(settings, EarlyReading().add)
 
 
 def open_pool(options: PoolOptions) -> ModelPool:

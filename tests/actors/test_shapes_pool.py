@@ -174,11 +174,12 @@ def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expect
     assert summary.succeeded == 200
     base_bytes = WEIGHTS.stat().st_size
     tasks = (*first.tasks, *summary.tasks)
-    assert sum(t.uploaded_bytes for t in tasks if not t.patch_switches) <= 3 * base_bytes
     switches = after.patch_switches - before.patch_switches
-    # a preload during another task's run loads the patched weights of the next task
+    # A preload during another task's run loads the patched weights of the next task, or some of them: that task then
+    # uploads the rest, and its own load is no switch. So both share one bound.
+    unswitched_bytes = sum(t.uploaded_bytes for t in tasks if not t.patch_switches)
     preloaded_bytes = after.uploaded_bytes - sum(t.uploaded_bytes for t in tasks)
-    assert preloaded_bytes <= (3 + switches) * base_bytes
+    assert unswitched_bytes + preloaded_bytes <= (3 + 3 + switches) * base_bytes
     arrival_order_switches = 200 * 2 // 3  # in turn on three workers, two of three jobs meet the other LoRA
     assert switches < arrival_order_switches / 3
     for worker in after.workers:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from modelpool.actors.api.client import ModelPool
+from modelpool.actors.api.early_reading import EarlyReading
 from modelpool.actors.api.start_checks import NameCheck, check_folders
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError
+from modelpool.pool.formats.page_cache import in_memory
 from tests.architecture.source_tree import ROOT
 
 LAPTOP = ROOT / "configs" / "laptop.toml"
@@ -74,3 +78,28 @@ def test_wrong_names_are_reported_without_importing_what_starts_a_pool(tmp_path:
     assert ended.stdout == "2 []\n"
     assert "did you mean 'shapes'" in ended.stderr
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a call of Linux")
+def test_files_of_checked_names_are_read_while_the_pool_starts(tmp_path: Path) -> None:
+    """And not those that do not fit into memory, nor one that is gone meanwhile."""
+    found: list[Path] = []
+    names = NameCheck.of(PoolConfig.load(LAPTOP), found.extend)
+    for _ in range(2):
+        names.check(request(loras=["light:0.8"]))
+    assert [path.name for path in found] == ["shapes.safetensors", "light.safetensors"]
+
+    files = [tmp_path / name for name in ("gone", "large", "model")]
+    for path, size_bytes in zip(files[1:], (3 << 20, 2 << 20), strict=True):
+        path.write_bytes(bytes(size_bytes))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_memory(str(files[2]), [(0, 2 << 20)]):
+        pytest.skip("this file system has no page cache")
+    EarlyReading(most_bytes=2 << 20).add(files).join()
+    until = time.monotonic() + 30
+    while not in_memory(str(files[2]), [(0, 2 << 20)]):  # the system reads on
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not in_memory(str(files[1]), [(0, 3 << 20)])
