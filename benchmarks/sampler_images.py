@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.shapes.checker import matches, read_image
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import CorruptFile, UnusableField
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
 from modelpool.pool.core.stage_params import (
     ADAPTIVE_SAMPLER,
@@ -168,7 +168,8 @@ def _work(model: Any, sampler: str, schedule: str, seed: int, width: int, height
 def _correct(
     works: Sequence[SampleParams], model: _Model, texts: Mapping[str, Encoded], vae: ModelPatcher, latent: Any
 ) -> str:
-    """Return how many images are correct, "nan" for a run that ends in numbers that are not finite."""
+    """Return how many images are correct; "-" for levels that the model does not have, "nan" for a run that ends in
+    numbers that are not finite."""
     prompts = [PROMPTS[work.seed % len(PROMPTS)] for work in works]
     inputs = [TaskInputs({POSITIVE: texts[prompt], NEGATIVE: texts[""]}) for prompt in prompts]
     # the steps of one sampler follow from the error of all images of a run
@@ -178,7 +179,9 @@ def _correct(
         part = slice(first, first + size)
         try:
             sampled = sample_batch(works[part], inputs[part], model.patcher, latent, QUIET, facts=model.facts)
-        except UserError:
+        except UnusableField:  # levels above those of the model
+            return "-"
+        except CorruptFile:
             return "nan"
         images = decode_batch([each for each in sampled if isinstance(each, Latent)], vae, latent, QUIET)
         found = [read_image(each.pixels_HWC) for each in images if isinstance(each, ImagePixels)]

@@ -30,6 +30,7 @@ from modelpool.actors.graph.sampling_runs import (
     sampling_passes,
     start_image_task,
 )
+from modelpool.actors.graph.schedule_guidance import sampler_warnings
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_params
@@ -84,6 +85,7 @@ def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) 
     request = with_defaults(request, model, defaults)
     builder = _GraphBuilder(catalog, StageRequest(Stage.DECODE, request))
     builder.warnings |= dict.fromkeys(edit_model_warnings(request, defaults.sampling, model))
+    builder.warnings |= dict.fromkeys(sampler_warnings(request, defaults.sampling))
     graph = builder.build(job_id)
     return recipe_of(request, graph, builder.loras), graph
 

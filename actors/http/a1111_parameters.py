@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.a1111_requests import without_loras
+from modelpool.actors.http.a1111_upscalers import LATENT, scaling_fields, upscaler_name
 from modelpool.actors.http.read_requests import ReadFields
 from modelpool.actors.outputs.image_file import Parameters
 from modelpool.actors.request.number_fields import finite_number
@@ -31,19 +32,6 @@ _NUMBERS: Mapping[str, str] = MappingProxyType(
         "FPS": "frame_rate",
     }
 )
-#: names of upscalers in the web UI, and of the files that it downloads for them
-_UPSCALER_FILES: Mapping[str, str] = MappingProxyType(
-    {
-        "R-ESRGAN 4x+": "RealESRGAN_x4plus",
-        "R-ESRGAN 4x+ Anime6B": "RealESRGAN_x4plus_anime_6B",
-        "R-ESRGAN 2x+": "RealESRGAN_x2plus",
-        "R-ESRGAN General 4xV3": "realesr-general-x4v3",
-        "R-ESRGAN General WDN 4xV3": "realesr-general-wdn-x4v3",
-        "R-ESRGAN AnimeVideo": "realesr-animevideov3",
-    }
-)
-#: names of plain scaling
-_PLAIN_SCALING = ("none", "lanczos", "nearest", "")
 #: keys that are read here, or are facts that the others imply
 _READ = frozenset(
     {
@@ -95,16 +83,11 @@ def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
         fields["hires"] = _hires(values, scale)
     elif (strength := _number(values, "Denoising strength")) is not None:
         fields["strength"] = strength
-    if (upscaler := values.get("Postprocess upscaler", "").strip()) and upscaler.lower() not in _PLAIN_SCALING:
-        fields["upscale"] = {"model": upscaler_name(upscaler), "scale": _number(values, "Postprocess upscale by")}
+    if upscaler := upscaler_name(values.get("Postprocess upscaler", "")):
+        fields["upscale"] = {"model": upscaler, "scale": _number(values, "Postprocess upscale by")}
     return ReadFields(
         fields, values.get("Model", ""), values.get("Model hash", ""), _lora_hashes(values), tuple(_notes(values))
     )
-
-
-def upscaler_name(name: str) -> str:
-    """Return the name of the file of an upscaler, from its name in the web UI."""
-    return _UPSCALER_FILES.get(name.strip(), name.strip())
 
 
 def _sampling(values: Mapping[str, str]) -> dict[str, Any]:
@@ -159,15 +142,10 @@ def _hires_scale(values: Mapping[str, str]) -> float | None:
 
 
 def _hires(values: Mapping[str, str], scale: float) -> dict[str, Any]:
-    upscaler = values.get("Hires upscaler", "Latent").strip()
     steps, strength = _number(values, "Hires steps"), _number(values, "Denoising strength")
     found: dict[str, Any] = {"scale": scale, "steps": int(steps) if steps else None}
     found |= {} if strength is None else {"strength": strength}
-    if upscaler.startswith("Latent"):
-        return {**found, "via": "latent"}
-    if upscaler.lower() in _PLAIN_SCALING:
-        return {**found, "via": "picture"}
-    return {**found, "via": "picture", "upscaler": upscaler_name(upscaler)}
+    return found | scaling_fields(values.get("Hires upscaler"))
 
 
 def _lora_hashes(values: Mapping[str, str]) -> dict[str, str]:
@@ -192,8 +170,8 @@ def _notes(values: Mapping[str, str]) -> Iterator[str]:
     cfg, distilled = _number(values, "CFG scale"), _number(values, "Distilled CFG Scale")
     if distilled is not None and cfg not in (None, 1.0):
         yield f"Distilled CFG Scale: not used, since CFG scale is {cfg:g}"
-    latent = values.get("Hires upscaler", "Latent").strip()
-    if latent.startswith("Latent") and latent != "Latent" and _hires_scale(values) is not None:
+    latent = values.get("Hires upscaler", LATENT).strip()
+    if latent.startswith(LATENT) and latent != LATENT and _hires_scale(values) is not None:
         yield f"Hires upscaler: found {latent}, latents are scaled in one way only"
 
 

@@ -8,6 +8,8 @@ from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import UpscaleParams, UpscalerRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.patcher.weight_bytes import module_bytes
+from modelpool.pool.plan.eviction_plan import ModuleBytes
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode
@@ -71,6 +73,11 @@ class UpscalerIndex:
                 if mode.activation_bytes < modes[-1].activation_bytes:
                     modes.append(mode)
         return tuple(modes)
+
+    def modules(self, work: UpscaleParams) -> tuple[ModuleBytes, ...]:
+        """Return the modules of the upscaler of `work`, without operation counts."""
+        opened = self._of(work.model)
+        return tuple(module_bytes(opened.weights, opened.form))
 
     def run_seconds(self, work: UpscaleParams) -> float:
         """Return a first estimate of the run time of `work`, accurate to an order of magnitude."""

@@ -13,6 +13,9 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import modelpool
+from modelpool.actors.http.a1111_requests import parse_call, requests_of
+from modelpool.actors.http.a1111_upscalers import scaling_fields
+from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.read_requests import ReadFields, fields_of_texts, read_fields, request_like
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
@@ -358,3 +361,18 @@ def test_what_cannot_be_read_names_its_key(texts: dict[str, str], words: str) ->
 def test_fields_may_be_replaced_by_the_caller() -> None:
     read = ReadFields({"prompt": "p", "steps": 9, "strength": 0.5}, "m")
     assert read.request(steps=3, model="n").model_dump(exclude_unset=True) == {"model": "n", "prompt": "p", "steps": 3}
+
+
+def test_the_interface_of_the_web_ui_has_the_same_names_of_upscalers() -> None:
+    for name, expected in (
+        (None, {"via": "latent"}),
+        ("Latent (bicubic)", {"via": "latent"}),
+        ("Lanczos", {"via": "picture"}),
+        ("R-ESRGAN 2x+", {"via": "picture", "upscaler": "RealESRGAN_x2plus"}),
+        ("4x-Sharp", {"via": "picture", "upscaler": "4x-Sharp"}),
+    ):
+        assert scaling_fields(name) == expected
+    call = parse_call({"prompt": "x", "enable_hr": True, "hr_scale": 2, "hr_upscaler": "R-ESRGAN 2x+"}, False)
+    (request,) = requests_of(call, "m", 1, CallerImages((), 1 << 20))
+    assert request.hires is not None
+    assert request.hires.upscaler == "RealESRGAN_x2plus"
