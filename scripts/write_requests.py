@@ -1,6 +1,8 @@
-"""Writes docs/reference/requests.md from the table of request fields.
+"""Writes docs/reference/requests.md from the table of request fields, and docs/reference/options.md from that of the
+options of a run.
 
-python scripts/write_requests.py           after changing the table (modelpool.actors.request.field_table)
+python scripts/write_requests.py           after changing a table (modelpool.actors.request.field_table,
+                                           modelpool.pool.core.run_options), or the families with an option
 python scripts/write_requests.py --check   exit code 1 if the page is out of date (a test runs this)
 """
 
@@ -18,9 +20,31 @@ from modelpool.actors.request.field_table import (  # noqa: E402 - the script ma
     REQUEST_FIELDS,
     RequestField,
 )
+from modelpool.pool.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, limits_of  # noqa: E402
+from modelpool.pool.families.option_support import families_with  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "requests.md"
+OPTIONS_PAGE = ROOT / "docs" / "reference" / "options.md"
 WIDTH = 120
+OPTIONS_HEAD = """# Options
+
+Options of a sampling run: extensions of the guidance, changes inside the diffusion model, and caches over the steps.
+All are off by default, and then cost nothing.
+
+In Python and over HTTP they are in the field `options` of a request: `{"freeu": true, "pag": {"scale": 3}}`, or
+`{"pag.scale": 3}`; in job files likewise. On the command line: `--option freeu=on --option pag.scale=3`. A number alone
+sets the setting that is marked as the main one: `--option pag=3`.
+
+An option that the family of the model does not have is refused before anything runs; the message names the families
+that have it. Options are part of the recipe. They work together, with LoRAs, ControlNets, regions and batches, with
+these exceptions: a run has at most one cache, `tiled` is not combined with ControlNets, SAG or DeepCache, and
+`cfg_zero` and `rescale_cfg` need a `cfg` other than 1. Runs with `fbcache` or `teacache` are not batched, and are not
+continued from a checkpoint after an interruption, since the steps that they skip depend on the image; runs with
+`deepcache` continue from a step whose deep layers are computed. `start` and `end` are shares of the steps of the
+schedule.
+
+This page is written by `scripts/write_requests.py`.
+"""
 HEAD = """# Requests
 
 The fields of a request, in Python (`pool.submit(GenerateRequest(...))`), in the lines of job files, and as options of
@@ -33,11 +57,12 @@ This page is written by `scripts/write_requests.py`.
 
 
 def main() -> int:
-    """Write the page, or check it; return the exit code."""
-    text = "\n".join(page()) + "\n"
+    """Write the pages, or check them; return the exit code."""
+    pages = {PAGE: "\n".join(page()) + "\n", OPTIONS_PAGE: "\n".join(options_page()) + "\n"}
     if "--check" in sys.argv[1:]:
-        return int(not PAGE.exists() or PAGE.read_text() != text)
-    PAGE.write_text(text)
+        return int(any(not path.exists() or path.read_text() != text for path, text in pages.items()))
+    for path, text in pages.items():
+        path.write_text(text)
     return 0
 
 
@@ -57,6 +82,39 @@ def page() -> Iterator[str]:
                 yield from textwrap.wrap(
                     f"- {fact}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
                 )
+
+
+def options_page() -> Iterator[str]:
+    """Yield the lines of the page of options."""
+    first, *paragraphs = OPTIONS_HEAD.strip().split("\n\n")
+    yield first
+    for paragraph in paragraphs:
+        yield from ("", *textwrap.wrap(paragraph.replace("\n", " "), WIDTH, break_on_hyphens=False))
+    for name, kind in RUN_OPTIONS.items():
+        assert kind.__doc__ is not None, f"{name} has no docstring"
+        yield from ("", f"## `{name}`", "")
+        yield from textwrap.wrap(" ".join(kind.__doc__.split()), WIDTH, break_on_hyphens=False)
+        yield from ("", "| setting | default | values | meaning |", "|---|---|---|---|")
+        defaults = kind()
+        for setting, limits in limits_of(kind).items():
+            main = " (main)" if MAIN_SETTING.get(name) == setting else ""
+            default = getattr(defaults, setting)
+            written = ", ".join(map(str, default)) or "none" if isinstance(default, tuple) else str(default)
+            yield f"| `{setting}`{main} | {written} | {_values(limits)} | {limits.meaning} |"
+        families = ", ".join(f"`{family}`" for family in families_with(name))
+        yield from ("", *textwrap.wrap(f"Families: {families}.", WIDTH, break_on_hyphens=False))
+
+
+def _values(limits: Limits) -> str:
+    match limits.kind:
+        case "name":
+            return " or ".join(f"`{name}`" for name in limits.names)
+        case "wholes":
+            return f"whole numbers from {limits.least:g} to {limits.most:g}"
+        case "whole":
+            return f"{limits.least:g} to {limits.most:g}, whole"
+        case "number":
+            return f"{limits.least:g} to {limits.most:g}"
 
 
 def _facts(row: RequestField) -> Iterator[str]:

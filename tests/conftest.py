@@ -52,6 +52,7 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a person added to the registry of models is no matter of the tests, nor theirs of the person's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state_home")))
+        patch.setenv("MODELPOOL_CACHE_DIR", str(tmp_path_factory.mktemp("caches")))  # Hugging Face reads the XDG one
         yield
 
 

@@ -30,6 +30,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
+from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.request.name_template import NameTemplate
@@ -281,6 +282,8 @@ class ModelPool:
         *,
         output: str | Path,
         jobs_id: str | None = None,
+        name: str | None = None,
+        layout: OutputLayout | None = None,
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
@@ -289,7 +292,9 @@ class ModelPool:
 
         When this returns, they are on the disk of the pool's head node, and survive the loss of every process. Missing
         seeds are drawn now. `output` is a folder of that node, or a URL such as s3://bucket/folder, which it writes
-        with its own credentials. Submitting again under the same `jobs_id` returns the same jobs.
+        with its own credentials. Submitting again under the same `jobs_id` returns the same jobs. `name` is the
+        template of the names of files, as for `submit`. `layout` packs the outputs in shards
+        (`modelpool.actors.outputs.layout`): the last shard exists before the submission has ended.
 
         Needs a pool that outlives its drivers (`modelpool up`). Raises UserError, also for images in memory.
         """
@@ -298,8 +303,18 @@ class ModelPool:
         terms = _Qos(priority, user, deadline)
         wanted = (one for given in _several(requests) for one in terms.fill_in(request_of(given)).expanded())
         seeded = [_with_seed(request) for request in wanted]
-        name = self._user if terms.user is None else terms.user
-        return submit_detached(self._job_service(), seeded, output_address(output), name, jobs_id, self.recipes)
+        template = self._template(name)
+        _check_names(None if name is None else template, seeded, 0)
+        return submit_detached(
+            self._job_service(),
+            seeded,
+            output_address(output),
+            self._user if terms.user is None else terms.user,
+            jobs_id,
+            self.recipes,
+            "" if template is None else template.text,
+            layout,
+        )
 
     def attach(self, jobs_id: str) -> DetachedJobs:
         """Return the detached jobs with this id, or with this unique start of an id. Raises UnknownName."""

@@ -18,6 +18,7 @@ from modelpool.actors.detached.records import (
     request_text,
 )
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.output_address import OutputAddress, absolute_address
 from modelpool.pool.core.errors import UnknownName, UserError
@@ -81,11 +82,14 @@ def submit_detached(
     user: str,
     submission_id: str | None,
     check: Check,
+    file_name: str = "",
+    layout: OutputLayout | None = None,
 ) -> DetachedJobs:
     """Hand requests with seeds over to the pool's job service. When this returns, they are on its disk.
 
     submission_id  chosen by the caller: handing over again under the same id returns the same jobs
     check          returns the recipe or the error of requests; called with one request of each kind
+    file_name, layout  see `NewSubmission`
 
     Raises UserError for the first kind that the pool cannot run, for requests with images in memory, and if the id
     belongs to another submission. Then nothing runs.
@@ -96,7 +100,8 @@ def submit_detached(
     for answer in check(tuple(kinds.values())):
         if isinstance(answer, UserError):
             raise answer
-    new = NewSubmission(submission_id or uuid.uuid4().hex[:10], str(absolute_address(output)), user, len(texts))
+    name, address = submission_id or uuid.uuid4().hex[:10], str(absolute_address(output))
+    new = NewSubmission(name, address, user, len(texts), file_name, layout)
     for tries_left in reversed(range(MOST_TRIES)):
         try:
             _hand_over(connection, new, texts)

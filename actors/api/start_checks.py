@@ -82,6 +82,10 @@ class NameCheck:
             self._check("upscaler", request.upscale.model)
         if request.hires is not None and request.hires.upscaler is not None:
             self._check("upscaler", request.hires.upscaler)
+        for prompt in request.image_prompts:
+            self._check("image_prompt", prompt.model)
+            if prompt.encoder:
+                self._check("vision_encoder", prompt.encoder)
 
     def knows(self, kind: str, name: str) -> bool:
         """Whether `name` means a file of this kind: "model", "lora", "controlnet" or "upscaler". True if files are not
@@ -119,6 +123,8 @@ class NameCheck:
             "lora": registry.find_lora,
             "controlnet": registry.find_controlnet,
             "upscaler": registry.find_upscaler,
+            "image_prompt": registry.find_image_prompt,
+            "vision_encoder": registry.find_vision_encoder,
         }[kind]
         try:
             file = find(name)

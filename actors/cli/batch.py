@@ -63,16 +63,9 @@ def batch(
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
-    shards: Annotated[
-        int,
-        typer.Option("--shards", help="Pack the outputs in WebDataset shards of N (default: files).", metavar="N"),
-    ] = 0,
-    shard_format: Annotated[
-        str, typer.Option("--shard-format", help="Format of shards: webdataset or parquet.", metavar="NAME")
-    ] = "webdataset",
-    thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Also write a small WebP of each image.", metavar=" ")
-    ] = False,
+    shards: options.Shards = 0,
+    shard_format: options.ShardFormat = "webdataset",
+    thumbnails: options.Thumbnails = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,

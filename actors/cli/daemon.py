@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,13 +24,17 @@ from typing import TYPE_CHECKING
 import psutil
 
 from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit_code, leave_closed_terminal
+from modelpool.actors.cli.status_socket import ANSWER_SECONDS, StatusSocket
 from modelpool.actors.detached.service_watch import ServiceWatch
 from modelpool.actors.ray.code_folder import code_path
+from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
-from modelpool.actors.ray.state_folder import pool_log_path, state_folder
+from modelpool.actors.ray.session_folder import SessionFolder
+from modelpool.actors.ray.state_folder import pool_log_path
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.user_folders import machine_folder
 
 if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 HEALTH_SECONDS = 2.0
 #: interval of checks for signals while the daemon waits for its controller
 CHECK_SECONDS = 0.1
-#: silence after which they count as lost: both answer within seconds even while 100,000 jobs arrive
-ANSWER_SECONDS = 60.0
 #: a drain may end this much later than its time
 LATE_SECONDS = 5.0
 #: controllers that are started within a time in place of lost ones: a pool that ends at once each time is given up
@@ -113,7 +115,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     from modelpool.actors.ray.forks import Forks
 
     name = config.cluster.name
-    with (state_folder() / f"{name}.lock").open("wb") as lock:
+    with (machine_folder() / f"{name}.lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,6 +153,40 @@ class _StopSignals:
 def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None]) -> None:
     signals = _StopSignals()
     me = psutil.Process()
+    with _status_socket(opened) as status_socket:
+        _serve_until(opened, config, on_ready, signals, me, status_socket)
+
+
+@contextlib.contextmanager
+def _status_socket(opened: OpenedPool) -> Iterator[str]:
+    """Answer questions for the status of the pool at the yielded path; "" if that is impossible here."""
+    from modelpool.actors.control.controller import Controller
+
+    folder = SessionFolder(short_folder(), "status-")
+    path = folder.path / "socket"
+    answering: StatusSocket | None = None
+    try:
+        # the connection is another one after a restart of the controller
+        answering = StatusSocket(path, lambda: opened.connection.call(Controller.status))
+    except OSError as failed:
+        print(f"`modelpool status` asks Ray: no socket at {path} ({failed})", file=sys.stderr, flush=True)
+    try:
+        yield "" if answering is None else str(path)
+    finally:
+        if answering is not None:
+            answering.close()
+        folder.close()
+
+
+def _serve_until(
+    opened: OpenedPool,
+    config: PoolConfig,
+    on_ready: Callable[[], None],
+    signals: _StopSignals,
+    me: psutil.Process,
+    status_socket: str,
+) -> None:
+    """Serve until a stop signal, and drain."""
     running = RunningPool(
         name=config.cluster.name,
         namespace=config.cluster.namespace,
@@ -159,6 +195,7 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         started_at=me.create_time(),
         log=str(pool_log_path(None, config.cluster.name)),
         drain_seconds=config.cluster.drain_seconds,
+        status_socket=status_socket,
     )
     write_run_file(running)
     try:

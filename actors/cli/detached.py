@@ -34,7 +34,7 @@ JobsId = Annotated[
 ]
 
 
-@with_request_options(SCHEDULING_FIELDS)
+@with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
 def submit(
     context: typer.Context,
     job_file: Annotated[
@@ -63,6 +63,10 @@ def submit(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    name: options.Name = None,
+    shards: options.Shards = 0,
+    shard_format: options.ShardFormat = "webdataset",
+    thumbnails: options.Thumbnails = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     pool: options.PoolName = None,
@@ -72,20 +76,29 @@ def submit(
     """
     from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.screen import counted, print_json, say, user_console
+    from modelpool.actors.outputs.layout import FILES, layout_of
+    from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.settings.output_address import absolute_address, output_address
 
     output = absolute_address(output_address(out, "--out"))
+    layout = layout_of(shards, shard_format, thumbnails)
+    template = None if name is None else NameTemplate.of(name, "--name")
     defaults = dict(fields) if model is None else {**fields, "model": model}
     jobs = read_job_file(job_file, defaults, seed)
     console = user_console()
-    for line in jobs.broken:
-        say(console, f"{job_file}:{line.number}: {line.message}", "red")
-    if jobs.broken or not jobs.lines:  # what nobody watches must not be half of what was meant
-        say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}; nothing was submitted", "red")
+    broken = [(line.number, line.message) for line in jobs.broken]
+    if template is not None:
+        missing = [(line.number, template.missing(line.labelled)) for line in jobs.lines]
+        broken += [(number, f"{field}: missing; --name {template.text} needs it") for number, field in missing if field]
+    for number, message in sorted(broken):
+        say(console, f"{job_file}:{number}: {message}", "red")
+    if broken or not jobs.lines:  # what nobody watches must not be half of what was meant
+        say(console, f"{job_file}: {counted(len(broken), 'invalid line')}; nothing was submitted", "red")
         raise typer.Exit(2)
     requests = [line.labelled for line in jobs.lines]
     with joined_pool(context, pool) as joined:
-        submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id)
+        asked = None if layout == FILES else layout
+        submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id, name=name, layout=asked)
         record = submitted.progress().record
     if as_json:
         print_json(sys.stdout, plain_record(record))

@@ -11,6 +11,7 @@ from modelpool.actors.cli.options import PoolOptions
 if TYPE_CHECKING:
     from modelpool.actors.api.client import ModelPool
     from modelpool.actors.api.start_checks import NameCheck
+    from modelpool.actors.control.status_values import PoolStatus
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.actors.settings.output_address import OutputAddress
 
@@ -73,6 +74,17 @@ def name_check(options: PoolOptions) -> NameCheck:
     settings = settings_for(options)
     check_folders(settings)
     return NameCheck.of(settings, EarlyReading().add)
+
+
+def ask_status(name: str) -> PoolStatus | None:
+    """Return the status of a pool that a process of this machine runs, from that process; None if it cannot say.
+    Raises UserError if its controller does not answer.
+    """
+    from modelpool.actors.cli.status_socket import asked_status
+    from modelpool.actors.ray.run_file import running_pool
+
+    pool = running_pool(name) if ":" not in name else None
+    return None if pool is None or not pool.status_socket else asked_status(pool.status_socket)
 
 
 def open_pool(options: PoolOptions) -> ModelPool:

@@ -57,6 +57,13 @@ Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", IMAGE, 
 
 Out = Annotated[str | None, _option("--out", _FOLDER, _OUTPUT, "DIR_OR_URL")]
 Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
+Shards = Annotated[
+    int, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")
+]
+ShardFormat = Annotated[
+    str, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
+]
+Thumbnails = Annotated[bool, _option("--thumbnails", "Also write a small WebP of each image.", _OUTPUT, _NO_VALUE)]
 Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
 Preview = Annotated[
     str | None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
+    from modelpool.pool.engine.kernel_costs import KernelCost
     from modelpool.pool.plan.eviction_plan import ModuleBytes
     from modelpool.pool.specs.spec import ComponentKey
 
@@ -46,6 +47,7 @@ class MemoryPlan:
     ahead_bytes    of the memory, taken by copies ahead of computing, in addition to the plan
     batch_limit    the most images that the pool would run together
     batch_bytes    activations of each stage with all images in one run
+    kernels        kernels for the quantized weights of each component, with their costs
     """
 
     model: str
@@ -64,6 +66,7 @@ class MemoryPlan:
     forecast: Forecast
     batch_limit: int
     batch_bytes: dict[str, int]
+    kernels: dict[str, tuple[KernelCost, ...]]
 
 
 @with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
@@ -159,6 +162,7 @@ def memory_plan(
         forecast=found,
         batch_limit=config.scheduler.batch_limit,
         batch_bytes=_batch_bytes(catalog, graph, request, batch) if batch > 1 else {},
+        kernels=_kernels(catalog, model, kind, config.pool.products),
     )
 
 
@@ -173,6 +177,8 @@ def tables_of(found: MemoryPlan) -> tuple[RenderableType, ...]:
     why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
     if why:
         parts.append(facts_table(why))
+    if found.kernels:
+        parts.append(_kernels_table(found.kernels))
     parts.append(facts_table(_summary_facts(found)))
     return tuple(parts)
 
@@ -273,6 +279,47 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         for stage in stages
     ]
     return rows_table(headings, rows, right=headings[1:])
+
+
+def _kernels_table(kernels: dict[str, tuple[KernelCost, ...]]) -> RenderableType:
+    from modelpool.actors.cli.tables import rows_table
+
+    headings = ("quantized weights", "kernel", "layers", "traffic per call", "products", "")
+    rows = [
+        (
+            f"{role.replace('_', ' ')}, {cost.format}",
+            cost.kernel + (" (used)" if cost.is_used else ""),
+            str(cost.layers),
+            format_bytes(cost.traffic_bytes),
+            f"{cost.rate:g}x",
+            cost.why,
+        )
+        for role, costs in kernels.items()
+        for cost in costs
+    ]
+    return rows_table(headings, rows, right=headings[2:5])
+
+
+def _kernels(catalog: Catalog, model: str, kind: str, products: str) -> dict[str, tuple[KernelCost, ...]]:
+    """Return the kernels for the quantized weights of each component, on the GPU of this machine if it is of this
+    kind."""
+    from modelpool.pool.devices.capabilities import capabilities_of, detect_capabilities
+    from modelpool.pool.devices.kind_names import DeviceKind
+    from modelpool.pool.engine.kernel_costs import kernel_costs
+    from modelpool.pool.engine.load_decisions import stored_formats
+    from modelpool.pool.ops.layer_choice import Products
+
+    try:
+        card = detect_capabilities(DeviceKind(kind))
+    except UserError:  # this machine has no such device
+        card = capabilities_of(kind)
+    found = {}
+    for component in catalog.opened_components(catalog.find_model(model)):
+        compute_bytes = component.form.compute_dtype.itemsize
+        costs = kernel_costs(stored_formats(component.weights), compute_bytes, card, Products(products))
+        if costs:
+            found[component.role.value] = costs
+    return found
 
 
 def _divided(stage: StageForecast) -> str:

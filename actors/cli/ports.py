@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord
     from modelpool.actors.graph.recipe import Recipe
     from modelpool.actors.metrics.families import MetricFamily
+    from modelpool.actors.outputs.layout import OutputLayout
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary
     from modelpool.actors.results.previews import ImagePreview
@@ -78,6 +79,8 @@ class Pool(Protocol):
         *,
         output: str | Path,
         jobs_id: str | None = None,
+        name: str | None = None,
+        layout: OutputLayout | None = None,
     ) -> PoolDetachedJobs: ...
     def attach(self, jobs_id: str) -> PoolDetachedJobs: ...
     def detached(self) -> tuple[SubmissionRecord, ...]: ...

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImages, RecipeRegion
+    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
 
 Fact = tuple[str, str]
 
@@ -87,6 +87,8 @@ def _image_facts(pictures: RecipeImages, steps: int) -> Iterator[Fact]:
     if pictures.hires:
         yield "second pass", _second_pass(pictures.hires)
     yield from ((f"ControlNet {control.name}", _control(control)) for control in pictures.controls)
+    for prompt in pictures.image_prompts:
+        yield f"image prompt {prompt.name}", _image_prompt(prompt)
     yield from (("region", _region(region)) for region in pictures.regions)
     if pictures.reference_sha256:
         note = f", read {pictures.reference_as}" if pictures.reference_as else ""
@@ -130,6 +132,19 @@ def _control(control: RecipeControl) -> str:
         parts.append(f"inpaint mask (sha256 of its pixels {control.mask_sha256})")
     control_image = _image(control.image_file, control.image_sha256)
     return f"{', '.join(parts)}; control image {control_image}  (sha256 {control.sha256})"
+
+
+def _image_prompt(prompt: RecipeImagePrompt) -> str:
+    parts = [f"strength {prompt.strength:g}"]
+    if (prompt.start, prompt.end) != (0.0, 1.0):
+        parts.append(f"from {prompt.start:g} to {prompt.end:g} of the steps")
+    parts += [f"{name} {factor:g}" for name, factor in prompt.blocks]
+    parts += [f"encoder {prompt.encoder}"] if prompt.encoder else []
+    images = [_image(file, sha256) for file, sha256 in zip(prompt.image_files, prompt.image_sha256, strict=True)]
+    faces = (
+        [f"faces {prompt.faces_file or 'from memory'} (sha256 {prompt.faces_sha256})"] if prompt.faces_sha256 else []
+    )
+    return f"{', '.join(parts)}; {', '.join((*images, *faces))}  (sha256 {prompt.sha256})"
 
 
 def _region(region: RecipeRegion) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from modelpool.actors.cli.ports import PoolDetachedJobs
     from modelpool.actors.outputs.place import DamagedOutput, OutputPlace
     from modelpool.actors.settings.output_address import OutputAddress
 
@@ -88,16 +91,32 @@ def repair(
 def outputs_of(context: typer.Context, given: str, pool: str | None) -> OutputAddress:
     """Return the address of outputs: `given` if it is a folder or a URL, or else that of the submission with this id.
     Raises UserError if it is none of them."""
-    from modelpool.actors.cli.detached import joined_pool
     from modelpool.actors.settings.output_address import output_address
-    from modelpool.pool.core.errors import UserError, unusable_field
+
+    address = named_place(given)
+    if address is not None:
+        return address
+    with named_submission(context, given, pool) as jobs:
+        return output_address(jobs.progress().record.output)
+
+
+def named_place(given: str) -> OutputAddress | None:
+    """Return the folder or the URL that `given` names; None if it can only be the id of a submission."""
+    from modelpool.actors.settings.output_address import output_address
 
     address = output_address(given, "DIR_OR_ID")
-    if isinstance(address, str) or address.exists() or len(address.parts) != 1:
-        return address
+    return address if isinstance(address, str) or address.exists() or len(address.parts) != 1 else None
+
+
+@contextlib.contextmanager
+def named_submission(context: typer.Context, given: str, pool: str | None) -> Iterator[PoolDetachedJobs]:
+    """Connect to the pool while the submission with the id `given` is read. Raises UserError if there is none."""
+    from modelpool.actors.cli.detached import joined_pool
+    from modelpool.pool.core.errors import UserError, unusable_field
+
     try:
         with joined_pool(context, pool) as running:
-            return output_address(running.attach(given).progress().record.output)
+            yield running.attach(given)
     except UserError as problem:
         expected = f"an output folder, or the id of a submission ({problem})"
         raise unusable_field("DIR_OR_ID", given, expected) from None

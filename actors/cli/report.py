@@ -12,6 +12,7 @@ from modelpool.actors.cli.repair import Folder
 from modelpool.pool.core.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
+    from modelpool.actors.detached.records import RequestOutcome
     from modelpool.actors.outputs.report_figures import PoolRecord
 
 REPORT_NAME = "report.html"
@@ -41,21 +42,28 @@ def report(
     ] = None,
 ) -> None:
     """Write an HTML report of a batch: a contact sheet by model and LoRA, timings, loads, cost, failures, and why each
-    task ran where it did. The page needs no other file. Needs no pool for a folder.
+    task ran where it did. The page needs no other file. Needs no pool for a folder. For the id of a submission, the
+    pool adds the jobs that failed; for a folder, its event log does (--record).
     """
-    from modelpool.actors.cli.repair import outputs_of
+    from modelpool.actors.cli.repair import named_place, named_submission
     from modelpool.actors.cli.screen import say, user_console
     from modelpool.actors.outputs.atomic_write import write_atomically
     from modelpool.actors.outputs.open_outputs import existing_outputs
     from modelpool.actors.outputs.report_figures import report_figures
     from modelpool.actors.outputs.report_page import report_page
+    from modelpool.actors.settings.output_address import output_address
+    from modelpool.scheduler.tables.messages import Outcome
 
     if price is not None and not 0.0 <= price < float("inf"):
         raise unusable_field("--price", price, "a price of at least 0")
-    address = outputs_of(context, folder, None)
+    address, failed = named_place(folder), []
+    if address is None:
+        with named_submission(context, folder, None) as jobs:
+            address = output_address(jobs.progress().record.output)
+            failed = [_failure(each) for each in jobs.outcomes() if each.outcome is Outcome.FAILED]
     place = existing_outputs(address)
     damaged = [(one.entry.file, one.reason) for one in place.damaged(quick=True)]
-    figures = report_figures(place.entries(), damaged, None if record is None else _record_of(record))
+    figures = report_figures(place.entries(), damaged, None if record is None else _record_of(record), failed)
     page = report_page(f"Report of {address}", figures, place.local_file, price)
     target = out or (address / REPORT_NAME if isinstance(address, Path) else Path(REPORT_NAME))
     try:
@@ -63,6 +71,11 @@ def report(
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     say(user_console(sys.stdout), f"wrote {target}: {figures.outputs} outputs, {figures.totals.runs} runs")
+
+
+def _failure(outcome: RequestOutcome) -> tuple[str, str]:
+    named = f" ({outcome.labels.id})" if outcome.labels.id else ""
+    return f"job {outcome.place}{named}", f"{outcome.error_kind}: {outcome.message}"
 
 
 def _record_of(log: Path) -> PoolRecord:

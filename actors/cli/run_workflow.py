@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
 
 Workflow = Annotated[
-    Path, typer.Argument(metavar="WORKFLOW", help="WORKFLOW.json, as ComfyUI saves or exports it.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="WORKFLOW",
+        help="WORKFLOW.json, as ComfyUI saves or exports it, or a PNG file of ComfyUI, which has it inside.",
+        show_default=False,
+    ),
 ]
 #: folder next to a workflow that is searched for its images, too, as that of ComfyUI
 INPUT_FOLDER = "input"
+_PNG_BEGINS = b"\x89PNG\r\n"
+#: texts of a PNG file of ComfyUI: the workflow in the API format, and in that of the editor
+_PNG_TEXTS = ("prompt", "workflow")
 
 
 def run_workflow(
@@ -68,11 +76,28 @@ def read_workflow(path: Path) -> dict[str, Any]:
     from modelpool.actors.request.json_text import NotJson, parse_json
 
     try:
-        return api_format(parse_json(path.read_bytes()))
+        content = path.read_bytes()
+        return api_format(parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except NotJson as problem:
         raise UserError(f"{path}: {problem}") from None
+
+
+def _text_of_png(path: Path) -> bytes:
+    """Return the workflow in a PNG file of ComfyUI. Raises UserError."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(path) as image:
+            image.load()
+            texts = image.info
+    except (OSError, SyntaxError, ValueError) as error:  # how Pillow reports damaged files
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    found = next((texts[name] for name in _PNG_TEXTS if isinstance(texts.get(name), str)), None)
+    if found is None:
+        raise UserError(f"{path}: found no workflow in it, expected the text {' or '.join(_PNG_TEXTS)} of ComfyUI")
+    return str(found).encode()
 
 
 def workflow_requests(graph: dict[str, Any], folder: Path, pool: Pool) -> list[GenerateRequest]:

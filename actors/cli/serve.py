@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +14,7 @@ from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import UserError, format_bytes
 
 if TYPE_CHECKING:
-    from modelpool.actors.control.status import PoolStatus
+    from modelpool.actors.control.status_values import PoolStatus
 
 Name = Annotated[
     str | None,
@@ -72,12 +71,16 @@ def up(
 def status(context: typer.Context, name: Name = None, as_json: options.AsJson = False) -> None:
     """Show the state of a running pool."""
     from modelpool.actors.cli.screen import print_json, show, user_console
+    from modelpool.actors.cli.status_socket import plain_status
     from modelpool.actors.cli.tables import facts_table, status_table
 
-    with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
-        now = pool.status()
+    session, called = session_of(context), name or name_of_running()
+    now = session.ask_status(called)
+    if now is None:
+        with session.open_pool(PoolOptions(pool=called)) as pool:
+            now = pool.status()
     if as_json:
-        print_json(sys.stdout, _plain(now))
+        print_json(sys.stdout, plain_status(now))
         return
     console = user_console(sys.stdout)
     show(console, status_table(now))
@@ -132,11 +135,6 @@ def _say_what_next(called: str) -> None:
 
     say(user_console(), f"Use it:  modelpool generate --pool {called} ...   Inspect it:  modelpool status {called}")
     say(user_console(), f"Stop it:  modelpool down {called}")
-
-
-def _plain(status: PoolStatus) -> dict[str, Any]:
-    plain = dataclasses.asdict(status)
-    return {**plain, "waiting": dict(status.waiting), "jobs": dict(status.jobs)}
 
 
 def _none_runs(name: str | None) -> str:

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.cli.options import PoolOptions
     from modelpool.actors.cli.ports import Pool
+    from modelpool.actors.control.status_values import PoolStatus
+
+
+def no_answer(name: str) -> PoolStatus | None:
+    """Leave the question for a status to a connection with the pool."""
+    return None
 
 
 def no_name_check(options: PoolOptions) -> NameCheck:
@@ -30,11 +36,13 @@ class Session:
 
     arguments    as typed, without the command's name
     check_names  returns the check of names in requests, before a pool is opened
+    ask_status   returns the status of a running pool, by name, without a connection to it; None if that is impossible
     """
 
     arguments: tuple[str, ...]
     open_pool: Callable[[PoolOptions], Pool]
     check_names: Callable[[PoolOptions], NameCheck] = no_name_check
+    ask_status: Callable[[str], PoolStatus | None] = no_answer
 
 
 def session_of(context: typer.Context) -> Session:
@@ -46,6 +54,6 @@ def session_of(context: typer.Context) -> Session:
 
 def new_session(arguments: Sequence[str]) -> Session:
     """Return a session with real pools."""
-    from modelpool.actors.cli.open_pool import name_check, open_pool
+    from modelpool.actors.cli.open_pool import ask_status, name_check, open_pool
 
-    return Session(tuple(arguments), open_pool, name_check)
+    return Session(tuple(arguments), open_pool, name_check, ask_status)

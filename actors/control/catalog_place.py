@@ -24,10 +24,10 @@ def paths_of(models: ModelsSection) -> tuple[Path, ...]:
 
 def added_paths(models: ModelsSection) -> tuple[Path, ...]:
     """Return the files and folders that were added to this machine's registry. Other machines do not know them."""
-    from modelpool.pool.registry.registry_store import RegistryStore, default_folder
+    from modelpool.pool.registry.registry_store import open_store
 
     try:
-        return RegistryStore(models.registry or default_folder()).locations()
+        return open_store(models.registry).locations()
     except UserError:  # reported when the registry is used
         return ()
 

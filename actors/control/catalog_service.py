@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog, UpscalerCatalog
+from modelpool.actors.graph.graph_catalog import (
+    ControlNetCatalog,
+    EmbeddingCatalog,
+    GraphCatalog,
+    ImagePromptCatalog,
+    UpscalerCatalog,
+)
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageRequest
@@ -373,6 +379,10 @@ class CachedCatalog:
     @property
     def upscalers(self) -> UpscalerCatalog:
         return self._catalog.upscalers
+
+    @property
+    def image_prompts(self) -> ImagePromptCatalog:
+        return self._catalog.image_prompts
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return the cached answer of `Catalog.use`."""

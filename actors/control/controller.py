@@ -148,6 +148,8 @@ class _Submission:
     live: dict[JobId, None] = field(default_factory=dict)
     #: indexes of held and parked jobs that were cancelled one by one
     ended_early: set[int] = field(default_factory=set)
+    #: indexes of jobs that were cancelled one by one before they were held: they end when they are
+    cancelled_early: set[int] = field(default_factory=set)
     cancelled: bool = False
     #: arrival of its first part, on the core's clock: deadlines count from here
     began_at: float = 0.0
@@ -431,6 +433,8 @@ class Controller:
             if pack is not None:
                 self._end_unqueued(pack, (index,))
                 submission.ended_early.add(index)
+            elif index in submission.undecided or submission.checking:
+                submission.cancelled_early.add(index)
 
     async def events(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> DriverEvents:
         """Return the driver's pending events, waiting up to `timeout_seconds`. Raises UnknownDriver."""
@@ -713,6 +717,10 @@ class Controller:
                 pack.pack()
             submission.held.append(pack)
             submission.held_jobs += len(pack)
+            cancelled = submission.cancelled_early.intersection(pack.indexes)
+            self._end_unqueued(pack, sorted(cancelled))
+            submission.ended_early |= cancelled
+            submission.cancelled_early -= cancelled
 
     async def _queue_held(self, submission: _Submission) -> None:
         while submission.held and not submission.cancelled and not self._broken:

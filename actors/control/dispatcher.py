@@ -16,7 +16,7 @@ import asyncio
 import logging
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,9 +67,11 @@ from modelpool.scheduler.tables.messages import (
 
 logger = logging.getLogger(__name__)
 
-#: a call of several runs that takes this long is asked for those that are over, then at intervals that double: some ten
-#: times as long as such calls should take
+#: a call of several runs that takes this long, some ten times as long as such calls should take, is asked for those
+#: that are over, then at intervals that double
 OVERDUE_CALL_SECONDS = 0.5
+#: longest of these intervals: drivers hear of an output at most that late
+LONGEST_POLL_SECONDS = 8.0
 
 
 class _LiveWorker:
@@ -595,10 +597,9 @@ class Dispatcher:
     ) -> Sequence[TaskReport | None]:
         """Wait for the reports of a call. If one of its runs takes long, ask for those that are over, and end them."""
         reports = asyncio.ensure_future(run.reports)
-        seconds = OVERDUE_CALL_SECONDS
+        intervals = poll_intervals(OVERDUE_CALL_SECONDS)
         try:
-            while not (await asyncio.wait((reports,), timeout=seconds))[0]:
-                seconds *= 2.0
+            while not (await asyncio.wait((reports,), timeout=next(intervals)))[0]:
                 if self._live.get(worker.spec.worker_id) is not worker or not (previous is None or previous.done()):
                     continue
                 numbers = [request.run for request, _ in calls]
@@ -678,6 +679,14 @@ class Dispatcher:
         if not self._broken:
             self._broken = True
             self._on_broken("".join(traceback.format_exception(mistake)))
+
+
+def poll_intervals(seconds: float) -> Iterator[float]:
+    """Yield the seconds between questions about a call that takes long: the first, then twice as long each, up to
+    `LONGEST_POLL_SECONDS`. Endless."""
+    while True:
+        yield seconds
+        seconds = min(2.0 * seconds, LONGEST_POLL_SECONDS)
 
 
 def _starts_first(commands: list[Command]) -> Sequence[Command | list[RunTask]]:

@@ -45,6 +45,8 @@ class EventReader:
         self._client_id = client_id
         self._lock = threading.Lock()
         self._listeners: dict[SubmissionId, Listener] = {}
+        #: submissions that had running tasks at the last notification
+        self._running: frozenset[SubmissionId] = frozenset()
         self._lost: Exception | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._read, name="modelpool events", daemon=True)
@@ -114,8 +116,10 @@ class EventReader:
                 sorted(running, key=lambda task: task.submission_id), key=lambda task: task.submission_id
             )
         }
+        changed = (*by_submission, *self._running.difference(by_submission))
+        self._running = frozenset(by_submission)
         with self._lock:
-            listeners = tuple(self._listeners.items())
+            listeners = [(each, self._listeners[each]) for each in changed if each in self._listeners]
         for submission_id, listener in listeners:
             listener.on_running(by_submission.get(submission_id, ()))
 

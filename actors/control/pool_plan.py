@@ -144,6 +144,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             wanted.threads,
             vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
+            compiles=wanted.compile == "blocks",
+            products=wanted.products,
         ),
         open_catalog=partial(
             open_catalog,

@@ -1,4 +1,4 @@
-"""The state of a pool at one moment, for users and programs, and its conversion from the core's snapshot."""
+"""Converts a snapshot of the core to the state of a pool for users and programs (`status_values`)."""
 
 from __future__ import annotations
 
@@ -8,190 +8,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.control.cluster_facts import GpuUse, short_name, waiting_text
+from modelpool.actors.control.status_values import FailedJob as FailedJob
+from modelpool.actors.control.status_values import NodeCosts as NodeCosts
+from modelpool.actors.control.status_values import NodeGroupStatus as NodeGroupStatus
+from modelpool.actors.control.status_values import PinnedModel as PinnedModel
+from modelpool.actors.control.status_values import PoolStatus as PoolStatus
+from modelpool.actors.control.status_values import ResidentPart as ResidentPart
+from modelpool.actors.control.status_values import RunStatus as RunStatus
+from modelpool.actors.control.status_values import WorkerStatus as WorkerStatus
 from modelpool.actors.wire.messages import StepDone
 from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, ScalingSnapshot, Snapshot, WorkerSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentPart:
-    """A component with bytes on a GPU; `whole_bytes` is the size of the complete component."""
-
-    component: str
-    resident_bytes: int
-    whole_bytes: int
-    patched: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """The current run of a worker: its job and its progress. Steps are 0 before the first one is done."""
-
-    job_id: str
-    user: str
-    stage: str
-    attempt: int
-    step: int
-    steps: int
-    seconds: float
-    stopping: bool
-    #: further tasks in the same batch
-    mates: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker.
-
-    state           "starting", "idle", "busy" or "given_up"
-    device          name of the GPU; "" while it starts
-    incarnation     increases by one with each start
-    resident        components with bytes on the GPU, least recently used first
-    task            the stage that is running; None if idle
-    trouble         the latest reason why it was lost or did not start; "" if there is none
-    unavailable     why files cannot be used on its node: they are missing there, or differ
-    leaves_in       seconds until its node ends, as announced; None if nothing was
-    silent_seconds  for how long it has not answered; 0 if it does
-    node            Ray's id of its node; "" if unknown
-    node_name       display name of the node; "" if unknown
-    not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
-                    "" if it is up
-    parts           `resident` with bytes
-    run             the current run; None if idle
-    runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
-    """
-
-    id: WorkerId
-    state: str
-    device: str
-    incarnation: int
-    capacity_bytes: int
-    used_bytes: int
-    resident: tuple[str, ...]
-    task: str | None
-    trouble: str = ""
-    node: str = ""
-    node_name: str = ""
-    not_up: str = ""
-    parts: tuple[ResidentPart, ...] = ()
-    run: RunStatus | None = None
-    runs: int = 0
-    runs_resident: int = 0
-    uploaded_bytes: int = 0
-    streamed_bytes: int = 0
-    unavailable: tuple[str, ...] = ()
-    leaves_in: float | None = None
-    silent_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedModel:
-    """A model whose weights stay on GPUs.
-
-    replicas  workers that must have all of them
-    holders   workers that have them and stay
-    loading   workers that load them now
-    obstacle  why there are fewer, and none loads them; "" otherwise
-    """
-
-    model: str
-    replicas: int
-    holders: tuple[str, ...] = ()
-    loading: tuple[str, ...] = ()
-    obstacle: str = ""
-
-    @property
-    def words(self) -> str:
-        """The state in a sentence."""
-        on = f" ({', '.join(self.holders)})" if self.holders else ""
-        found = f"on {len(self.holders)} of {self.replicas} worker{'s' if self.replicas != 1 else ''}{on}"
-        loading = (
-            f"; {', '.join(self.loading)} {'loads' if len(self.loading) == 1 else 'load'} it" if self.loading else ""
-        )
-        return f"{found}{loading}{f'; {self.obstacle}' if self.obstacle else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGroupStatus:
-    """One group of nodes.
-
-    nodes     that exist or are requested; of them, `starting` have no worker yet
-    obstacle  why no node may be requested now; "" if one may
-    """
-
-    name: str
-    nodes: int
-    max_nodes: int
-    starting: int
-    price_per_hour: float
-    obstacle: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCosts:
-    """The groups of nodes of a pool, and what they cost in the unit of price_per_hour."""
-
-    groups: tuple[NodeGroupStatus, ...]
-    spent: float
-    per_hour: float
-    latest_decision: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedJob:
-    """A job that failed, with the time since then."""
-
-    job_id: str
-    message: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """The pool. Totals count from its start, including workers that are gone.
-
-    waiting      stage -> tasks that have not started
-    jobs         "live", "succeeded", "failed", "cancelled" -> jobs
-    tasks_total  completed runs; of these, `tasks_resident` had every component resident
-    restarts     number of worker restarts
-    seconds      since the pool was opened
-    waiting_by_user  user -> stage -> tasks that have not started
-    waiting_by_model model -> stage -> such tasks in the core: without those of parked jobs
-    seconds_by_user  user -> GPU-seconds used, including loads
-    deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
-    record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
-    controller   display name of the controller's node; "" if unknown
-    nodes        display name of each node that has or had workers, by Ray's id
-    waiting_for  what workers without a node wait for, as a sentence; "" if none does
-    pins         models that stay on GPUs, in the order in which they were pinned
-    left_seconds expected time until everything that waits has run, without loads; None while no worker is up
-    failures     the latest jobs that failed, oldest first
-    scaling      the groups of nodes; None without groups
-    """
-
-    workers: tuple[WorkerStatus, ...]
-    waiting: Mapping[str, int]
-    jobs: Mapping[str, int]
-    uploaded_bytes: int
-    streamed_bytes: int
-    patch_switches: int
-    tasks_resident: int
-    tasks_total: int
-    restarts: int
-    seconds: float = 0.0
-    waiting_by_user: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    record: str = ""
-    seconds_by_user: Mapping[str, float] = field(default_factory=dict)
-    deadlines_met: int = 0
-    deadlines_missed: int = 0
-    controller: str = ""
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    waiting_for: str = ""
-    pins: tuple[PinnedModel, ...] = ()
-    left_seconds: float | None = None
-    failures: tuple[FailedJob, ...] = ()
-    scaling: NodeCosts | None = None
-    waiting_by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

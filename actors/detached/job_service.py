@@ -46,10 +46,13 @@ from modelpool.actors.detached.records import (
     with_deadline,
 )
 from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
-from modelpool.actors.outputs.place import KeptImage, OutputPlace
+from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
+from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.request.labels import output_key
+from modelpool.actors.request.labels import labels_of, output_key
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.output_address import file_of, output_address
@@ -128,12 +131,16 @@ class _Feed:
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
     lost         how often the output of a place was lost
+    name         template of the names of its outputs; None for the usual ones
+    committing   held while outcomes are committed that may be the last ones
     """
 
     record: SubmissionRecord
     place: OutputPlace
     kept: dict[str, KeptImage]
     window: int
+    name: NameTemplate | None = None
+    committing: threading.Lock = field(default_factory=threading.Lock)
     was_full: bool = False
     last_place: int = -1
     in_pool: set[int] = field(default_factory=set)
@@ -173,8 +180,12 @@ class JobService:
     # ---- for drivers ----------------------------------------------------------------------------------------------
 
     def begin(self, new: NewSubmission) -> SubmissionRecord:
-        """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written."""
-        open_outputs(output_address(new.output))
+        """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written, and
+        UnusableField if their place has another layout."""
+        address = output_address(new.output)
+        if new.layout is not None:
+            declare_layout(address, new.layout)
+        open_outputs(address)
         return self._journal.begin(new)
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
@@ -454,7 +465,9 @@ class JobService:
             ended += kept
         for part in _runs(usable):
             ended += self._send_run(link, feed, part, is_again)
-        self._commit(ended)
+        if ended:
+            with suppress(RuntimeError):  # the service stops: they are found again
+                self._writers.submit(self._commit_or_hold, feed, ended)
 
     def _send_run(
         self, link: _Link, feed: _Feed, part: Sequence[tuple[int, GenerateRequest]], is_again: bool
@@ -526,13 +539,13 @@ class JobService:
                 text = f"the output could not be written: {type(mistake).__name__}: {mistake}"
                 outcome = _failed(name, job.index, RunErrorKind.INTERNAL, text)
             if outcome is not None:
-                self._commit([outcome])
+                self._commit(feed, [outcome])
             with self._changed:
                 feed.in_pool.discard(job.index)
                 if outcome is None:
                     feed.again.append(job.index)
             self._wake.set()
-        except (FolderFailed, JournalFailed) as problem:
+        except (OutputFailed, JournalFailed) as problem:
             self._hold(name, str(problem))
         except (PoolLost, UnknownDriver, Fenced):
             return  # the service's thread notices, too; the request has no outcome
@@ -555,16 +568,38 @@ class JobService:
             if feed.lost[job.index] > MOST_LOSSES:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
-        labels = labels_in_text(self._journal.request_text(name, job.index))
+        text = self._journal.request_text(name, job.index)
+        labels = labels_in_text(text)
+        if feed.name is not None:
+            request = restored_request(text)
+            if not feed.name.missing(request):
+                labels = labels_of(request, feed.name.stem(name_values(request, finished.recipe, job.index)))
         written = feed.place.write(replace(finished, labels=labels))
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
 
-    def _commit(self, outcomes: Sequence[RequestOutcome]) -> None:
-        if outcomes:
+    def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
+        """Commit outcomes of requests that did not run."""
+        try:
+            self._commit(feed, outcomes)
+        except (OutputFailed, JournalFailed) as problem:
+            self._hold(feed.record.submission_id, str(problem))
+        except Fenced:
+            return  # the service's thread notices, too
+
+    def _commit(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
+        """Commit outcomes. Before the last one, complete what the place writes in parts: a submission that has ended
+        has all its shards. Raises OutputFailed if that is impossible; then nothing is committed.
+        """
+        if isinstance(feed.place, ShardedOutputs):
+            with feed.committing:
+                if self._journal.find(feed.record.submission_id).pending <= len(outcomes):
+                    feed.place.finish()
+                self._journal.end(outcomes)
+        else:  # nothing is pending there, and commits of several threads share a transaction
             self._journal.end(outcomes)
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
 
 class _Link:
@@ -648,7 +683,8 @@ class _Listener:
 def _opened_feed(record: SubmissionRecord) -> _Feed:
     """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
-    return _Feed(record, place, place.kept(), LEAST_WINDOW)
+    name = NameTemplate.of(record.file_name) if record.file_name else None
+    return _Feed(record, place, place.kept(), LEAST_WINDOW, name)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:

@@ -81,10 +81,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX pending ON request (submission, place) WHERE outcome IS NULL",
     ),
     ("CREATE TABLE pin (model TEXT PRIMARY KEY, replicas INTEGER NOT NULL)",),
+    ("ALTER TABLE submission ADD COLUMN file_name TEXT NOT NULL DEFAULT ''",),
 )
 VERSION = len(MIGRATIONS)
 
-_COLUMNS = "id, state, output, user, request_count, created_at, succeeded, failed, cancelled, trouble"
+_COLUMNS = "id, state, output, user, request_count, created_at, succeeded, failed, cancelled, trouble, file_name"
 _OUTCOME_COLUMNS = "place, outcome, file, file_bytes, pixels_sha256, error_kind, message"
 
 
@@ -143,18 +144,18 @@ class Journal:
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
             known = _find(connection, new.submission_id)
             if known is not None and known.state is not SubmissionState.RECEIVING:
-                if (known.output, known.request_count) != (new.output, new.request_count):
+                if _identity(known) != _identity(new):
                     raise SubmissionExists(
-                        f"id {new.submission_id!r} belongs to a submission of {known.request_count} requests with "
-                        f"output {known.output}; found {new.request_count} requests, output {new.output}; choose "
-                        "another id"
+                        f"id {new.submission_id!r} belongs to a submission of {_identity(known)}; found "
+                        f"{_identity(new)}; choose another id"
                     )
                 return known
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
             connection.execute(
-                "INSERT INTO submission (id, state, output, user, request_count, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-                (*values, self._wall_clock()),
+                "INSERT INTO submission (id, state, output, user, request_count, file_name, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*values, new.file_name, self._wall_clock()),
             )
             return _required(connection, new.submission_id)
 
@@ -485,6 +486,12 @@ def _failures_named(path: Path) -> Iterator[None]:
             f"{path}: the journal cannot be read or written ({error}); free space or restore the file, or move it away "
             "to start with an empty one"
         ) from error
+
+
+def _identity(submission: NewSubmission | SubmissionRecord) -> str:
+    """Return what a submission must have in common with another one of its id."""
+    named = f", file names {submission.file_name}" if submission.file_name else ""
+    return f"{submission.request_count} requests with output {submission.output}{named}"
 
 
 def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord | None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.request.labels import LABEL_FIELDS, NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
@@ -38,12 +39,16 @@ class NewSubmission:
     output         folder or URL of the outputs, as the service's node sees it
     user           for requests that set none
     request_count  requests that will be appended before it is sealed
+    file_name      template of the names of its outputs; "" for the usual names
+    layout         that the place of its outputs must have; None for the one that it has
     """
 
     submission_id: str
     output: str
     user: str
     request_count: int
+    file_name: str = ""
+    layout: OutputLayout | None = None
 
     def __post_init__(self) -> None:
         if not 0 < len(self.submission_id) <= MAX_ID_LENGTH or not self.submission_id.isprintable():
@@ -59,6 +64,7 @@ class SubmissionRecord:
     created_at  wall-clock time of its acknowledgement, in Unix seconds
     counts      number of requests by outcome; the others are pending
     trouble     why none of its requests start; "" if they do
+    file_name   template of the names of its outputs; "" for the usual names
     """
 
     submission_id: str
@@ -71,6 +77,7 @@ class SubmissionRecord:
     failed: int = 0
     cancelled: int = 0
     trouble: str = ""
+    file_name: str = ""
 
     @property
     def pending(self) -> int:

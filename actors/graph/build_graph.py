@@ -17,6 +17,7 @@ from modelpool.actors.graph.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.graph_recipe import recipe_of
+from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.output_shape import output_shape_of
@@ -153,19 +154,19 @@ class _GraphBuilder:
         return task, tokenized.length
 
     def _texts(
-        self, cfg: float, regions: Sequence[Region] = (), references: ReferenceInputs = NO_REFERENCES
+        self, reads_negative: bool, regions: Sequence[Region] = (), references: ReferenceInputs = NO_REFERENCES
     ) -> dict[str, tuple[TaskId, int]]:
-        """Add the encoding of the texts that a run with this CFG scale reads: the prompt, the negative prompt with
-        guidance, and the prompts of `regions`. Return them by name; none for a model that reads only images."""
+        """Add the encoding of the texts that a run reads: the prompt, the negative prompt if it `reads_negative`, and
+        the prompts of `regions`. Return them by name; none for a model that reads only images."""
         if not self._facts.reads_text:
             return {}
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         seen = embeds or self._image_embeds(is_model_input=False)
         texts = {POSITIVE: self._encode(positive, positive.prompt, references, seen)}
-        if cfg != 1 and negative is not None:
+        if reads_negative and negative is not None:
             texts[NEGATIVE] = self._encode(negative, negative.prompt, references, seen)
-        elif cfg != 1:
+        elif reads_negative:
             unseen = embeds or self._image_embeds(is_model_input=False, is_negative=True)
             texts[NEGATIVE] = self._encode(request, request.negative, references, unseen, is_negative=True)
         for number, region in enumerate(regions):
@@ -186,12 +187,12 @@ class _GraphBuilder:
     def _sample_run(self, run: SamplingRun, resumed: Mapping[str, TaskId]) -> tuple[TaskId, SampleParams]:
         """Add one sampling run, which resumes from the task in `resumed` if there is one."""
         loras = self._loras(self._request, self._model, (run.role,))
-        work, references = sample_params(run, loras, self._catalog.controls)
-        cfg = work.guidance.cfg
+        work, references = sample_params(run, loras, self._catalog)
+        guided = work.reads_negative
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
-        self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, cfg))
+        self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
         started = self._start_inputs(run, work)
-        texts = self._texts(cfg, self._request.regions, references)
+        texts = self._texts(guided, self._request.regions, references)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape))
@@ -203,9 +204,15 @@ class _GraphBuilder:
                 needs[numbered(REGION_MASK, number)] = input_image_id(region.mask, is_mask=True)
         for name, control in control_inputs(run, work.controls):
             needs[name] = self._add(control) if isinstance(control, StageTask) else control
+        if work.image_prompts:
+            for name, states in image_prompt_inputs(self._request, self._catalog.image_prompts):
+                needs[name] = self._add(states) if isinstance(states, StageTask) else states
+            if tokens := appended_tokens(work.image_prompts):
+                task, length = texts[POSITIVE]
+                texts[POSITIVE] = (task, length + tokens)
         missing = set(condition_inputs(work.conditions)) - needs.keys()
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
-        lengths = image_context_lengths(self._facts, cfg) or [length for _, length in texts.values()]
+        lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]
         return self._tasks.add(work, {**needs, **resumed}, lengths), work
 
     def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:
@@ -287,7 +294,7 @@ class _GraphBuilder:
         name = "" if self._stage.vae_model == self._request.model else self._stage.vae_model
         model = self._catalog.find_decoder(self._model, name if decoder is None else decoder.model or name)
         second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
-        texts = self._texts(second.guidance.cfg)
+        texts = self._texts(second.reads_negative)
         needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
         return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
 

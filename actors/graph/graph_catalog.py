@@ -12,6 +12,8 @@ from modelpool.pool.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
+    FoundImagePrompt,
+    ImagePromptRef,
     LoraRef,
     ModelRef,
     ModelStageParams,
@@ -47,6 +49,18 @@ class UpscalerCatalog(Protocol):
 
     def run_seconds(self, work: UpscaleParams) -> float:
         """Return an initial estimate of the run time."""
+
+
+class ImagePromptCatalog(Protocol):
+    """The image prompt adapters of a catalog; `pool.catalog.image_prompt_index.ImagePromptIndex` implements it. All
+    methods may raise UserError."""
+
+    def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
+        """Return the adapter called `name` for so many images, and its vision encoder: the one called `encoder`, else
+        the only one that fits."""
+
+    def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
+        """Return its size, and what a run with `model` needs of it."""
 
 
 class EmbeddingCatalog(Protocol):
@@ -86,6 +100,10 @@ class GraphCatalog(Protocol):
     @property
     def upscalers(self) -> UpscalerCatalog:
         """The upscalers."""
+
+    @property
+    def image_prompts(self) -> ImagePromptCatalog:
+        """The image prompt adapters."""
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run needs of one component."""

@@ -11,6 +11,7 @@ from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,
+    RecipeImagePrompt,
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
@@ -28,7 +29,9 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StageParams,
     UpscaleParams,
+    VisionEncodeParams,
 )
+from modelpool.pool.core.task_inputs import IMAGE_PROMPT, numbered
 
 
 def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:
@@ -52,7 +55,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         height=sample.shape.height,
         seed=sample.seed,
         warnings=graph.warnings,
-        pictures=_images(request, sample, works),
+        pictures=_images(request, sample, works, _image_prompts(request, graph)),
         frames=sample.shape.frames,
         frame_rate=sample.shape.frame_rate,
         motion=sample.image_numbers.motion,
@@ -68,6 +71,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         sigmas=sample.schedule.sigmas,
         low_noise=_low_noise(request.low_noise),
         upscale=_upscale(request, graph),
+        options=sample.options.settings(),
     )
 
 
@@ -99,10 +103,15 @@ def _low_noise(options: LowNoiseRun | None) -> RecipeLowNoise | None:
     return RecipeLowNoise(options.boundary, options.cfg)
 
 
-def _images(request: GenerateRequest, sample: SampleParams, works: Sequence[StageParams]) -> RecipeImages | None:
+def _images(
+    request: GenerateRequest,
+    sample: SampleParams,
+    works: Sequence[StageParams],
+    prompts: tuple[RecipeImagePrompt, ...],
+) -> RecipeImages | None:
     """Return the input images of `request`, whose first sampling is `sample`; None if it uses none."""
     sources = (request.image, request.reference, request.hires, request.video)
-    if not any(each is not None for each in sources) and not sample.controls and not request.regions:
+    if not any(each is not None for each in sources) and not (sample.controls or request.regions or prompts):
         return None
     references: Sequence[Any] = request.references
     files: dict[str, Any] = {}
@@ -117,6 +126,7 @@ def _images(request: GenerateRequest, sample: SampleParams, works: Sequence[Stag
         paste=request.mask is not None and request.paste,
         hires=_hires(request, works),
         controls=_controls(request, sample),
+        image_prompts=prompts,
         regions=tuple(
             RecipeRegion(each.prompt, each.strength, each.box, "" if each.mask is None else each.mask.sha256)
             for each in request.regions
@@ -162,6 +172,33 @@ def _controls(request: GenerateRequest, sample: SampleParams) -> tuple[RecipeCon
                 mode=ref.mode,
                 said=dict(ref.config_overrides),
                 mask_sha256="" if ref.mask_mode is None else mask.sha256,
+            )
+        )
+    return tuple(found)
+
+
+def _image_prompts(request: GenerateRequest, graph: JobGraph) -> tuple[RecipeImagePrompt, ...]:
+    """Return the image prompts of the first sampling of `graph`, with the encoders and the files of their images."""
+    if not request.image_prompts:
+        return ()
+    found = []
+    task = next(task for task in graph.job.tasks if isinstance(graph.works[task.task_id], SampleParams))
+    work, needs = graph.works[task.task_id], dict(zip(task.input_names, task.needs, strict=True))
+    assert isinstance(work, SampleParams), "the task samples"
+    for number, (prompt, ref) in enumerate(zip(request.image_prompts, work.image_prompts, strict=True)):
+        encode = graph.works.get(needs.get(numbered(IMAGE_PROMPT, number), task.task_id))
+        encoder = encode.model if isinstance(encode, VisionEncodeParams) else None
+        images: Sequence[Any] = prompt.images
+        found.append(
+            RecipeImagePrompt(
+                *(ref.name, ref.sha256),
+                *(("", "") if encoder is None else (encoder.name, encoder.sha256)),
+                *(ref.strength, ref.start, ref.end),
+                image_sha256=tuple(image.sha256 for image in images),
+                image_files=tuple(image.file for image in images),
+                faces_sha256="" if prompt.faces is None else prompt.faces.sha256,
+                faces_file="" if prompt.faces is None else prompt.faces.file,
+                blocks=ref.blocks,
             )
         )
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from modelpool.actors.request.control_video_fields import InputVideo, VideoSource
+from modelpool.actors.request.face_fields import FaceSource, InputFaces
 from modelpool.actors.request.image_fields import ImageSource, InputImage
 from modelpool.pool.specs.spec import TaskId
 
@@ -11,6 +12,12 @@ def input_image_id(source: ImageSource, is_mask: bool = False) -> TaskId:
     """Return the task id of an image or a mask that is in the pool."""
     assert isinstance(source, InputImage), f"the client brings images to the pool, found {source!r}"
     return TaskId(f"given-{'mask' if is_mask else 'image'}-{source.sha256[:20]}")
+
+
+def input_faces_id(source: FaceSource) -> TaskId:
+    """Return the task id of embeddings of faces that are in the pool."""
+    assert isinstance(source, InputFaces), f"the client brings faces to the pool, found {source!r}"
+    return TaskId(f"given-faces-{source.sha256[:20]}")
 
 
 def input_video_id(source: VideoSource, is_mask: bool = False) -> TaskId:

@@ -19,8 +19,8 @@ from modelpool.pool.core.stage_params import ModelRef
 
 def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> GenerateRequest:
     """Return `request`, which `model` supports, with every field that it leaves out filled in: sampling, sizes that
-    follow its images, options of experts and references, file format. ControlNets and regions of strength 0 have no
-    effect and are left out."""
+    follow its images, options of experts and references, file format. ControlNets, image prompts and regions of
+    strength 0 have no effect and are left out."""
     facts = defaults.sampling
     file_format = format_of(request.format, request.model, facts)
     fields: dict[str, Any] = {
@@ -33,7 +33,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
         "format": file_format,
         "quality": quality_of(request.quality, file_format),
     }
-    for name in ("controls", "regions"):
+    for name in ("controls", "image_prompts", "regions"):
         if parts := getattr(request, name):
             fields[name] = tuple(part for part in parts if part.strength != 0)
     return request.model_copy(update=fields)

@@ -64,6 +64,25 @@ class RecipeControl:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeImagePrompt:
+    """An image prompt as it was applied: the adapter, the vision encoder that read its images, and the images. `faces`
+    are embeddings; their hash is empty if there are none."""
+
+    name: str
+    sha256: str
+    encoder: str
+    encoder_sha256: str
+    strength: float
+    start: float
+    end: float
+    image_sha256: tuple[str, ...] = ()
+    image_files: tuple[str, ...] = ()
+    faces_sha256: str = ""
+    faces_file: str = ""
+    blocks: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeRegion:
     """A prompt for a part of the image: in a box (left, top, width, height in pixels) or a mask."""
 
@@ -126,6 +145,7 @@ class RecipeImages:
     paste: bool = False
     hires: Mapping[str, Any] = field(default_factory=dict)
     controls: tuple[RecipeControl, ...] = field(default=(), metadata=_LATER)
+    image_prompts: tuple[RecipeImagePrompt, ...] = field(default=(), metadata=_LATER)
     regions: tuple[RecipeRegion, ...] = field(default=(), metadata=_LATER)
     reference_sha256: str = field(default="", metadata=_LATER)
     reference_file: str = ""
@@ -152,6 +172,10 @@ class RecipeImages:
         content["controls"] = [
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
+        content["image_prompts"] = tuple(
+            {k: v for k, v in prompt.items() if not k.endswith(("_file", "_files"))}
+            for prompt in content["image_prompts"]
+        )
         return {k: v for k, v in content.items() if _is_used_or_first(RecipeImages, k, v)}
 
 
@@ -202,6 +226,8 @@ class Recipe:
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
     #: None for an output in the size of its latent
     upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
+    #: all settings of the options of the run, by the name of the option
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
 
     def as_json(self) -> dict[str, Any]:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest
@@ -212,6 +238,8 @@ class Recipe:
             for name in ("said", "mask_sha256"):
                 if not control[name]:
                     del control[name]
+        if self.pictures is not None and not self.pictures.image_prompts:
+            del content["pictures"]["image_prompts"]
         return {name: value for name, value in content.items() if _is_used_or_first(Recipe, name, value)}
 
     def to_json(self, indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImages, RecipeRegion
+from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 
@@ -56,6 +56,8 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
     if (upscale := recipe.upscale) is not None:
         tiles = {name: value for name in ("tile", "overlap") if (value := getattr(upscale, name))}
         fields["upscale"] = {"model": upscale.model, "scale": upscale.scale, **tiles}
+    if recipe.options:
+        fields["options"] = recipe.options
     if recipe.pictures is not None:
         fields |= _image_fields(recipe.pictures, find)
     strengths = _strengths(recipe)
@@ -116,6 +118,8 @@ def _image_fields(pictures: RecipeImages, find: Callable[[str], str]) -> dict[st
         fields["reference"] = [_found("reference", file, find) for file in files]
     if pictures.controls:
         fields["controls"] = tuple(_control(control, pictures, find) for control in pictures.controls)
+    if pictures.image_prompts:
+        fields["image_prompts"] = tuple(_image_prompt(prompt, find) for prompt in pictures.image_prompts)
     if pictures.regions:
         fields["regions"] = tuple(_region(region) for region in pictures.regions)
     return fields
@@ -128,6 +132,16 @@ def _control(control: RecipeControl, pictures: RecipeImages, find: Callable[[str
         fields["image"] = _found("controls.image", control.image_file, find)
     if control.mask_sha256 and control.mask_sha256 != pictures.mask_sha256:
         raise InputMissing("controls.mask: recipes do not name the file of a mask")
+    return fields
+
+
+def _image_prompt(prompt: RecipeImagePrompt, find: Callable[[str], str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": prompt.name, "encoder": prompt.encoder, "strength": prompt.strength}
+    fields |= {"start": prompt.start, "end": prompt.end, "blocks": dict(prompt.blocks)}
+    if prompt.image_files:
+        fields["image"] = [_found("image_prompts.image", file, find) for file in prompt.image_files]
+    if prompt.faces_sha256:
+        fields["faces"] = _found("image_prompts.faces", prompt.faces_file, find)
     return fields
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from modelpool.actors.graph.control_graph import control_refs
 from modelpool.actors.graph.control_video_graph import leading_cells
-from modelpool.actors.graph.graph_catalog import ControlNetCatalog
+from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.image_concat_graph import image_concat_input
+from modelpool.actors.graph.image_prompt_graph import image_prompt_refs
 from modelpool.actors.graph.output_shape import duration_of
 from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references
 from modelpool.actors.graph.region_graph import region_params
@@ -37,7 +38,7 @@ from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, OWN_STEPS
 
 
 def sample_params(
-    run: SamplingRun, loras: tuple[LoraRef, ...], controls: ControlNetCatalog
+    run: SamplingRun, loras: tuple[LoraRef, ...], catalog: GraphCatalog
 ) -> tuple[SampleParams, ReferenceInputs]:
     """Return the parameters of `run` with `loras`, and how it reads its reference images. Raises UserError for what the
     model does not support, and for missing inputs."""
@@ -78,7 +79,9 @@ def sample_params(
         conditions.append(ControlVideoCondition())
     conditions += [ReferenceCondition(*size) for size in references.sizes]
     conditions += [region_params(region, whole) for region in request.regions]
-    conditions += control_refs(request, controls)
+    conditions += control_refs(request, catalog.controls)
+    if request.image_prompts:
+        conditions += image_prompt_refs(request, catalog.image_prompts)
     params = SampleParams(
         run.model,
         loras,
@@ -95,6 +98,7 @@ def sample_params(
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,
         tuple(conditions),
+        request.run_options,
     )
     return params, references
 

@@ -119,10 +119,13 @@ class TaskCollector:
         # one that reads several images occurs once
         files = {control.content: control for control in controls}
         controlnets = [self._catalog.controls.use_with(work.model, control, passes) for control in files.values()]
-        loaded = (*(specs[role] for role in roles), *(spec for spec, _ in controlnets))
+        prompts = {one.content: one for one in work.image_prompts} if isinstance(work, SampleParams) else {}
+        adapters = [self._catalog.image_prompts.use_with(work.model, prompt) for prompt in prompts.values()]
+        attached = [*controlnets, *adapters]
+        loaded = (*(specs[role] for role in roles), *(spec for spec, _ in attached))
         for sized in (*loaded, *(self._catalog.lora_spec(lora) for lora in loras)):
             self._components[sized.key] = sized
-        return (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in controlnets))
+        return (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in attached))
 
     def _use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int) -> ComponentUse:
         """Return what a run needs of one component, with those of `loras` that change it."""

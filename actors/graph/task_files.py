@@ -5,10 +5,12 @@ from __future__ import annotations
 from modelpool.pool.core.stage_params import (
     ControlRef,
     EncodeParams,
+    ImagePromptRef,
     SampleParams,
     StageParams,
     UpscaleParams,
     control_key,
+    image_prompt_key,
     lora_key,
     roles_of,
 )
@@ -17,7 +19,7 @@ from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
-    """Return the file of each component that the task uses, LoRAs and ControlNets included."""
+    """Return the file of each component that the task uses, LoRAs, ControlNets and image prompt adapters included."""
     if isinstance(work, UpscaleParams):
         return {task.uses[0].component: FilePart(work.model.path, files=work.model.files)}
     files: dict[ComponentKey, FilePart] = {}
@@ -25,6 +27,10 @@ def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart
         if role is Role.CONTROLNET:
             control = _control(work, use.component)
             files[use.component] = FilePart(control.path, files=control.files)
+            continue
+        if role is Role.IMAGE_PROMPT:
+            prompt = _image_prompt(work, use.component)
+            files[use.component] = FilePart(prompt.path, files=prompt.files)
             continue
         files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
         if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
@@ -38,3 +44,9 @@ def _control(work: StageParams, key: ComponentKey) -> ControlRef:
     """Return a ControlNet of a run."""
     assert isinstance(work, SampleParams), f"{key} is used by {work}"
     return next(control for control in work.controls if control_key(control) == key)
+
+
+def _image_prompt(work: StageParams, key: ComponentKey) -> ImagePromptRef:
+    """Return an image prompt of a run."""
+    assert isinstance(work, SampleParams), f"{key} is used by {work}"
+    return next(prompt for prompt in work.image_prompts if image_prompt_key(prompt) == key)

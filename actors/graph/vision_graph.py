@@ -62,19 +62,19 @@ def video_conditioning(request: GenerateRequest, facts: SamplingFacts) -> VideoC
     )
 
 
-def unread_text_warnings(run: SamplingRun, positive: str, negative: str, cfg: float) -> Iterator[str]:
-    """Yield warnings about texts that are set but not read with `cfg`, the CFG scale of the model."""
+def unread_text_warnings(run: SamplingRun, positive: str, negative: str, reads_negative: bool) -> Iterator[str]:
+    """Yield warnings about texts that are set but not read; `reads_negative`: the run reads the negative prompt."""
     model, reads_text = run.model.name, run.facts.reads_text
     if positive and not reads_text:
         yield f"prompt: ignored, model {model!r} reads no prompt"
-    if run.cfg != 1 and negative and (cfg == 1 or not reads_text):
+    if run.cfg != 1 and negative and not (reads_negative and reads_text):
         yield f"negative: ignored, model {model!r} reads no negative prompt with these settings"
 
 
-def image_context_lengths(facts: SamplingFacts, cfg: float) -> tuple[int, ...] | None:
-    """Return the context lengths of a model that reads only images: one embedding, and zeros of the same length with
-    CFG. None for models that read texts."""
-    return None if facts.reads_text else (1,) * (1 if cfg == 1 else 2)
+def image_context_lengths(facts: SamplingFacts, reads_negative: bool) -> tuple[int, ...] | None:
+    """Return the context lengths of a model that reads only images: one embedding, and zeros of the same length if
+    the run `reads_negative`. None for models that read texts."""
+    return None if facts.reads_text else (1,) * (2 if reads_negative else 1)
 
 
 def vision_images(request: GenerateRequest) -> tuple[TaskId, ...]:

@@ -20,10 +20,12 @@ from modelpool.actors.http.a1111_requests import (
     requests_of,
 )
 from modelpool.actors.http.bodies import json_object
+from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.encoded_images import image_text
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, texts_in
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
@@ -133,6 +135,22 @@ def a1111_router(services: Services) -> APIRouter:
     async def scripts() -> dict[str, list[str]]:
         return {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
 
+    @router.post("/png-info", summary="Read the generation parameters in an image")
+    async def png_info(request: Request) -> dict[str, Any]:
+        body = await json_object(request, max_bytes)
+        texts = await asyncio.to_thread(_texts_in, services.images_of_call(), body.get("image"))
+        return {"info": texts.get(PARAMETERS_KEY, ""), "items": texts, "parameters": {}}
+
+    @router.get("/memory", summary="Show the memory of all GPUs together")
+    async def memory() -> dict[str, Any]:
+        workers = (await asyncio.to_thread(services.pool.status)).workers
+        total, used = sum(each.capacity_bytes for each in workers), sum(each.used_bytes for each in workers)
+        return {"ram": {}, "cuda": {"system": {"free": total - used, "used": used, "total": total}}}
+
+    @router.get("/cmd-flags", summary="Empty: the pool has a configuration")
+    async def cmd_flags() -> dict[str, Any]:
+        return {}
+
     @router.get("/embeddings", summary="Empty: embeddings are found by their names in prompts")
     async def embeddings() -> dict[str, Any]:
         return {"loaded": {}, "skipped": {}}
@@ -147,6 +165,16 @@ def a1111_router(services: Services) -> APIRouter:
     for name in _EMPTY_LISTS:
         router.get(f"/{name}", summary="Empty: the pool has none")(nothing)
     return router
+
+
+def _texts_in(images: CallerImages, value: Any) -> dict[str, str]:
+    """Return the texts in an image of a caller. Raises UserError."""
+    image = images.decode("image", value)
+    try:
+        image.load()  # texts may follow the pixels
+        return texts_in(image)
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        raise HttpProblem(400, f"image: it cannot be read ({error})") from None
 
 
 def _successes(submission: HttpSubmission) -> list[JobEnd]:

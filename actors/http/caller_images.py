@@ -23,7 +23,11 @@ IMAGE_FIELDS = ("image", "mask", "last_image")
 #: fields whose value is an image or a list of images
 LIST_FIELDS = ("reference", "video", "video_mask")
 #: fields whose value is a list of tables, with the keys of these that are images
-PART_FIELDS: Mapping[str, tuple[str, ...]] = {"controls": ("image", "mask"), "regions": ("mask",)}
+PART_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "controls": ("image", "mask"),
+    "image_prompts": ("image",),
+    "regions": ("mask",),
+}
 #: most pixels of all images of one call: 64 images of 2048x2048. A file of some KB may have millions of pixels, which
 #: take three bytes each
 MAX_CALL_PIXELS = 64 * 2048 * 2048
@@ -132,12 +136,20 @@ def check_url(name: str, url: Any, hosts: Sequence[str] | frozenset[str]) -> str
 
 def _in_part(name: str, part: Any, keys: Sequence[str], image_in: Callable[[str, Any], Any]) -> Any:
     """Return a part of a request, such as a ControlNet, with its images decoded."""
-    if isinstance(part, str) and name == "controls" and "=" in part:
+    if isinstance(part, str) and name in ("controls", "image_prompts") and "=" in part:
         expected = '{"model":, "image":, "strength":, ...} with the image as base64, or a text without a file'
         raise unusable_field(name, part, expected)
     if not isinstance(part, Mapping):
         return part
-    decoded = {key: image_in(f"{name}.{key}", part[key]) for key in keys if part.get(key) is not None}
+    if isinstance(part.get("faces"), (str, bytes)):  # a caller names no files
+        raise unusable_field(f"{name}.faces", part["faces"], "a list of numbers for each face")
+    decoded: dict[str, Any] = {}
+    for key in keys:
+        value = part.get(key)
+        if isinstance(value, (list, tuple)):
+            decoded[key] = [image_in(f"{name}.{key}", each) for each in value]
+        elif value is not None:
+            decoded[key] = image_in(f"{name}.{key}", value)
     return {**part, **decoded}
 
 

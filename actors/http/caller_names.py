@@ -38,6 +38,9 @@ def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
     yield "model", request.model
     yield from (("loras", lora.name) for lora in request.loras)
     yield from (("controls", control.model) for control in request.controls)
+    for prompt in request.image_prompts:
+        yield "image_prompts", prompt.model
+        yield from [("image_prompts", prompt.encoder)] if prompt.encoder else ()
     if request.decoder is not None:
         yield "decoder", request.decoder.model
     texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))

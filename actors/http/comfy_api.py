@@ -16,7 +16,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.bodies import form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
-from modelpool.actors.http.comfy_nodes import NODE_TYPES, NodeInput, NodeType
+from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
+from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
@@ -88,8 +89,8 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
 
     @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
     async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
-        ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
-        return {prompt.prompt_id: prompt.history for prompt in ended if prompt.prompt_id == prompt_id}
+        prompt = prompts.find(caller_of(request).owner, prompt_id)
+        return {} if prompt is None or not prompt.submission.over else {prompt.prompt_id: prompt.history}
 
     @router.post("/history", summary="Forget workflows that have ended")
     async def change_history(request: Request) -> Response:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
-from modelpool.actors.http.comfy_nodes import (
+from modelpool.actors.http.comfy_images import ReadImage, read_mask, read_steps
+from modelpool.actors.http.comfy_node_types import (
     IMAGES,
     LORAS,
     MODELS,
-    NODE_TYPES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     WIDGET_TYPES,
@@ -19,13 +20,15 @@ from modelpool.actors.http.comfy_nodes import (
     NodeUnsupported,
     file_stem,
 )
+from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_values import (
     BlankLatent,
     ClipValue,
     DecodedImage,
     EncodedImage,
     LoraUse,
-    MaskFile,
+    ModelValue,
+    RegionUse,
     SampledLatent,
     ScaledLatent,
     TextValue,
@@ -33,9 +36,6 @@ from modelpool.actors.http.comfy_values import (
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 #: nodes of a workflow; published ones have some dozen
 MAX_NODES = 1000
@@ -45,6 +45,18 @@ _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.alia
 _MOST_NAMED = 20
 #: families whose CLIP is read one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+#: families whose text encoders are CLIP's only, by the beginning of their title
+_CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
+_DISTILLED = ("Flux dev", "Flux fill", "Flux control")
+#: the shifts of noise levels that models have, by the node that sets them: beginnings of their titles, and the shift
+_SHIFTS: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]] = MappingProxyType(
+    {
+        "ModelSamplingSD3": (("Stable Diffusion 3",), (3.0,)),
+        "ModelSamplingAuraFlow": (("AuraFlow",), (1.73,)),
+        "ModelSamplingFlux": (_DISTILLED, (0.5, 1.15)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +174,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     )
 
 
-def requests_of(output: WorkflowOutput, names: PoolNames, read_image: Callable[[str], Image]) -> list[GenerateRequest]:
+def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage) -> list[GenerateRequest]:
     """Return a request for each image of an output: the images of a batch have seeds that count up. Raises UserError,
     also of `read_image`.
     """
@@ -250,7 +262,10 @@ def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: No
             continue
         link = _link_of(node, given.name)
         if link is not None:
-            yield from _link_errors(graph, node_id, node, given, link)
+            found = list(_link_errors(graph, node_id, node, given, link))
+            yield from found
+            if not found and given.type in WIDGET_TYPES and link[0] in graph.values:
+                yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
             yield _error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
@@ -325,25 +340,24 @@ def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
     return fields if on_text == use.strength else {**fields, "text_strength": on_text}
 
 
-def _fields(latent: SampledLatent, names: PoolNames, read_image: Callable[[str], Image]) -> dict[str, Any]:
+def _fields(latent: SampledLatent, names: PoolNames, read_image: ReadImage) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
-    positive = latent.positive
+    positive, family = latent.positive, names.models.get(latent.model.name, "")
+    levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
     fields: dict[str, Any] = {
         "model": latent.model.name,
-        "prompt": positive.text,
-        "negative": "" if latent.negative.is_zero else latent.negative.text,
+        "prompt": _prompt(positive, family),
+        "negative": "" if latent.negative.is_zero else _prompt(latent.negative, family),
         "loras": tuple(_lora(lora, positive.clip) for lora in latent.model.loras),
-        "steps": latent.steps,
-        "cfg": latent.cfg,
+        **levels,
         "sampler": latent.sampler,
-        "schedule": latent.schedule,
         "seed": latent.seed,
-        "clip_skip": _clip_skip(positive, names.models.get(latent.model.name, "")),
+        "clip_skip": _clip_skip(positive, family),
         "controls": tuple(
             {
                 "model": use.net.name,
                 "mode": use.net.mode or None,
-                "image": read_image(use.image.name),
+                "image": read_steps(use.image, read_image),
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
@@ -351,24 +365,85 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: Callable[[str],
             for use in positive.controls
         ),
     }
-    if isinstance(latent.start, BlankLatent):
-        fields |= {"width": latent.start.width, "height": latent.start.height}
-    elif isinstance(latent.start, EncodedImage):
-        fields |= {"image": read_image(latent.start.image.name), "strength": _strength(latent)}
-        if latent.start.mask is not None:
-            fields["mask"] = _mask(latent.start.mask, read_image)
+    if positive.guidance is not None or not family.startswith(_DISTILLED):
+        fields["cfg"] = latent.cfg
+    if positive.references:
+        fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
+    fields |= _start_fields(latent, read_image)
+    if positive.regions:
+        size = _size(latent.start)
+        fields["regions"] = tuple(_region(region, size, read_image) for region in positive.regions)
+    _check_shift(latent.model, family, fields)
     return fields
+
+
+def _start_fields(latent: SampledLatent, read_image: ReadImage) -> dict[str, Any]:
+    """Return the fields for what a sampler starts from."""
+    start = latent.start
+    if isinstance(start, BlankLatent):
+        return {"width": start.width, "height": start.height}
+    assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
+    image = read_steps(start.image, read_image)
+    if start.mask is not None:
+        mask = read_mask(start.mask, read_image)
+        return {"image": image, "mask": mask, "strength": _strength(latent)}
+    if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
+        return {"width": image.width, "height": image.height}
+    return {"image": image, "strength": _strength(latent)}
+
+
+def _prompt(text: TextValue, family: str) -> str:
+    """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
+    if text.appended and not family.startswith(_CLIP_ONLY):
+        raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
+    return " BREAK ".join((text.text, *text.appended))
+
+
+def _size(start: object) -> tuple[int, int]:
+    if not isinstance(start, BlankLatent):
+        raise NodeUnsupported("texts for parts of the image: expected latents that began empty")
+    return start.width, start.height
+
+
+def _region(region: RegionUse, size: tuple[int, int], read_image: ReadImage) -> dict[str, Any]:
+    """Return a region of a request for an image of `size`. Raises NodeUnsupported."""
+    fields = {"prompt": region.text, "strength": region.strength}
+    if region.mask is not None:
+        return {**fields, "mask": read_mask(region.mask, read_image)}
+    factors = (*size, *size) if region.in_shares else (1, 1, 1, 1)
+    left, top, width, height = (round(side * factor) for side, factor in zip(region.box, factors, strict=True))
+    width, height = min(width, size[0] - left), min(height, size[1] - top)
+    if width < 1 or height < 1:
+        raise NodeUnsupported(f"area: found one outside of the image of {size[0]}x{size[1]}")
+    return {**fields, "box": (left, top, width, height)}
+
+
+def _check_shift(model: ModelValue, family: str, fields: Mapping[str, Any]) -> None:
+    """Raise NodeUnsupported if a node sets other noise levels than the model's own."""
+    sampling = model.sampling
+    if sampling is None:
+        return
+    titles, shift = _SHIFTS[sampling.node_type]
+    if not family.startswith(titles) or sampling.shift != shift:
+        found = ", ".join(f"{value:g}" for value in sampling.shift)
+        expected = f"{', '.join(f'{value:g}' for value in shift)} with {' or '.join(titles)}"
+        raise NodeUnsupported(f"{sampling.node_type}: found the shift {found} with {family}, expected {expected}")
+    size = fields.get("width"), fields.get("height")
+    if sampling.size is not None and None not in size and sampling.size != size:
+        raise NodeUnsupported(
+            f"{sampling.node_type}: found width and height {sampling.size}, expected those of the image, {size}"
+        )
 
 
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"
         raise NodeUnsupported(f"node {latent.node_id}: found another {found} than node {first.node_id}, expected none")
-    return {"scale": start.scale, "strength": _strength(latent), "steps": latent.steps, "via": "latent"}
+    return {"scale": start.scale, "strength": _strength(latent), "steps": latent.steps, "via": start.via}
 
 
 def _strength(latent: SampledLatent) -> float:
@@ -385,16 +460,3 @@ def _clip_skip(text: TextValue, family: str) -> int:
     if skipped < 0:
         raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
     return skipped
-
-
-def _mask(mask: MaskFile, read_image: Callable[[str], Image]) -> Image:
-    """Return a mask that is white where the image is regenerated."""
-    from PIL import ImageFilter, ImageOps
-
-    try:
-        channel = read_image(mask.name).convert("RGBA").getchannel(mask.channel)
-    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
-        raise UserError(f"{mask.name}: the image cannot be read ({error})") from None
-    if (mask.channel == "A") != mask.inverted:
-        channel = ImageOps.invert(channel)
-    return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel

@@ -200,6 +200,10 @@ class ComfyPrompts:
         """Return the workflows of an owner, oldest first."""
         return [each for each in self._prompts.values() if each.submission.owner == owner]
 
+    def find(self, owner: str, prompt_id: str) -> Prompt | None:
+        """Return a workflow of an owner; None if there is none with this id."""
+        return self._prompts.get((owner, prompt_id))
+
     def active(self, owner: str) -> tuple[list[Prompt], list[Prompt]]:
         """Return the workflows that run, and those that wait."""
         active = [each for each in self.of(owner) if not each.submission.over]

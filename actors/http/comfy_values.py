@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,24 @@ class LoraUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSampling:
+    """What a node sets about the noise levels of a model: they are the model's own here, or the workflow is refused.
+
+    size  of the images for which the levels were shifted; None if the shift depends on no size
+    """
+
+    node_type: str
+    shift: tuple[float, ...]
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelValue:
     """A diffusion model of the pool, with LoRAs."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
+    sampling: ModelSampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +56,49 @@ class VaeValue:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageScale:
+    """A change of the size of an image; exactly one of `size`, `factor`, `pixels` and `sizes` is set.
+
+    method  of ComfyUI's nodes
+    size    width and height; one of them is 0 if it follows from the other
+    pixels  about as many as the image has afterwards
+    sizes   of which the one is taken whose shape is most like that of the image
+    crops   whether sides that are too long are cut off, so that nothing is stretched
+    """
+
+    method: str
+    size: tuple[int, int] | None = None
+    factor: float | None = None
+    pixels: float | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    crops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePad:
+    """Space around an image, in pixels, and the pixels over which its mask fades inside the image."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    feathering: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An uploaded image."""
+    """An uploaded image, and what is done with it."""
 
     name: str
+    steps: tuple[ImageScale | ImagePad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MaskFile:
-    """A channel of an uploaded image as a mask: "A" is inverted, since what is transparent is regenerated."""
+    """A channel of an image as a mask: "A" is inverted, since what is transparent is regenerated. "pad" is no channel:
+    the space around the image, which is its last step."""
 
-    name: str
+    image: ImageFile
     channel: str
     inverted: bool = False
     grown: int = 0
@@ -79,14 +124,59 @@ class ControlUse:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionUse:
+    """A text for a part of the image: left, top, width and height in pixels or, `in_shares`, in shares of the image's
+    sides, or a mask."""
+
+    text: str
+    clip: ClipValue
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+    in_shares: bool = True
+    mask: MaskFile | None = None
+    strength: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
-    """An encoded text. `is_zero` stands for conditioning that was set to zero."""
+    """An encoded text.
+
+    appended    texts that are encoded on their own, and follow it
+    is_zero     stands for conditioning that was set to zero
+    regions     texts for parts of the image besides it
+    is_partial  it has regions only, and no text for the whole image
+    references  images that the model reads together with the text
+    """
 
     text: str
     clip: ClipValue
     guidance: float | None = None
     controls: tuple[ControlUse, ...] = ()
     is_zero: bool = False
+    appended: tuple[str, ...] = ()
+    regions: tuple[RegionUse, ...] = ()
+    is_partial: bool = False
+    references: tuple[ImageFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevels:
+    """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
+    (`sigmas`, without the final 0)."""
+
+    schedule: str
+    steps: int
+    run_steps: int
+    sigmas: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuiderValue:
+    """A model with its texts and the scale of the guidance."""
+
+    model: ModelValue
+    positive: TextValue
+    negative: TextValue
+    cfg: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +202,8 @@ class SampledLatent:
 
     steps      length of its schedule, of which the last `run_steps` are run
     node_id    of the sampler, for progress
+    sigmas     noise levels instead of a schedule
+    stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
     """
 
     model: ModelValue
@@ -125,21 +217,25 @@ class SampledLatent:
     schedule: str
     start: LatentValue
     node_id: str
+    sigmas: tuple[float, ...] = ()
+    stopped_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
-    """Sampled latents, scaled up by a factor."""
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images."""
 
     latent: SampledLatent
     scale: float
+    via: Literal["latent", "picture"] = "latent"
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """The images of sampled latents."""
+    """The images of sampled latents, scaled up by a factor."""
 
     latent: SampledLatent
+    scale: float = 1.0
 
 
 LatentValue: TypeAlias = BlankLatent | EncodedImage | SampledLatent | ScaledLatent

@@ -37,7 +37,9 @@ INTERVAL_SECONDS = 1.0
 JOURNAL_SECONDS = 5.0
 #: a pool that takes long to answer is asked less often: for this part of the time, but at least in this interval
 MOST_ASKING, LONGEST_INTERVAL_SECONDS = 0.25, 5.0
-MOST_VIEWERS = 500
+#: viewers of the page, and those of one user of a server with keys
+MOST_VIEWERS, MOST_OF_USER = 500, 50
+_RETRY = {"Retry-After": "30"}
 #: the rate of a submission is that of the latest time, in samples of one interval
 RATE_SAMPLES = 60
 
@@ -65,10 +67,12 @@ class LiveView:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def check_capacity(self) -> None:
-        """Raise HttpProblem (503) if there are MOST_VIEWERS."""
+    def check_capacity(self, owner: str) -> None:
+        """Raise HttpProblem if there are MOST_VIEWERS (503), or MOST_OF_USER of a user with a key (429)."""
         if self._viewers.total() >= MOST_VIEWERS:
-            raise HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", {"Retry-After": "30"})
+            raise HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", _RETRY)
+        if owner and self._viewers[owner] >= MOST_OF_USER:
+            raise HttpProblem(429, f"{MOST_OF_USER} pages of {owner} follow this server already", _RETRY)
 
     async def changes(self, owner: str) -> AsyncIterator[str]:
         """Yield everything that `owner` may see, and then what changes, as JSON (see `LiveBoard.changes`)."""

@@ -23,7 +23,7 @@ from modelpool.actors.http.bodies import as_object, json_body
 from modelpool.actors.http.caller_images import check_url
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Services, caller_of, output_of
+from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
@@ -199,10 +199,10 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
-    async def output(request: Request, submission_id: str, index: int) -> Response:
-        end = output_of(await _found(services, request, submission_id), index)
-        assert end.path is not None, "a job with an output"
-        return file_response(end.path)
+    async def output(
+        request: Request, submission_id: str, index: int, file: str = Query("", max_length=300)
+    ) -> Response:
+        return file_response(await services.output_path(submission_id, index, caller_of(request).owner, file))
 
     @router.get("/files/{name:path}", include_in_schema=False)
     async def signed(name: str, until: int, signature: str) -> Response:

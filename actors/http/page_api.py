@@ -26,7 +26,7 @@ from modelpool.actors.http.live_entries import end_entry
 from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.native_api import INTERFACE, submission_json
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Services, caller_of, output_of
+from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission
 from modelpool.actors.http.thumbnails import MEDIA_TYPE, Thumbnails
 from modelpool.actors.request.requests import GenerateRequest
@@ -133,9 +133,10 @@ def page_router(services: Services, live: LiveView) -> Any:
 
     @router.get("/api/live", summary="Follow the pool and the latest jobs: server-sent events")
     async def follow(request: Request) -> Response:
-        live.check_capacity()
+        owner = caller_of(request).owner
+        live.check_capacity(owner)
         return StreamingResponse(
-            with_pings(_events(live, caller_of(request).owner)),
+            with_pings(_events(live, owner)),
             media_type=EVENT_STREAM,
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -169,11 +170,11 @@ def page_router(services: Services, live: LiveView) -> Any:
         return await found_ends(services.submissions.of(owner), wanted, before, limit)
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}/thumbnail", summary="Show an output image in a small size")
-    async def thumbnail(request: Request, submission_id: str, index: int) -> Response:
-        submission = await services.submissions.find(submission_id, caller_of(request).owner)
-        end = output_of(submission, index)
-        assert end.path is not None, "a job with an output"
-        return Response(await thumbnails.of(end.path), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
+    async def thumbnail(
+        request: Request, submission_id: str, index: int, file: str = Query("", max_length=300)
+    ) -> Response:
+        path = await services.output_path(submission_id, index, caller_of(request).owner, file)
+        return Response(await thumbnails.of(path), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
 
     @router.get("/api/jobs/{submission_id}/requests/{index}", summary="Show the main fields of a request")
     async def job_request(request: Request, submission_id: str, index: int) -> dict[str, Any]:

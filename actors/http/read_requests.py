@@ -133,7 +133,8 @@ def _of_recipe(text: str, place: Path) -> ReadFields:
 def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     from modelpool.actors.http.comfy_export import api_format
     from modelpool.actors.http.comfy_graph import PoolNames, outputs_of, requests_of
-    from modelpool.actors.http.comfy_nodes import LORAS, MODELS, NODE_TYPES, file_stem
+    from modelpool.actors.http.comfy_node_types import LORAS, MODELS, file_stem
+    from modelpool.actors.http.comfy_nodes import NODE_TYPES
 
     try:
         graph = api_format(parse_json(text.encode("utf-8", "surrogatepass")))

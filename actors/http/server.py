@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
 #: time for open calls when the server ends; streams never end by themselves
 SHUTDOWN_SECONDS = 5
+#: a connection without a call is closed after this time. Clients and proxies that keep connections for a minute, as
+#: most do, then never send a call to one that is being closed
+KEEP_ALIVE_SECONDS = 75
+#: how long a thread that encodes an image keeps Python's interpreter while the event loop waits for it. Python's own
+#: 5 ms are waited for several times in one call
+SWITCH_SECONDS = 0.001
 
 
 def check_packages() -> None:
@@ -47,7 +55,9 @@ def listen(settings: ServeSection) -> socket.socket:
 def serve(
     pool: HttpPool, settings: ServeSection, folder: Path, listening: socket.socket, on_ready: Callable[[str], None]
 ) -> None:
-    """Answer calls until Ctrl-C or SIGTERM; then end open calls. `on_ready` gets the address."""
+    """Answer calls until Ctrl-C or SIGTERM; then end open calls. `on_ready` gets the address. Changes when the threads
+    of this process switch, and what its garbage collector looks at.
+    """
     import uvicorn
 
     from modelpool.actors.http.application import application
@@ -60,7 +70,13 @@ def serve(
         ws="websockets-sansio",
         ws_max_size=1 << 16,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
+    config.load()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    # a collection of everything that is imported would stop the event loop for 80 ms
+    gc.collect()
+    gc.freeze()
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     uvicorn.Server(config).run(sockets=[listening])

@@ -18,7 +18,7 @@ from modelpool.actors.http.caller_names import check_names, may_name_paths
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
@@ -72,6 +72,8 @@ class Services:
         self.has_siblings = has_siblings
         self._secret = secret
         self._listings: Listings | None = None
+        #: reads the lists, once for all callers
+        self._listing: asyncio.Task[Listings] | None = None
         self._keeps_jobs: bool | None = None
         #: jobs of each owner that are being submitted
         self._arriving: dict[str, int] = {}
@@ -101,7 +103,8 @@ class Services:
         try:
             built = await asyncio.to_thread(build)
             names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
-            requests = [_for_caller(request, caller, names) for request in built]
+            highest = self.settings.priority_of(caller.user)
+            requests = [_for_caller(request, caller, names, highest) for request in built]
             assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
@@ -127,14 +130,29 @@ class Services:
             await asyncio.gather(ended, gone, return_exceptions=True)
 
     async def listings(self) -> Listings:
-        """Return the usable models and LoRAs. Raises PoolLost."""
-        now = time.monotonic()
-        if self._listings is None or now - self._listings.at > LISTING_SECONDS:
+        """Return the usable models and LoRAs. While callers ask, they are read again in the background; a caller waits
+        for them only if they are older than LISTING_SECONDS. Raises PoolLost.
+        """
+        now, known = time.monotonic(), self._listings
+        age_seconds = now - known.at if known is not None else LISTING_SECONDS
+        if age_seconds >= LISTING_SECONDS / 2 and self._listing is None:
+            self._listing = asyncio.create_task(self._read_listings(now))
+            self._listing.add_done_callback(_note_seen)
+        if known is not None and age_seconds < LISTING_SECONDS:
+            return known
+        assert self._listing is not None, "it was started"
+        # a client that goes must not cancel what others wait for
+        return await asyncio.shield(self._listing)
+
+    async def _read_listings(self, now: float) -> Listings:
+        try:
             models = await asyncio.to_thread(self.pool.models)
             loras = await asyncio.to_thread(self.pool.loras)
             usable = tuple(sorted((each for each in models if not each.problem), key=lambda each: each.name))
             self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
-        return self._listings
+            return self._listings
+        finally:
+            self._listing = None
 
     async def listed_names(self) -> frozenset[str]:
         """Return the names of the models and LoRAs that the pool lists. Raises PoolLost."""
@@ -160,6 +178,23 @@ class Services:
             except PoolLost:
                 return False
         return self._keeps_jobs
+
+    async def output_path(self, submission_id: str, index: int, owner: str, file: str = "") -> Path:
+        """Return the output of a job. `file` is its name as another server has reported it, for a submission that only
+        that one follows; it is in the folder of the owner, which all of them have. Raises HttpProblem.
+        """
+        try:
+            submission = await self.submissions.find(submission_id, owner)
+        except HttpProblem:
+            if not self.has_siblings or not file or Path(file).name != file:
+                raise
+            path = owner_folder(self.folder, owner) / file
+            if not path.is_file():
+                raise
+            return path
+        end = output_of(submission, index)
+        assert end.path is not None, "a job with an output"
+        return end.path
 
     def signed_path(self, end: JobEnd) -> str:
         """Return a path of an output in `folder` that needs no key, for an hour. Servers with the same folder and
@@ -211,16 +246,31 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     return end
 
 
-def _for_caller(request: GenerateRequest, caller: Caller, listed: Set[str]) -> GenerateRequest:
-    """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
-    names that may be paths and are not `listed`.
+def _for_caller(
+    request: GenerateRequest, caller: Caller, listed: Set[str], highest_priority: int | None
+) -> GenerateRequest:
+    """Return `request` with the caller's user and, if it is configured, the caller's priority. Raises HttpProblem (403)
+    if it is for another user or has a higher priority, and UnusableField for names that may be paths and are not
+    `listed`.
     """
     check_names(request, listed)
     if caller.user is None:
         return request
     if request.user not in (None, caller.user):
         raise HttpProblem(403, f"user: found {request.user!r}, expected {caller.user!r}, the user of the API key")
-    return request.model_copy(update={"user": caller.user})
+    update: dict[str, Any] = {"user": caller.user}
+    if highest_priority is not None:
+        if "priority" not in request.model_fields_set:
+            update["priority"] = highest_priority
+        elif request.priority > highest_priority:
+            raise HttpProblem(403, f"priority: found {request.priority}, expected up to {highest_priority}")
+    return request.model_copy(update=update)
+
+
+def _note_seen(reading: asyncio.Task[Listings]) -> None:
+    """Note that the error of a reading for which no caller waits was seen: the next caller gets its own."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 async def _disconnected(request: Request) -> Any:

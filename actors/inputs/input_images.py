@@ -17,10 +17,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.input_ids import input_faces_id, input_image_id
 from modelpool.actors.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.inputs.input_videos import InputVideos
 from modelpool.actors.request.control_fields import Control
+from modelpool.actors.request.face_fields import Faces, InputFaces
 from modelpool.actors.request.image_fields import (
     ImageSource,
     InputImage,
@@ -30,11 +31,12 @@ from modelpool.actors.request.image_fields import (
     pixels_digest,
     plain_pixels,
 )
+from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.stage_params import ImagePixels, Mask, PixelArray, Result
+from modelpool.pool.core.stage_params import ImageEmbeds, ImagePixels, Mask, PixelArray, Result
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.specs.spec import TaskId
 
@@ -65,6 +67,7 @@ class InputImages:
         """`put` stores an image where workers find it."""
         self._put = put
         self._brought: LruCache[Hashable, tuple[Brought, ...]] = LruCache(REMEMBERED)
+        self._faces: LruCache[str, ResultRef] = LruCache(REMEMBERED)
         #: an image and a mask only: entries are large
         self._read: LruCache[Hashable, _Read] = LruCache(2)
         self._videos = InputVideos(put)
@@ -85,6 +88,8 @@ class InputImages:
                 refs[input_image_id(mask, is_mask=True)] = mask_ref
         if request.controls:
             changed["controls"] = tuple(self._bring_control(request, control, refs) for control in request.controls)
+        if request.image_prompts:
+            changed["image_prompts"] = tuple(self._bring_image_prompt(each, refs) for each in request.image_prompts)
         if request.last_image is not None:
             changed["last_image"] = self._bring_whole("last_image", request.last_image, refs)
         changed |= self._videos.bring(request, refs)
@@ -126,6 +131,22 @@ class InputImages:
         if control.image is not None:
             stored["image"] = self._bring_whole("controls.image", control.image, refs)
         return control.model_copy(update=stored)
+
+    def _bring_image_prompt(self, prompt: ImagePrompt, refs: dict[TaskId, ResultRef]) -> ImagePrompt:
+        """Return `prompt` with its images, at their original size, and faces stored; the references are added to
+        `refs`."""
+        stored: dict[str, Any] = {}
+        if prompt.images:
+            images = tuple(self._bring_whole("image_prompts.image", image, refs) for image in prompt.images)
+            stored["image"] = images if len(images) > 1 else images[0]
+        faces = prompt.faces
+        if isinstance(faces, Faces):
+            rows, count, width = faces.rows, *faces.rows.shape
+            inputs = InputFaces(faces.sha256, count, width, faces.file)
+            ref = self._faces.get(faces.sha256, lambda: self._put(ImageEmbeds(rows)))
+            refs[input_faces_id(inputs)] = ref
+            stored["faces"] = inputs
+        return prompt.model_copy(update=stored)
 
     def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
         """Return the image in the field `name`, stored at its original size; a new reference is added to `refs`."""

@@ -33,6 +33,9 @@ class TracedRun:
     """One start of a task. Times are on the clock of the events.
 
     ready_at  since when the task could start
+    sent_at   when it was sent; of one that waited at a busy worker, when the run before it ended
+    ended_at  when its end was reported; of one that was reported with those that followed it, the length of the run
+              after its begin
     end       "succeeded", or the kind of its error; "running" if the job did not wait for its end
     """
 
@@ -136,12 +139,17 @@ class JobTraces:
             command, ready_at = queue.pop(next(iter(queue)))
             if not queue:
                 del self._queued[worker_id]
-            self._begin(command, command.task_id, command.attempt, ready_at, at)
+            self._begin(command, command.task_id, command.attempt, ready_at, max(at, ready_at))
 
     def _task_revoked(self, event: TaskRevoked) -> None:
         queue = self._queued.get(event.worker_id, {})
         if event.task_id in queue:
-            del queue[event.task_id]
+            names = list(queue)
+            after = names[names.index(event.task_id) + 1 :]
+            revoked, _ = queue.pop(event.task_id)
+            if after and not revoked.joins:  # the next one is the first of that call now
+                command, ready_at = queue[after[0]]
+                queue[after[0]] = replace(command, joins=False), ready_at
             if not queue:
                 del self._queued[event.worker_id]
             return
@@ -151,15 +159,34 @@ class JobTraces:
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
-        error = report.error
-        if report.task_id in self._queued.get(report.worker_id, ()):
-            self._begin_queued(report.worker_id, event.at)  # it ended before the core knew of its begin
+        error, worker_id = report.error, report.worker_id
+        cost = report.cost
+        seconds = cost.fetch_seconds + cost.load_seconds + cost.run_seconds
+        if report.task_id in self._queued.get(worker_id, ()):
+            self._begin_queued(worker_id, event.at - seconds)  # it ended before the core knew of its begin
+        ended_at = event.at
+        if self._is_followed_in_call(worker_id):  # it was reported with those that followed it
+            begun_at = self._begun_at(report.task_id, worker_id)
+            ended_at = event.at if begun_at is None else min(event.at, begun_at + seconds)
         if error is None:
-            self._end(report.task_id, report.worker_id, event.at, "succeeded", "", report.cost)
+            self._end(report.task_id, worker_id, ended_at, "succeeded", "", cost)
         else:
-            self._end(report.task_id, report.worker_id, event.at, error.kind.value, error.message, report.cost)
-        if report.worker_id not in self._running:
-            self._begin_queued(report.worker_id, event.at)
+            self._end(report.task_id, worker_id, ended_at, error.kind.value, error.message, cost)
+        if worker_id not in self._running:
+            self._begin_queued(worker_id, ended_at)
+
+    def _is_followed_in_call(self, worker_id: WorkerId) -> bool:
+        """Whether the run of a worker was sent in one call with the one that follows it."""
+        following = next(iter(self._queued.get(worker_id, {}).values()), None)
+        return following is not None and following[0].joins
+
+    def _begun_at(self, task_id: TaskId, worker_id: WorkerId) -> float | None:
+        """When the run of the task on this worker began; None if it has none."""
+        task = self._tasks.get(task_id)
+        for run in () if task is None else task.runs:
+            if run.worker_id == worker_id and run.ended_at is None:
+                return run.sent_at
+        return None
 
     def _worker_lost(self, worker_id: WorkerId, at: float, reason: str) -> None:
         self._queued.pop(worker_id, None)

@@ -72,6 +72,10 @@ def origin_of(recipe: Recipe, tasks: Any) -> OutputOrigin:
         weights["decoder"] = recipe.decoder.sha256
     for control in recipe.pictures.controls if recipe.pictures is not None else ():
         weights[f"ControlNet {control.name}"] = control.sha256
+    for prompt in recipe.pictures.image_prompts if recipe.pictures is not None else ():
+        weights[f"image prompt adapter {prompt.name}"] = prompt.sha256
+        if prompt.encoder_sha256:
+            weights[f"vision encoder {prompt.encoder}"] = prompt.encoder_sha256
     return OutputOrigin(frozenset(name for name in devices if name), dict(recipe.versions), weights)
 
 

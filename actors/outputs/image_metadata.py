@@ -70,14 +70,19 @@ def texts_of_image(path: Path) -> dict[str, str]:
             if image.format not in _READ_FORMATS:
                 raise UserError(f"{path}: found a {image.format} file, expected {', '.join(_READ_FORMATS)}")
             image.load()  # texts of a PNG may be located after the pixels
-            texts = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
-            return texts if image.format == "PNG" else _texts_of_exif_and_xmp(image)
+            return texts_in(image)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UserError:
         raise
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise UserError(f"{path}: cannot be read as an image ({error})") from error
+
+
+def texts_in(image: Image.Image) -> dict[str, str]:
+    """Return the texts in a loaded image, as `texts_of_image` does."""
+    texts = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
+    return texts if image.format == "PNG" else _texts_of_exif_and_xmp(image)
 
 
 def _texts_of_exif_and_xmp(image: Image.Image) -> dict[str, str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 MOST_DAMAGED_LINES = 20
 _SLUG_CHARACTERS = 60
 THUMBNAIL_FOLDER = "thumbnails/"
-
-
-@runtime_checkable
-class _HasWords(Protocol):
-    """A value that describes itself in a sentence."""
-
-    @property
-    def words(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,5 +223,5 @@ def _plain_item(item: Any) -> Any:
     if isinstance(item, Enum):
         return item.value
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return item.words if isinstance(item, _HasWords) else dataclasses.asdict(item)
+        return item.words if hasattr(item, "words") else dataclasses.asdict(item)
     return item

@@ -11,6 +11,7 @@ from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,
+    RecipeImagePrompt,
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
@@ -76,8 +77,15 @@ def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:
         RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
         for region in fields.get("regions", ())
     )
+    prompts = tuple(_image_prompt_from_json(prompt) for prompt in fields.get("image_prompts", ()))
     more = {name: tuple(fields.get(name, ())) for name in ("more_references", "more_reference_files")}
-    return RecipeImages(**{**fields, "controls": controls, "regions": regions, **more})
+    return RecipeImages(**{**fields, "controls": controls, "image_prompts": prompts, "regions": regions, **more})
+
+
+def _image_prompt_from_json(fields: Mapping[str, Any]) -> RecipeImagePrompt:
+    lists = {name: tuple(fields.get(name, ())) for name in ("image_sha256", "image_files")}
+    blocks = tuple((name, factor) for name, factor in fields.get("blocks", ()))
+    return RecipeImagePrompt(**{**fields, **lists, "blocks": blocks})
 
 
 def _check_types(fields: Mapping[str, Any]) -> None:

@@ -117,6 +117,7 @@ class ReportFigures:
     by_worker   totals by worker and its device
     damaged     files that are missing or damaged, with the reason
     unreadable  entries whose tasks cannot be read
+    failed      jobs of the submission that failed, with the reason
     """
 
     groups: Mapping[str, Sequence[ReportOutput]]
@@ -126,6 +127,7 @@ class ReportFigures:
     damaged: tuple[tuple[str, str], ...] = ()
     unreadable: int = 0
     record: PoolRecord | None = None
+    failed: tuple[tuple[str, str], ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -148,8 +150,9 @@ def report_figures(
     entries: Iterable[ManifestEntry],
     damaged: Iterable[tuple[str, str]] = (),
     record: PoolRecord | None = None,
+    failed: Iterable[tuple[str, str]] = (),
 ) -> ReportFigures:
-    """Return the figures of the outputs that `entries` list."""
+    """Return the figures of the outputs that `entries` list, and of the jobs of their submission that `failed`."""
     groups: dict[str, list[ReportOutput]] = {}
     sums, unreadable = _Sums(), 0
     for entry in sorted(entries, key=lambda entry: (entry.run, entry.index)):
@@ -172,8 +175,9 @@ def report_figures(
             sums.by_stage.setdefault((name, task.stage), RunTotals()).add(task)
             sums.by_worker.setdefault((task.worker, task.device), RunTotals()).add(task)
     ordered = dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
+    by_worker = dict(sorted(sums.by_worker.items()))
     return ReportFigures(
-        ordered, sums.totals, sums.by_stage, dict(sorted(sums.by_worker.items())), tuple(damaged), unreadable, record
+        ordered, sums.totals, sums.by_stage, by_worker, tuple(damaged), unreadable, record, tuple(failed)
     )
 
 

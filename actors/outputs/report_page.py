@@ -203,7 +203,7 @@ def _problems(figures: ReportFigures) -> Iterator[str]:
     lost = [(f"{output.file}, {task.stage}", reason) for output, task in tasks for reason in task.lost]
     memory = [(f"{output.file}, {task.stage}", ", ".join(task.rungs)) for output, task in tasks if task.rungs]
     warnings = [(output.file, warning) for output in outputs for warning in output.recipe.warnings]
-    failed = () if figures.record is None else figures.record.failed
+    failed = [*figures.failed, *(() if figures.record is None else figures.record.failed)]
     yield "<h2>Failures</h2>"
     if not (failed or figures.damaged or lost or memory or warnings or figures.unreadable):
         yield "<p>None in the manifest.</p>"

@@ -39,11 +39,11 @@ from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
-from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
+from modelpool.actors.ray.ray_losses import LossExaminer, open_trace
 from modelpool.actors.ray.ray_metrics import RayMetrics
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
-from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path
+from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path, trace_folder
 from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk

@@ -14,7 +14,6 @@ import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import ray
@@ -23,7 +22,7 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayEr
 from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of, loss_of_silent
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, raylet_answers
-from modelpool.actors.ray.state_folder import state_folder
+from modelpool.actors.ray.state_folder import trace_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
 from modelpool.actors.worker.worker_process import ProcessState, WorkerProcess, kill_process, process_state
 from modelpool.pool.core.errors import UserError
@@ -52,11 +51,6 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _THREADS = 4
 #: nodes that are known to be prepared
 _NODES_REMEMBERED = 4096
-
-
-def trace_folder() -> Path:
-    """Return the folder of this machine with the traces of workers. Raises OutputFailed."""
-    return state_folder() / "traces"
 
 
 def open_trace(name: str) -> CrashTrace | None:

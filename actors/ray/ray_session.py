@@ -43,8 +43,8 @@ from modelpool.actors.ray.code_folder import (
     with_user_modules,
 )
 from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
-from modelpool.actors.ray.state_folder import state_folder
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def _start(namespace: str, local_workers: int, prestart: bool) -> RaySession:
     """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
     to start, which a busy machine can exceed."""
     remove_abandoned(SHORT_FOLDERS)
-    _prepare_environment(with_token=True)
+    _prepare_environment(machine_folder())
     try:
         folder = _start_once(namespace, local_workers, prestart)
     except Exception as failed:
@@ -214,22 +214,28 @@ def _start(namespace: str, local_workers: int, prestart: bool) -> RaySession:
 
 def write_note(address: str) -> Path:
     """Note that this process has started the Ray at `address`. Returns the file."""
-    path = _note_of(address)
+    path = _note_of(address, machine_folder())
     path.write_text(json.dumps({"pid": os.getpid(), "started_at": psutil.Process().create_time()}))
     return path
 
 
 def is_ours(address: str) -> bool:
     """Whether the Ray at `address` was started by a process like this one that still runs: it has our token."""
-    try:
-        note = json.loads(_note_of(address).read_text())
-        return bool(abs(psutil.Process(note["pid"]).create_time() - note["started_at"]) < _SAME_START_SECONDS)
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-        return False
+    return _token_folder(address) is not None
 
 
-def _note_of(address: str) -> Path:
-    return state_folder() / f"ray-at-{address.rpartition(':')[2]}.json"
+def _token_folder(address: str) -> Path | None:
+    """Return the folder with the token of the Ray at `address`; None if no process like this one has started it."""
+    for folder in (machine_folder(), *former_machine_folders()):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+            note = json.loads(_note_of(address, folder).read_text())
+            if abs(psutil.Process(note["pid"]).create_time() - note["started_at"]) < _SAME_START_SECONDS:
+                return folder
+    return None
+
+
+def _note_of(address: str, folder: Path) -> Path:
+    return folder / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
 def _start_once(namespace: str, local_workers: int, prestart: bool) -> SessionFolder:
@@ -254,7 +260,7 @@ def _start_once(namespace: str, local_workers: int, prestart: bool) -> SessionFo
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     if is_loopback(address):
-        _prepare_environment(with_token=is_ours(address))
+        _prepare_environment(_token_folder(address))
     if address == AUTO:
         _prove_someone_listens(_found_by_ray())
     elif ":" in address:
@@ -393,23 +399,23 @@ def _log_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         logger.debug("%s: %s", data.get("pid"), line)
 
 
-def _prepare_environment(with_token: bool) -> None:
+def _prepare_environment(token_folder: Path | None) -> None:
     """Set what Ray must find before it is imported, or as soon after as possible, to stay on loopback, behind our
-    token if that is wanted and the user has set none.
+    token in `token_folder`, unless that is None or the user has set one.
     """
     os.environ[LOOPBACK_VARIABLE] = "0"
-    if with_token and not any(name in os.environ for name in TOKEN_VARIABLES):
+    if token_folder is not None and not any(name in os.environ for name in TOKEN_VARIABLES):
         os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file(token_folder))
     if "ray" in sys.modules:  # it has already read the environment; these are the two places that keep it
         private: Any = sys.modules["ray"]
         private._private.ray_constants.ENABLE_RAY_CLUSTER = False
         private._raylet.Config.initialize("")
 
 
-def _token_file() -> Path:
+def _token_file(folder: Path) -> Path:
     """Return our token, created if missing. Two processes that create it at once agree on one."""
-    path = state_folder() / TOKEN_NAME
+    path = folder / TOKEN_NAME
     if not path.exists():
         draft = path.with_name(f"{TOKEN_NAME}.{os.getpid()}")
         draft.touch(mode=0o600)

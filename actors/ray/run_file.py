@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from modelpool.actors.ray.state_folder import state_folder
+from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
+
+logger = logging.getLogger(__name__)
 
 #: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02
@@ -27,6 +30,7 @@ class RunningPool:
     started_at  of the process, seconds since the epoch
     log         output of the process and its workers
     drain_seconds  time that running tasks get when the pool is asked to end
+    status_socket  path of a socket that answers with the status of the pool; "" if there is none
     """
 
     name: str
@@ -36,6 +40,7 @@ class RunningPool:
     started_at: float
     log: str
     drain_seconds: float = 0.0
+    status_socket: str = ""
 
 
 def write_run_file(pool: RunningPool) -> None:
@@ -54,9 +59,20 @@ def remove_run_file(pool: RunningPool) -> None:
 
 def running_pool(name: str | None = None) -> RunningPool | None:
     """Return the pool called `name`, or without a name the one that was started last. None if none runs."""
-    paths = [_path(name)] if name is not None else state_folder().glob(f"*{_SUFFIX}")
-    running = [pool for path in paths if (pool := _read(path)) is not None and is_running(pool)]
+    running = _running_in(machine_folder(), name)
+    if not running:  # started by an earlier version
+        for folder in former_machine_folders():
+            running += (former := _running_in(folder, name))
+            for pool in former:
+                logger.warning(
+                    "the pool %r was started by an earlier version; its run file is in %s", pool.name, folder
+                )
     return max(running, key=lambda pool: pool.started_at, default=None)
+
+
+def _running_in(folder: Path, name: str | None) -> list[RunningPool]:
+    paths = [folder / f"{name}{_SUFFIX}"] if name is not None else folder.glob(f"*{_SUFFIX}")
+    return [pool for path in paths if (pool := _read(path)) is not None and is_running(pool)]
 
 
 def is_running(pool: RunningPool) -> bool:
@@ -78,7 +94,7 @@ _SUFFIX = ".pool.json"
 
 
 def _path(name: str) -> Path:
-    return state_folder() / f"{name}{_SUFFIX}"
+    return machine_folder() / f"{name}{_SUFFIX}"
 
 
 def _read(path: Path) -> RunningPool | None:

@@ -1,55 +1,42 @@
-"""Locates the folder that modelpool's processes share: run files, logs, the token of local Ray clusters."""
+"""Locates the files of a pool in the folder of this user's state, unless they are configured elsewhere."""
 
 from __future__ import annotations
 
-import os
+import logging
 import tempfile
 from pathlib import Path
 
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.user_folders import machine_folder, state_folder
 
-
-def state_folder() -> Path:
-    """Return the folder, created for this user only if missing. Raises OutputFailed if none can be created."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    places = [Path(runtime) / "modelpool"] if runtime else []
-    places.append(Path.home() / ".local" / "state" / "modelpool")
-    places.append(Path(tempfile.gettempdir()) / f"modelpool-{os.getuid()}")
-    for folder in places:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
-            return folder
-    raise OutputFailed(f"no writable folder for modelpool's state; tried {', '.join(map(str, places))}")
+logger = logging.getLogger(__name__)
 
 
 def journal_path(configured: Path | None, pool_name: str) -> Path:
-    """Return the file of a pool's journal on this machine: as configured, or in the folder of this user's state, which
-    survives a restart of the machine (unlike `state_folder`).
+    """Return the file of a pool's journal on this machine: as configured, or in the folder of this user's state.
+
+    A journal that an earlier version has written where no home can be written continues there, and a warning says so.
     """
     if configured is not None:
         return configured.expanduser()
-    return _lasting_folder() / f"{pool_name}.journal.sqlite"
+    path = state_folder() / f"{pool_name}.journal.sqlite"
+    former = path.parent / "state" / path.name
+    if path.is_relative_to(tempfile.gettempdir()) and former.exists() and not path.exists():
+        logger.warning("%s is used, where an earlier version wrote it; new journals are in %s", former, path.parent)
+        return former
+    return path
 
 
 def pool_log_path(configured: Path | None, pool_name: str) -> Path:
-    """Return the file of a pool's log on this machine: as configured, or in `state_folder`. Raises OutputFailed."""
-    return state_folder() / f"{pool_name}.log" if configured is None else configured.expanduser()
+    """Return the file of a pool's log on this machine: as configured, or in `machine_folder`. Raises OutputFailed."""
+    return machine_folder() / f"{pool_name}.log" if configured is None else configured.expanduser()
 
 
 def own_checkpoints() -> Path:
     """Return the folder for checkpoints of sampling runs on this machine, which survives its restart. It may not exist
     yet."""
-    return _lasting_folder() / "checkpoints"
+    return state_folder() / "checkpoints"
 
 
-def _lasting_folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME")
-    if state:
-        return Path(state) / "modelpool"
-    try:
-        return Path.home() / ".local" / "state" / "modelpool"
-    except RuntimeError:  # a user without an entry and without HOME, as in some containers
-        return Path(tempfile.gettempdir()) / f"modelpool-{os.getuid()}" / "state"
+def trace_folder() -> Path:
+    """Return the folder of this machine with the traces of workers. Raises OutputFailed."""
+    return machine_folder() / "traces"

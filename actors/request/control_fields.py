@@ -49,7 +49,7 @@ class Control(Strict):
         if not isinstance(value, str):
             return value
         name, equals, rest = value.partition("=")
-        image, numbers = _without_numbers(rest if equals else name, 3)
+        image, numbers = split_numbers(rest if equals else name, 3)
         name, mode = _without_mode(name if equals else image)
         source = {"image": image} if equals else {}
         return {"model": name, **mode, **source, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
@@ -96,7 +96,7 @@ def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
     return model, {"mode": int(mode) if mode.isdecimal() and len(mode) <= _MODE_DIGITS else mode}
 
 
-def _without_numbers(text: str, most: int) -> tuple[str, list[float]]:
+def split_numbers(text: str, most: int) -> tuple[str, list[float]]:
     """Split `text` into its head and up to `most` numbers at its end, each after a colon."""
     numbers: list[float] = []
     while len(numbers) < most:

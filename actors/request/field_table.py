@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
+from modelpool.actors.request.option_words import option_words
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import (
     AUDIO_FORMATS,
@@ -255,6 +256,20 @@ _ROWS = (
         ),
     ),
     RequestField(
+        "options",
+        "Extensions of the guidance, changes inside the model, and caches over the steps, by name: "
+        '`{"freeu": True, "pag": {"scale": 3}}`, or `{"pag.scale": 3}`. A number sets the first setting of most. See '
+        "[Options](options.md) for all of them, with the families that have them.",
+        requires="the named options",
+        option=Option(
+            "--option",
+            "NAME=VALUE",
+            "Option of the run, as freeu=on, pag=3 or pag.scale=3; repeatable.",
+            kind="texts",
+            sets=option_words,
+        ),
+    ),
+    RequestField(
         "seed",
         "Seed of the noise; drawn at submission if it is not set.",
         check=Whole(0, 2**64 - 1, expected="a whole number from 0 to 2**64 - 1"),
@@ -322,6 +337,21 @@ _ROWS = (
             INPUTS,
             "texts",
             lambda words: {"controls": tuple(words)},
+        ),
+    ),
+    RequestField(
+        "image_prompts",
+        "Images that IP-Adapters and Redux read as prompts, with their strengths and parts of the schedule.",
+        (),
+        requires="an adapter for the model's architecture, and its vision encoder",
+        option=Option(
+            "--image-prompt",
+            "NAME=FILE:X",
+            "IP-Adapter or Redux, the image that it reads, strength, and start and end as shares of the steps; "
+            "repeatable.",
+            INPUTS,
+            "texts",
+            lambda words: {"image_prompts": tuple(words)},
         ),
     ),
     RequestField(
@@ -566,6 +596,6 @@ _ROWS = (
 #: all fields of a request by name, in the order of help and documentation
 REQUEST_FIELDS: Mapping[str, RequestField] = MappingProxyType({row.name: row for row in _ROWS})
 #: fields that only some models support: a request may have them under `options`, too
-OPTION_FIELDS = tuple(row.name for row in _ROWS if row.requires and row.since > 1)
+OPTION_FIELDS = tuple(row.name for row in _ROWS if row.requires and row.since > 1 and row.name != "options")
 #: fields that were added after the first version
 LATER_FIELDS = tuple(row.name for row in _ROWS if row.since > 1)

@@ -27,6 +27,9 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "adapters": "loras",
         "cross_attention_kwargs": "loras",
         "control_image": "controls",
+        "ip_adapter_image": "image_prompts",
+        "ip_adapter_scale": "image_prompts",
+        "adapter_conditioning_scale": "controls",
         "output_type": "format",
         # A1111
         "cfg_scale": "cfg",

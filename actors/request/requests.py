@@ -29,15 +29,18 @@ from modelpool.actors.request.image_fields import (
     checked_strength,
     skipped_steps,
 )
+from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
 from modelpool.actors.request.lora_fields import parse_loras
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
+from modelpool.actors.request.run_option_fields import is_run_option, parse_run_options
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
+from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
 
 #: names of diffusers that a request accepts for its own
@@ -61,7 +64,7 @@ def _field(name: str) -> Any:
 
 class GenerateRequest(Strict):
     """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md. Those that
-    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`. Four fields may
+    only some models support may be in the mapping `options` instead, as in `options={"motion": 127}`. Four fields may
     have their names of diffusers: negative_prompt, guidance_scale, num_inference_steps and num_images_per_prompt.
 
     Raises UserError (a ValueError) naming the field, the value found and the value expected.
@@ -98,6 +101,7 @@ class GenerateRequest(Strict):
     hires: Hires | None = _field("hires")
     upscale: Upscale | None = _field("upscale")
     controls: tuple[Control, ...] = _field("controls")
+    image_prompts: tuple[ImagePrompt, ...] = _field("image_prompts")
     regions: tuple[Region, ...] = _field("regions")
     frames: int | None = _field("frames")
     frame_rate: float | None = _field("frame_rate")
@@ -120,6 +124,7 @@ class GenerateRequest(Strict):
     noise_level: int | None = _field("noise_level")
     decoder: Decoder | None = _field("decoder")
     low_noise: LowNoiseRun | None = _field("low_noise")
+    options: RunOptions | None = _field("options")
 
     @model_validator(mode="before")
     @classmethod
@@ -138,18 +143,20 @@ class GenerateRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _with_options(cls, fields: Any) -> Any:
-        """Accept fields that only some models support under `options`, too."""
-        if not isinstance(fields, Mapping) or "options" not in fields:
+        """Accept fields that only some models support under `options`, too; what is left there are options of a run."""
+        if not isinstance(fields, Mapping) or isinstance(fields.get("options"), RunOptions | None):
             return fields
         flat, options = {name: value for name, value in fields.items() if name != "options"}, fields["options"]
         if not isinstance(options, Mapping):
             raise unusable_field("options", options, 'fields by name, such as {"motion": 127}')
-        for name in options:
+        own = {name: value for name, value in options.items() if is_run_option(name)}
+        for name in options.keys() - own.keys():
             if name not in OPTION_FIELDS:
-                raise unknown_name("option", str(name), OPTION_FIELDS)
+                raise unknown_name("option", str(name), (*OPTION_FIELDS, *RUN_OPTIONS))
             if name in flat:
                 raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
-        return {**flat, **options}
+        others = {name: value for name, value in options.items() if name not in own}
+        return {**flat, **others, **({"options": own} if own else {})}
 
     @model_validator(mode="before")
     @classmethod
@@ -173,6 +180,16 @@ class GenerateRequest(Strict):
     @classmethod
     def _loras(cls, value: Any) -> Any:
         return parse_loras(value)
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _run_options(cls, value: Any) -> RunOptions | None:
+        return parse_run_options(value)
+
+    @property
+    def run_options(self) -> RunOptions:
+        """The options of its sampling runs."""
+        return self.options or NO_OPTIONS
 
     @field_validator("user")
     @classmethod
@@ -205,7 +222,7 @@ class GenerateRequest(Strict):
         found = self.reference
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
-    @field_validator("controls", "regions", mode="before")
+    @field_validator("controls", "image_prompts", "regions", mode="before")
     @classmethod
     def _parts(cls, value: Any, info: Any) -> Any:
         return checked_parts(info.field_name, value)

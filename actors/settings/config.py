@@ -61,7 +61,10 @@ class PoolSection(Strict):
     vram          memory limit of a worker on its GPU, such as "64MiB" or "20GiB"; by default all
     vram_policy   how much of the weights stays on the GPU (`pool.devices.vram_policy`); "auto" depends on the device
     reserve_vram  left to other programs, of the memory that is free when a worker starts; by default 400 MiB of a GPU
+    products      how linear layers with quantized weights multiply (`pool.ops.layer_choice.Products`)
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
+    compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
+                  (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
     journal       file for the submissions of `modelpool submit`, on a disk of the controller's node that survives a
                   restart; false for none. By default a file of the pool's name in the user's state folder
     checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
@@ -78,7 +81,9 @@ class PoolSection(Strict):
     vram: str | int | None = None
     vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
     reserve_vram: str | int | None = None
+    products: Literal["exact", "auto", "reference"] = "exact"
     threads: Annotated[int, Field(ge=1)] = 1
+    compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None
     checkpoint_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 30.0
     checkpoint_dir: Path | None = None
@@ -473,10 +478,10 @@ def _pin_of(text: str) -> tuple[str, int]:
 
 def _has_added_models() -> bool:
     """Whether models were added to the user's registry."""
-    from modelpool.pool.registry.registry_store import RegistryStore, default_folder
+    from modelpool.pool.registry.registry_store import open_store
 
     try:
-        return bool(RegistryStore(default_folder()).locations())
+        return bool(open_store().locations())
     except UserError:  # reported when the registry is used
         return False
 

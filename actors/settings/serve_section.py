@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from modelpool.actors.request.qos import check_user
+from modelpool.actors.request.number_fields import Whole
+from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, parse_bytes, unusable_field
 
@@ -18,6 +19,7 @@ MIN_KEY_LENGTH = 16
 #: prefix of a key of which only the hash is in the file
 HASHED = "sha256:"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
+_PRIORITY = Whole(-MAX_PRIORITY, MAX_PRIORITY)
 _NUMBERS = ("port", "requests_per_minute", "queued_jobs", "kept_submissions")
 
 
@@ -29,6 +31,9 @@ class ServeSection(Strict):
                     ./outputs
     keys            [serve.keys]: API keys by user, at least 16 characters, or "sha256:" and the hash of one. Without
                     keys, everybody who reaches the address is one user
+    priorities      [serve.priorities]: the priority of the jobs of users with keys. Their requests may ask for a lower
+                    one, and not for a higher one. If there are some, users without one have 0; otherwise requests may
+                    have any
     requests_per_minute  of each user; 0: unlimited
     queued_jobs     jobs of each user that may wait or run at a time
     upload_bytes    largest body of a request, such as "64MiB"
@@ -42,6 +47,7 @@ class ServeSection(Strict):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     folder: Path | None = None
     keys: dict[str, str] = Field(default_factory=dict, repr=False)
+    priorities: dict[str, int] = Field(default_factory=dict)
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     queued_jobs: Annotated[int, Field(ge=1)] = 10000
     upload_bytes: str | int = "64MiB"
@@ -77,6 +83,24 @@ class ServeSection(Strict):
                 expected = f"{MIN_KEY_LENGTH} or more ASCII characters, or {HASHED} and 64 hexadecimal digits"
                 raise unusable_field(f"keys.{user}", f"a key of {len(key)} characters", expected)
         return value
+
+    @field_validator("priorities", mode="before")
+    @classmethod
+    def _priorities(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise unusable_field("priorities", value, "a table of users and their priorities")
+        return {user: _PRIORITY.parse(f"priorities.{user}", priority) for user, priority in value.items()}
+
+    @model_validator(mode="after")
+    def _users_with_priorities(self) -> ServeSection:
+        for user in self.priorities:
+            if user not in self.keys:
+                raise unusable_field(f"priorities.{user}", user, "a user with a key in [serve.keys]")
+        return self
+
+    def priority_of(self, user: str | None) -> int | None:
+        """Return the priority of a user's jobs, above which their requests may not go; None if any is permitted."""
+        return self.priorities.get(user, 0) if self.priorities and user is not None else None
 
     @field_validator("url_hosts")
     @classmethod

@@ -163,13 +163,22 @@ def open_engine(
     threads: int,
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
+    compiles: bool = False,
+    products: str = "exact",
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
+    from modelpool.pool.ops.layer_choice import Products
 
     return Engine.open(
         EngineSettings(
-            device, budget_bytes=budget_bytes, threads=threads, vram_policy=vram_policy, reserve_bytes=reserve_bytes
+            device,
+            budget_bytes=budget_bytes,
+            threads=threads,
+            vram_policy=vram_policy,
+            reserve_bytes=reserve_bytes,
+            compiles=compiles,
+            products=Products(products),
         )
     )
 

@@ -17,6 +17,7 @@ from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.fetch_sizes import with_fetch
+from modelpool.pool.catalog.image_prompt_index import ImagePromptIndex
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.catalog.upscaler_index import UpscalerIndex
 from modelpool.pool.core.assembly import Assembly
@@ -44,7 +45,7 @@ from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.loading.content_digest import component_digests
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.loading.open_model import Component, OpenModel
 from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.patches.adapter_config import config_beside
@@ -112,7 +113,11 @@ class Catalog:
         self.upscalers = UpscalerIndex(self.registry, device, allow_pickle)
         #: the textual inversions that prompts name
         self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
-        self.figures = ActivationEstimator(self._open, kind, self.controls.opened)
+        #: the image prompt adapters
+        self.image_prompts = ImagePromptIndex(self.registry, device, self._open)
+        self.figures = ActivationEstimator(
+            self._open, kind, self.controls.opened, open_image_prompt=self.image_prompts.opened
+        )
         self._uses: LruCache[tuple[object, ...], ComponentUse] = LruCache(USES_REMEMBERED)
         self._specs: LruCache[str, dict[Role, ComponentSpec]] = LruCache(FILES_REMEMBERED)
         self._refs: LruCache[str, ModelRef] = LruCache(FILES_REMEMBERED)
@@ -191,6 +196,11 @@ class Catalog:
             return {role: with_fetch(opened.component(role).spec(), model.files) for role in opened.checkpoint.roles}
 
         return self._specs.get(model.sha256, find)
+
+    def opened_components(self, model: ModelRef) -> tuple[Component, ...]:
+        """Return the components of `model` as the engine opens them, without their weights."""
+        opened = self._open(model)
+        return tuple(opened.component(role) for role in opened.checkpoint.roles)
 
     def model_defaults(self, model: ModelRef) -> ModelDefaults:
         """Return the training size of the model, its sampling facts, and the size of its latent cells in pixels."""

@@ -33,6 +33,11 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
 
 
+def use_of(work: VisionEncodeParams, facts: SamplingFacts) -> VisionEncoderUse | None:
+    """Return which output of the vision encoder `work` reads: that of its own, else that of the model of `facts`."""
+    return VisionEncoderUse(work.use) if work.use else facts.vision_use
+
+
 def embed_images(
     works: Sequence[VisionEncodeParams],
     inputs: Sequence[TaskInputs],
@@ -48,8 +53,8 @@ def embed_images(
     found = []
     with encoder.running(stop_check(hooks)) as module:
         for work, read in zip(works, inputs, strict=True):
-            images = read.read_all(IMAGE, ImagePixels) or (_black(),)
-            parts = []
+            images = () if work.blank else read.read_all(IMAGE, ImagePixels) or (_black(),)
+            parts = [_blank_states(module, encoder, vision_use)] if work.blank and vision_use is not None else []
             for image in images:
                 stop_if_asked(hooks.should_stop)
                 parts.append(_states_of(image, module, encoder, vision_use, (work.width, work.height)))
@@ -83,14 +88,20 @@ def _states_of(
     return states(module, shown_BCHW.to(encoder.compute_dtype), vision_use)[0].float().to("cpu")
 
 
+def _blank_states(module: nn.Module, encoder: ModelPatcher, vision_use: VisionEncoderUse) -> Tensor:
+    """Return the states of zeros in place of a normalised image, [L, D] on the CPU."""
+    shown_BCHW = torch.zeros((1, 3, *[side_of(module)] * 2), dtype=encoder.compute_dtype, device=encoder.device)
+    return states(module, shown_BCHW, vision_use)[0].float().to("cpu")
+
+
 def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tuple[Encoded, ...]:
     """Return the texts that a run reads: prompt, negative prompt, regions. A model that reads only images gets the
     embeddings of its image instead of the prompt, and zeros instead of the negative prompt."""
     if facts.reads_text:
-        names = (POSITIVE,) if work.guidance.cfg == 1 else (POSITIVE, NEGATIVE)
+        names = (POSITIVE, NEGATIVE) if work.reads_negative else (POSITIVE,)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD
-    zeros = () if work.guidance.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
+    zeros = (Encoded(np.zeros_like(states_LD)),) if work.reads_negative else ()
     return (Encoded(states_LD), *zeros)
 
 

@@ -25,6 +25,8 @@ NO_KWARGS: ModelKwargs = MappingProxyType({})
 Residuals: TypeAlias = Mapping[str, Sequence[Tensor]]
 #: these arguments of UNets: residuals of the skip connections, and of the middle block
 SKIPS, MIDDLE = "down_block_additional_residuals", "mid_block_additional_residual"
+#: this argument of UNets: features of T2I-Adapters, added inside of the blocks of the first half
+FEATURES = "down_intrablock_additional_residuals"
 
 #: model input: latents and masks that are concatenated to the noisy latent
 IMAGE = "image"
@@ -82,7 +84,11 @@ def call_unet(
         x_BCHW = torch.cat([x_BCHW, added.pop(IMAGE)], dim=1)
     added_residuals: dict[str, Any] = {}
     if residuals is not None:
-        added_residuals = {SKIPS: tuple(residuals[SKIPS]), MIDDLE: residuals[MIDDLE][0]}
+        if SKIPS in residuals:
+            added_residuals = {SKIPS: tuple(residuals[SKIPS]), MIDDLE: residuals[MIDDLE][0]}
+        if FEATURES in residuals:
+            # a new list for each call: the UNet pops features from it
+            added_residuals[FEATURES] = [each.expand(len(x_BCHW), -1, -1, -1) for each in residuals[FEATURES]]
     predicted_BCHW: Tensor = module(
         x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **added_residuals
     )[0]

@@ -16,7 +16,7 @@ from modelpool.pool.controlnets.kinds import ControlKind, kind_among
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
@@ -34,29 +34,32 @@ class ControlNetPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file lacks tensors of the class, has
+        some in other shapes, or has more layers."""
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         try:
             module = empty_module(self.kind.module, self.config)
         except UnknownArchitecture as error:
             raise UnknownArchitecture(
                 f"recognised as a ControlNet for {self.kind.title}, but with impossible sizes: {error}"
             ) from error
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"recognised as a ControlNet for {self.kind.title}, but {difference}")
-        return module
+        return module, fitted(self.key_map, module, f"recognised as a ControlNet for {self.kind.title}, but")
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as
         `empty`."""
-        module = self.empty()
-        fill(module, self.key_map.load(tensors))
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
         assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's tensors from `module`'s parameters; those that it does not use are taken from `tensors`."""
-        return self.key_map.save(module.state_dict()) | {key: tensors[key] for key in self.key_map.unused}
+        key_map = within(self.key_map, module.state_dict())
+        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] | None = None) -> ControlNetPlan:

@@ -82,6 +82,8 @@ class RunControlNets:
         self._prompt = prompt if any(control.kind.reads_prompt_only for control in controls) else None
         self._done = done
         self._last: _Last | None = None
+        #: residuals of those that read only their image, by position
+        self._constant: dict[int, ControlResiduals] = {}
 
     def counting(self, hooks: RunHooks) -> RunHooks:
         """Return `hooks` that also count steps here."""
@@ -128,12 +130,32 @@ class RunControlNets:
     def _sum_residuals(self, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals | None:
         """Return the sum of the residuals for the inputs `control_inputs`, except the images."""
         total: ControlResiduals | None = None
-        for control in self._controls:
+        for place, control in enumerate(self._controls):
             if not control.is_on(self._done, self._steps):
                 continue
-            found = self._one(control, model, control_inputs).to(control_inputs.x_BC.dtype)
+            if control.kind.reads_image_only:
+                found = self._of_image(place, control, control_inputs.x_BC)
+            else:
+                found = self._one(control, model, control_inputs).to(control_inputs.x_BC.dtype)
             total = found if total is None else total.plus(found, blocks_of(control.kind, model))
         return total
+
+    def _of_image(self, place: int, control: RunControlNet, x_BC: Tensor) -> ControlResiduals:
+        """Return the residuals of a ControlNet that reads only its image, for the rows of `x_BC`; it is called the
+        first time."""
+        if place not in self._constant:
+            patcher, images = control.patcher, control.images_BCHW
+            images = images.to(patcher.device).to(patcher.compute_dtype)
+            inputs = ControlInputs(images, images, images, images, {}, strength=control.ref.strength)
+            with patcher.running(self._interrupt) as module:
+                found = ControlResiduals(control.kind.call(module, inputs), control.kind)
+            self._constant[place] = found.to(x_BC.dtype)
+        one, count = self._constant[place], len(control.images_BCHW)
+        if count == 1 or count == len(x_BC):  # one image broadcasts
+            return one
+        texts = len(x_BC) // count
+        repeated = {name: [each.repeat(texts, 1, 1, 1) for each in samples] for name, samples in one.samples.items()}
+        return ControlResiduals(repeated, control.kind)
 
     def _one(self, control: RunControlNet, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals:
         patcher, dtype, kind = control.patcher, control.patcher.compute_dtype, control.kind

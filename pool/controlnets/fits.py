@@ -11,6 +11,7 @@ from torch import nn
 
 from modelpool.pool.controlnets.inpainting import INPAINT, PLAIN, is_inpaint_by_request
 from modelpool.pool.controlnets.kinds import ControlKind
+from modelpool.pool.controlnets.t2i_adapters import feature_sizes, sizes_read, title_of
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.specs.spec import Role
@@ -31,6 +32,9 @@ def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenMode
         found = f"ControlNet {name!r} for {kind.title}"
         raise unusable_field("controls", found, f"a ControlNet for models like {model.ref.name!r} ({family.title})")
     built = model.component(Role.DIFFUSION_MODEL).built.module
+    if kind.reads_image_only:
+        _check_features(name, control, built, model)
+        return
     if "" in kind.models:
         found_traits, expected_traits = _of_unets(control, built, model.latent.channels)
     else:
@@ -41,6 +45,16 @@ def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenMode
         ]
         what = f"a ControlNet for models like {model.ref.name!r} ({words[1]})"
         raise unusable_field("controls", f"ControlNet {name!r} ({words[0]})", what)
+
+
+def _check_features(name: str, adapter: Any, unet: Any, model: OpenModel) -> None:
+    """Raise UnusableField unless the features of a T2I-Adapter are those that the UNet of `model` reads."""
+    found, read = feature_sizes(adapter.config), sizes_read(unet.config)
+    # the last feature, for the middle block, is optional
+    if found != read[: len(found)] or len(found) < len(read) - 1:
+        sizes = [", ".join(f"{width} channels at 1/{cells}" for width, cells in each) for each in (found, read)]
+        what = f"a T2I-Adapter for models like {model.ref.name!r} ({model.checkpoint.family.title}: {sizes[1]})"
+        raise unusable_field("controls", f"T2I-Adapter {name!r} for {title_of(adapter.config)} ({sizes[0]})", what)
 
 
 def mode_of(name: str, kind: ControlKind, control: nn.Module, requested: str | int | None) -> int | None:

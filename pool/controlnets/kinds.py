@@ -16,6 +16,7 @@ from diffusers import (
     HunyuanDiT2DControlNetModel,
     QwenImageControlNetModel,
     SD3ControlNetModel,
+    T2IAdapter,
     ZImageControlNetModel,
 )
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from modelpool.pool.controlnets import calls
 from modelpool.pool.controlnets.config import Config, controlnet_config, union_config
 from modelpool.pool.controlnets.other_names import sd35_to_diffusers, xlabs_to_diffusers
+from modelpool.pool.controlnets.t2i_adapters import call_t2i_adapter, t2i_adapter_config, t2i_names
 from modelpool.pool.controlnets.transformer_configs import (
     flux_control_config,
     hunyuan_dit_control_config,
@@ -78,6 +80,7 @@ class ControlKind:
     patch     latent positions per patch in its channel counts; 1 if it counts channels of latents
     channels  latent channels, if its configuration does not have them
     borrows   it uses layers of the diffusion model, and cannot be called without it
+    reads_image_only  its residuals depend on nothing but its image: it is called once in a run
     """
 
     title: str
@@ -96,6 +99,7 @@ class ControlKind:
     patch: int = 1
     channels: int = 0
     borrows: bool = False
+    reads_image_only: bool = False
 
     def latent_channels(self, module: nn.Module) -> int:
         """Return the channels of the noisy latents that it reads."""
@@ -268,6 +272,22 @@ KINDS: tuple[ControlKind, ...] = (
         convert=controlnet_converter,
         call=calls.call_unet_control,
         reads_latent=False,
+    ),
+    ControlKind(
+        title="UNets (T2I-Adapter)",
+        models=frozenset({""}),
+        module=T2IAdapter,
+        signs=(
+            frozenset({"adapter.conv_in.weight", "adapter.body.0.resnets.0.block1.weight"}),
+            frozenset({"adapter.body.0.in_conv.weight", "adapter.body.0.resnets.0.block1.weight"}),
+            frozenset({"conv_in.weight", "body.0.block1.weight"}),
+            frozenset({"body.0.in_conv.weight", "body.0.body.0.block1.weight"}),
+        ),
+        config=t2i_adapter_config,
+        convert=t2i_names,
+        call=call_t2i_adapter,
+        reads_latent=False,
+        reads_image_only=True,
     ),
 )
 

@@ -25,6 +25,8 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
+from modelpool.pool.models.common.fitted_key_map import within
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
@@ -44,6 +46,7 @@ class OpenControlNet:
         try:
             plan = plan_controlnet(_used(mapped), dict(ref.config_overrides))
             self.module: Any = plan.build(mapped.tensors())
+            warn_of_extra_tensors(ref.path, "ControlNet", within(plan.key_map, self.module.state_dict()))
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         #: its kind, and how it is called
@@ -59,7 +62,8 @@ class OpenControlNet:
         return component_spec(self.key, Role.CONTROLNET, self.weights, self.form)
 
     def use(self, passes: int = 1) -> ComponentUse:
-        """Return what a run needs of it."""
+        """Return what a run of `passes` steps needs of it."""
+        passes = 1 if self.kind.reads_image_only else passes
         return component_use(self.key, self.weights, self.form, PatchSet(), passes)
 
     def typical_call(self) -> Callable[[nn.Module], object]:

@@ -150,6 +150,63 @@ class UpscalerRef:
     scale: int
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
+    @property
+    def content(self) -> str:
+        """Identity of the module."""
+        return self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePromptRef(WireValue):
+    """An image prompt adapter (IP-Adapter, Redux) and its use: strength, and start and end as fractions of the steps.
+
+    images   number of its images; 0 if it reads only faces
+    faces    it reads the embeddings of faces
+    blank    it reads the states of no image for the negative prompt
+    blocks   factors of the strength by block of the diffusion model; others are 0. Empty: 1 for all
+    appended  tokens that it appends to the prompt
+    shortcut  FaceID Plus of version 2
+    files    as of a model
+    """
+
+    name: str
+    path: str
+    sha256: str
+    strength: float
+    start: float = 0.0
+    end: float = 1.0
+    images: int = 1
+    faces: bool = False
+    blank: bool = False
+    blocks: tuple[tuple[str, float], ...] = ()
+    appended: int = 0
+    shortcut: bool = False
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+
+    @property
+    def content(self) -> str:
+        """Identity of the module, whatever its use."""
+        return self.sha256
+
+    def is_on(self, step: int, steps: int) -> bool:
+        """Whether it acts in the step after `step` of `steps` are done."""
+        return self.start * steps - _STEP_TOLERANCE <= step < self.end * steps - _STEP_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImagePrompt:
+    """An image prompt adapter, and the vision encoder whose states it reads.
+
+    encoder     None for an adapter that reads only the embeddings of faces
+    use         the output of the encoder that it reads (a value of `pool.core.sampling_facts.VisionEncoderUse`)
+    face_width  width of the face embeddings that it reads; 0 if it reads none
+    """
+
+    ref: ImagePromptRef
+    encoder: ModelRef | None = None
+    use: str = ""
+    face_width: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRef:

@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modelpool.pool.core.refs import ControlMaskMode, ControlRef
+from modelpool.pool.core.refs import ControlMaskMode, ControlRef, ImagePromptRef
 from modelpool.pool.core.task_inputs import (
     CONTROL,
     CONTROL_MASK,
     CONTROL_MASKED_IMAGE,
     CONTROL_VIDEO,
     IMAGE,
+    IMAGE_PROMPT,
+    IMAGE_PROMPT_BLANK,
+    IMAGE_PROMPT_FACE,
     MASK,
     MASKED_IMAGE,
     PRIOR,
@@ -135,6 +138,7 @@ SampleCondition: TypeAlias = (
     | ControlVideoCondition
     | RegionParams
     | ControlRef
+    | ImagePromptRef
 )
 
 
@@ -144,9 +148,12 @@ def condition_inputs(conditions: Sequence[SampleCondition]) -> Iterator[str]:
     for condition in conditions:
         number = counted[type(condition)]
         counted[type(condition)] += 1
-        yield from (
-            controlnet_inputs(condition, number) if isinstance(condition, ControlRef) else condition.inputs(number)
-        )
+        if isinstance(condition, ControlRef):
+            yield from controlnet_inputs(condition, number)
+        elif isinstance(condition, ImagePromptRef):
+            yield from image_prompt_inputs(condition, number)
+        else:
+            yield from condition.inputs(number)
 
 
 def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
@@ -157,4 +164,12 @@ def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
         names.append(numbered(CONTROL_MASK, number))
     if control.reads_latent and control.mask_mode is ControlMaskMode.SEPARATE:
         names.append(numbered(CONTROL_MASKED_IMAGE, number))
+    return tuple(names)
+
+
+def image_prompt_inputs(prompt: ImagePromptRef, number: int) -> tuple[str, ...]:
+    """Return the names of the inputs of an image prompt: the states of its images, of no image, and of faces."""
+    names = [numbered(IMAGE_PROMPT, number)] if prompt.images else []
+    names += [numbered(IMAGE_PROMPT_BLANK, number)] if prompt.blank else []
+    names += [numbered(IMAGE_PROMPT_FACE, number)] if prompt.faces else []
     return tuple(names)

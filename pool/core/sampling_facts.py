@@ -140,6 +140,10 @@ class VisionEncoderUse(Enum):
     PENULTIMATE = "penultimate"
     #: the projected patch states, inserted between the tokens of a text; center crop
     WORDS = "words"
+    #: one projected state; center crop (IP-Adapter)
+    CENTER_PROJECTED = "center_projected"
+    #: the states of the last layer; the whole image, resized to a square (Redux)
+    LAST = "last"
 
     @property
     def is_model_input(self) -> bool:

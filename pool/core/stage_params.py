@@ -21,6 +21,8 @@ from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
+from modelpool.pool.core.refs import FoundImagePrompt as FoundImagePrompt
+from modelpool.pool.core.refs import ImagePromptRef as ImagePromptRef
 from modelpool.pool.core.refs import LoraRef as LoraRef
 from modelpool.pool.core.refs import ModelRef as ModelRef
 from modelpool.pool.core.refs import UpscalerRef as UpscalerRef
@@ -38,6 +40,8 @@ from modelpool.pool.core.results import RunState as RunState
 from modelpool.pool.core.results import SamplerState as SamplerState
 from modelpool.pool.core.results import VideoFrames as VideoFrames
 from modelpool.pool.core.results import VideoMask as VideoMask
+from modelpool.pool.core.run_options import NO_OPTIONS as NO_OPTIONS
+from modelpool.pool.core.run_options import RunOptions as RunOptions
 from modelpool.pool.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
 from modelpool.pool.core.sample_conditions import ImageCondition as ImageCondition
 from modelpool.pool.core.sample_conditions import MaskCondition as MaskCondition
@@ -49,6 +53,9 @@ from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondi
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
+
+#: ending of the names of samplers that read the prediction without guidance (CFG++)
+UNGUIDED_SAMPLERS = "_cfg_pp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,11 @@ class SamplingSchedule(WireValue):
         return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
 
     @property
+    def reads_unguided(self) -> bool:
+        """Its sampler reads the prediction without guidance (CFG++)."""
+        return self.sampler.endswith(UNGUIDED_SAMPLERS)
+
+    @property
     def resumes(self) -> bool:
         """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
@@ -165,11 +177,12 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" unless the guidance scale is 1, "image_embeds" for
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "image_embeds" for
     models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
     expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
+    options      extensions of guidance and model, and caches (`pool.core.run_options`)
     """
 
     model: ModelRef
@@ -180,6 +193,7 @@ class SampleParams(WireValue):
     guidance: GuidanceParams
     seed: int
     conditions: tuple[SampleCondition, ...] = ()
+    options: RunOptions = NO_OPTIONS
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -210,6 +224,11 @@ class SampleParams(WireValue):
         return self.all_of(ControlRef)
 
     @property
+    def image_prompts(self) -> tuple[ImagePromptRef, ...]:
+        """The image prompts."""
+        return self.all_of(ImagePromptRef)
+
+    @property
     def references(self) -> tuple[ReferenceCondition, ...]:
         """The reference images."""
         return self.all_of(ReferenceCondition)
@@ -227,7 +246,14 @@ class SampleParams(WireValue):
     @property
     def texts(self) -> int:
         """Texts for which the model is evaluated in each step."""
-        return (1 if self.guidance.cfg == 1 else 2) + len(self.regions) + self.guidance.without_image
+        own = 2 if self.reads_negative else 1
+        return own + len(self.regions) + self.guidance.without_image
+
+    @property
+    def reads_negative(self) -> bool:
+        """It reads the negative prompt: with guidance, and with a sampler that reads the prediction without guidance
+        for its noise."""
+        return self.guidance.cfg != 1 or self.schedule.reads_unguided
 
     @property
     def leading_kept(self) -> int:
@@ -269,12 +295,17 @@ class VisionEncodeParams:
 
     Reads "image.N", of any size, for each; if there are fewer, the last one is repeated, and if there is none, black is
     used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
+
+    use    the output that is read (a value of `pool.core.sampling_facts.VisionEncoderUse`); empty: what `model` reads
+    blank  encodes no image: zeros after the normalisation
     """
 
     model: ModelRef
     images: int = 1
     width: int = 0
     height: int = 0
+    use: str = ""
+    blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +429,11 @@ _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
-    the diffusion model."""
+    the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
-    return (role_of(work), *[Role.CONTROLNET] * (count - 1))
+    adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
+    return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
 
 def control_key(control: ControlRef) -> ComponentKey:
@@ -413,6 +445,11 @@ def control_key(control: ControlRef) -> ComponentKey:
 def upscaler_key(upscaler: UpscalerRef) -> ComponentKey:
     """Component key of an upscaler."""
     return component_key(upscaler.name, Role.UPSCALER, upscaler.sha256)
+
+
+def image_prompt_key(prompt: ImagePromptRef) -> ComponentKey:
+    """Component key of an image prompt adapter, independent of its use."""
+    return ComponentKey(f"{prompt.name}/{Role.IMAGE_PROMPT.value}@{prompt.sha256[:10]}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -458,7 +495,7 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
-        if kind is not ControlRef
+        if kind not in (ControlRef, ImagePromptRef)
     }
 )
 #: the sampler whose step lengths follow from the images
@@ -480,6 +517,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         return ""
     # the steps of this sampler follow from the error of all images of a run
     if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
+        return ""
+    # so do the steps that such caches skip
+    if isinstance(work, SampleParams) and work.options.skips_by_content:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
@@ -517,8 +557,14 @@ def _without_places(value: Any) -> Any:
         more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
         more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
+    if isinstance(value, ImagePromptRef):
+        found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
+        found |= {"images": value.images, "blocks": value.blocks}
+        return found | ({"shortcut": True} if value.shortcut else {})
     if (names := _PARTS.get(type(value))) is not None:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
+    if isinstance(value, RunOptions):
+        return value.settings()
     return value

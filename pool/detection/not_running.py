@@ -212,10 +212,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         diffusers("visual_embeddings.in_layer.weight", "audio_embeddings.in_layer.weight"),
         runs="Kandinsky6Transformer3DModel",
     ),
-    _shared(
-        video.KANDINSKY_5, "kandinsky5_video", "Kandinsky 5 video", "Kandinsky5", runs="Kandinsky5Transformer3DModel",
-        latent="hunyuan_video",
-    ),
     _marked(
         "minimax_h3", "MiniMax H3", "",
         published("video_patch_proj.weight", "audio_patch_proj.weight"),

@@ -6,6 +6,7 @@ One class; vendors differ in a value, `MemoryCalls`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
+#: largest cap: torch reports 1 for a process that is not limited
+MOST_SHARE = 1 - 1e-9
 #: assumed memory of a device that does not report it, without a budget
 UNREPORTED_BYTES = 1 << 30
 
@@ -26,6 +29,7 @@ class MemoryCalls:
     reserved    taken from the driver by this process, for tensors and the allocator's cache
     peak        maximum in tensors since `reset_peak`
     cap         limit this process to a fraction (0 to 1) of the device
+    capped      the fraction that this process is limited to, 1 if it is not limited; None if unknown
     release     return the allocator's cache to the driver
     """
 
@@ -35,6 +39,7 @@ class MemoryCalls:
     peak: Callable[[], int]
     reset_peak: Callable[[], None]
     cap: Callable[[float], None]
+    capped: Callable[[], float | None]
     release: Callable[[], None]
 
 
@@ -53,6 +58,8 @@ class AcceleratorMemory:
     def __init__(self, calls: MemoryCalls, budget_bytes: int | None) -> None:
         """Use at most `budget_bytes` (None: currently free memory), enforced by the allocator if possible."""
         self._calls = calls
+        #: what this engine adds to the cap of the process
+        self._share = 0.0
         self.ledger: TransferLedger | None = TransferLedger()
         if calls.driver is None:
             self._total_bytes = budget_bytes or UNREPORTED_BYTES
@@ -60,7 +67,13 @@ class AcceleratorMemory:
         free_bytes, device_bytes = calls.driver()
         self._total_bytes = min(budget_bytes or free_bytes, free_bytes)
         if 0 < self._total_bytes < device_bytes:  # some backends treat 0 as no limit
-            calls.cap(self._total_bytes / device_bytes)
+            # the cap is the process's: other engines keep theirs, and what is reserved without an engine stays
+            others, share = calls.capped(), self._total_bytes / device_bytes
+            if others is not None:
+                held = others if others < 1 else calls.reserved() / device_bytes
+                share = min(MOST_SHARE, held + share)
+                self._share = share - (others if others < 1 else 0.0)
+            calls.cap(share)
 
     def total_bytes(self) -> int:
         """As `DeviceMemory`."""
@@ -86,6 +99,15 @@ class AcceleratorMemory:
         """As `DeviceMemory`."""
         self._calls.release()
 
+    def close(self) -> None:
+        """As `DeviceMemory`: takes the memory of this engine off the cap of the process; the last one lifts it."""
+        share, self._share = self._share, 0.0
+        if not share:
+            return
+        with suppress(RuntimeError):  # a lost device has no cap
+            left = (self._calls.capped() or 0.0) - share
+            self._calls.cap(left if left > 1 - MOST_SHARE else 1.0)
+
     def transfers(self) -> TransferCounters:
         """As `DeviceMemory`: the counts of the ledger."""
         assert self.ledger is not None
@@ -101,6 +123,7 @@ def _usual_calls(module: Any, index: int) -> MemoryCalls:
         peak=lambda: int(module.max_memory_allocated(index)),
         reset_peak=lambda: _nothing(module.reset_peak_memory_stats(index)),
         cap=lambda share: _capped(module, share, index),
+        capped=lambda: _cap_of(module, index),
         release=lambda: _nothing(module.empty_cache()),
     )
 
@@ -120,11 +143,21 @@ def _mps_calls(module: Any, host: Callable[[], HostMemory]) -> MemoryCalls:
         peak=lambda: 0,
         reset_peak=lambda: None,
         cap=lambda share: _nothing(module.set_per_process_memory_fraction(share)),
+        capped=lambda: None,
         release=lambda: _nothing(module.empty_cache()),
     )
 
 
-_SILENT = MemoryCalls(None, lambda: 0, lambda: 0, lambda: 0, lambda: None, lambda share: None, lambda: None)
+_SILENT = MemoryCalls(
+    driver=None,
+    allocated=lambda: 0,
+    reserved=lambda: 0,
+    peak=lambda: 0,
+    reset_peak=lambda: None,
+    cap=lambda share: None,
+    capped=lambda: None,
+    release=lambda: None,
+)
 
 
 def _pair(found: Any) -> tuple[int, int]:
@@ -136,6 +169,11 @@ def _capped(module: Any, share: float, index: int) -> None:
     cap = getattr(module, "set_per_process_memory_fraction", None)
     if cap is not None:
         cap(share, index)
+
+
+def _cap_of(module: Any, index: int) -> float | None:
+    ask = getattr(module, "get_per_process_memory_fraction", None)
+    return None if ask is None else float(ask(index))
 
 
 def _nothing(_: object) -> None:

@@ -17,7 +17,7 @@ from modelpool.pool.devices.capabilities import (
     detect_capabilities,
     weakest,
 )
-from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
+from modelpool.pool.devices.kind_names import ACCELERATORS, AUTO, DeviceKind
 from modelpool.pool.devices.kinds import device_kind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
@@ -115,10 +115,14 @@ def capabilities_here(
 ) -> DeviceCapabilities:
     """Return the capabilities of the devices of kind `name`, for size estimates without computing on one.
 
-    The weakest of this machine; if the process sees none (Ray hides GPUs from actors without GPUs), by NVML; else the
-    assumed ones (`capabilities_of`). Uses no device memory. `name` may be "auto" as in `device_kind`. Raises
-    UnknownName.
+    The weakest of this machine; else the assumed ones (`capabilities_of`). Nvidia cards are queried by NVML where it is
+    installed: the controller computes nothing, sees every card of its node, and must not initialise CUDA. Uses no
+    device memory. `name` may be "auto" as in `device_kind`. Raises UnknownName.
     """
+    if name in (AUTO, DeviceKind.CUDA.value) and find_module(DeviceKind.ROCM) is None:
+        cards = (nvml or read_nvml(find_nvml())).cards
+        if cards:
+            return weakest(cuda_capabilities(card.name, card.generation, card.total_bytes) for card in cards)
     kind = device_kind(name, find_module)
     if kind.computes_on_host:
         return capabilities_of(kind.value)
@@ -127,9 +131,6 @@ def capabilities_here(
         found = [detect_capabilities(kind, index, find_module=find_module) for index in range(count)]
     except (RuntimeError, UserError):
         found = []
-    if not found and kind is DeviceKind.CUDA:
-        cards = (nvml or read_nvml(find_nvml())).cards
-        found = [cuda_capabilities(card.name, card.generation, card.total_bytes) for card in cards]
     return weakest(found) if found else capabilities_of(kind.value)
 
 

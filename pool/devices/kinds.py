@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,10 +11,12 @@ import torch
 
 from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
+from modelpool.pool.devices.allocator_settings import allocator_settings
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.tensor import linear as sim_linear
+from modelpool.pool.devices.torch_api.torch_private import set_allocator_settings
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
@@ -54,6 +57,10 @@ class DeviceMemory(Protocol):
 
     def release_cached(self) -> None:
         """Return the allocator's cache to the driver."""
+        ...
+
+    def close(self) -> None:
+        """Lift the limits that this engine put on the process. Idempotent."""
         ...
 
     def transfers(self) -> TransferCounters:
@@ -99,6 +106,9 @@ class SimMemory:
     def release_cached(self) -> None:
         """Nothing is cached."""
 
+    def close(self) -> None:
+        """The device keeps its budget."""
+
     def transfers(self) -> TransferCounters:
         stats = sim.memory_stats(self._index)
         return TransferCounters(stats.h2d_bytes, stats.h2d_count, stats.d2h_bytes, stats.d2h_count)
@@ -127,6 +137,9 @@ class CpuMemory:
     def release_cached(self) -> None:
         """Nothing is cached."""
 
+    def close(self) -> None:
+        """The device keeps its budget."""
+
     def transfers(self) -> TransferCounters:
         assert self.ledger is not None
         return self.ledger.counters()
@@ -145,6 +158,13 @@ def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKin
     kind = DeviceKind(name)
     is_rocm = kind is DeviceKind.CUDA and find_module(DeviceKind.ROCM) is not None
     return choose_kind(kind, [DeviceKind.ROCM] if is_rocm else [], has_gpus=True)
+
+
+def prepare_allocator(kind: DeviceKind) -> None:
+    """Apply `allocator_settings` to this process. Best called before its first allocation on a device of `kind`."""
+    settings = allocator_settings(kind, os.environ)
+    if settings is not None:
+        set_allocator_settings(settings)
 
 
 def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
@@ -173,6 +193,8 @@ def open_device(kind: str, index: int, budget_bytes: int | None, find_module: Fi
                 hint = f"; is {found.facts.package} installed?" if module is None and found.facts.package else ""
                 title = found.facts.title
                 raise UserError(f"device {found.value}:{index}: found {count} of kind {title} in this process{hint}")
+            if module is torch.cuda:
+                prepare_allocator(found)
             memory = AcceleratorMemory(memory_calls(found, module, index), budget_bytes)
             place = torch_device(found, module, index)
             return OpenDevice(found, place, device_name(found, module, index), memory)

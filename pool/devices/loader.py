@@ -1,7 +1,8 @@
 """Copies weights from the host to a device, to stay there.
 
-A `Loader` returns device copies that may be kept. On CUDA they go through the ring of pinned buffers, which several
-threads fill: one thread copies host memory at a fifth of the speed of a modern link. Elsewhere it is a plain copy.
+A `Loader` returns device copies that may be kept. On CUDA they go through the ring of pinned buffers. Large tensors are
+filled in by several threads: one copies host memory at a fifth of the speed of a modern link. Small ones share a
+buffer, so that none is waited for. Elsewhere it is a plain copy.
 Copies for a single use are made by `pool.devices.uploads`.
 """
 
@@ -12,12 +13,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
 #: threads that fill one pinned buffer. Source: an assumption, one thread copies some 10 GB/s and a link takes up to 50
 FILL_THREADS = 4
-#: smaller tensors are copied directly: waking threads and waiting for events takes longer
+#: smaller tensors are filled in by the calling thread, and copied on its stream: waking threads takes longer
 LEAST_STAGED_BYTES = 1 << 20
 
 
@@ -37,7 +38,7 @@ class Loader:
         self._staging = staging
         self._pages = pages
         self._threads: Executor | None = None
-        #: False: copies of small tensors may also be in flight when `bring` returns
+        #: False: copies that do not go through the ring may also be in flight when `bring` returns
         self.waits = True
 
     def bring(self, host: Tensor) -> Tensor:
@@ -46,8 +47,12 @@ class Loader:
 
         Its memory belongs to the current stream, so that it is reused like any other memory of that stream.
         """
-        if self._streams is None or not self._staging or host.nbytes < LEAST_STAGED_BYTES or not host.is_contiguous():
+        if host.device == self._device:
+            return host
+        if self._streams is None or not self._staging or host.nbytes == 0 or not host.is_contiguous():
             return host.to(self._device, non_blocking=not self.waits)
+        if host.nbytes < min(LEAST_STAGED_BYTES, self._staging.slot_bytes + 1):
+            return self._bring_small(host, self._staging, self._streams.maker)
         copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         maker = self._streams.maker
         stream = self._streams.take()  # waits for the memory of `copy` to be free
@@ -58,14 +63,26 @@ class Loader:
                 source, target = _bytes_of(host), _bytes_of(copy)
                 step = self._staging.slot_bytes
                 for begin in range(0, source.numel(), step):
-                    filled, slot = self._staging.stage(source[begin : begin + step], self._fill)
-                    target[begin : begin + step].copy_(filled, non_blocking=True)
-                    copied = maker.new_event()
-                    copied.record(stream)
-                    slot.busy = copied
+                    with self._staging.lock:
+                        filled, slot = self._staging.stage(source[begin : begin + step], self.fill)
+                        target[begin : begin + step].copy_(filled, non_blocking=True)
+                        copied = maker.new_event()
+                        copied.record(stream)
+                        slot.copied(copied)
         done = maker.new_event()
         done.record(stream)
         maker.current().wait_event(done)
+        return copy
+
+    def _bring_small(self, host: Tensor, staging: StagingRing, maker: StreamMaker) -> Tensor:
+        """A copy on the current stream, from a part of a buffer that other small tensors share."""
+        copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
+        with staging.lock:
+            filled, slot = staging.stage(_bytes_of(host))
+            _bytes_of(copy).copy_(filled, non_blocking=True)
+            copied = maker.new_event()
+            copied.record(maker.current())
+            slot.copied(copied)
         return copy
 
     def close(self) -> None:
@@ -74,8 +91,12 @@ class Loader:
             self._threads.shutdown()
             self._threads = None
 
-    def _fill(self, buffer: Tensor, host_bytes: Tensor) -> None:
-        """Copy `host_bytes` into `buffer`, a part per thread."""
+    def fill(self, buffer: Tensor, host_bytes: Tensor) -> None:
+        """Copy `host_bytes` into `buffer`, a part per thread; small ones without threads. The caller holds the lock of
+        the ring."""
+        if host_bytes.numel() < LEAST_STAGED_BYTES:
+            buffer.copy_(host_bytes)
+            return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="fill pinned buffers")
         parts = zip(buffer.chunk(FILL_THREADS), host_bytes.chunk(FILL_THREADS), strict=True)

@@ -8,11 +8,14 @@ import torch
 
 from modelpool.pool.core.errors import DoesNotFit, format_bytes
 from modelpool.pool.devices.kinds import OpenDevice, open_device
+from modelpool.pool.devices.pinned_memory import SLOT_BYTES, SLOTS
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
 
-#: maximum size of the copy that measures the link at start
+#: maximum size of the copy that measures the link at start; where copies go through a ring, it passes through all of
+#: its buffers, so that filling and copying overlap as they do for weights
 LINK_PROBE_BYTES = 32 << 20
+RING_PROBE_BYTES = SLOTS * SLOT_BYTES
 
 
 def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevice:
@@ -44,7 +47,8 @@ def usable_bytes(device: OpenDevice, index: int, budget_bytes: int | None, reser
 
 def measure_link(device: torch.device, pipeline: TransferPipeline, room_bytes: int) -> float:
     """Return the host-to-device speed for weights in bytes per second: a copy after a warm-up copy."""
-    probe = torch.zeros(min(LINK_PROBE_BYTES, room_bytes // 4), dtype=torch.uint8)
+    most_bytes = RING_PROBE_BYTES if device.type == "cuda" else LINK_PROBE_BYTES
+    probe = torch.zeros(min(most_bytes, room_bytes // 4), dtype=torch.uint8)
 
     def copy() -> None:
         copied = probe.clone() if device.type == "cpu" else pipeline.bring(probe)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -27,9 +28,11 @@ PINNED_SHARE = 0.95
 #: memory left to other processes: half of the free memory, but at least this. Source: the same, section 11
 KEPT_FREE_BYTES = 2 << 30
 PAGE_BYTES = 4096
-#: one buffer of the staging ring, and how many
-SLOT_BYTES = 32 << 20
-SLOTS = 3
+#: one buffer of the staging ring, and how many: while one is filled, several are being copied from
+SLOT_BYTES = 16 << 20
+SLOTS = 8
+#: tensors that share a buffer begin at multiples of this
+ALIGN_BYTES = 64
 
 #: where Linux lists what is mapped into this process
 OWN_MAPPINGS = Path("/proc/self/maps")
@@ -178,22 +181,42 @@ class Waitable(Protocol):
 class Slot:
     """One buffer of a ring.
 
-    busy  happens when the last copy from it is done; None if there was none yet
+    used_bytes  filled since it was last waited for
+    copies      events of the copies from it since then, on any streams
     """
 
     buffer: Tensor
-    busy: Waitable | None = None
+    used_bytes: int = 0
+    copies: list[Waitable] = field(default_factory=list)
+
+    def copied(self, event: Waitable) -> None:
+        """Note a copy from the part that was filled last; `event` happens when it is done."""
+        self.copies.append(event)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy from it is still in flight."""
+        return not all(event.query() for event in self.copies)
+
+    def wait(self) -> None:
+        """Wait for all copies from it; it is empty then."""
+        for event in self.copies:
+            event.synchronize()
+        self.copies.clear()
+        self.used_bytes = 0
 
 
 class StagingRing:
-    """A few pinned buffers that host bytes pass through in turn. Release with `close`.
+    """A few pinned buffers that host bytes pass through in turn; small tensors share one. Release with `close`.
 
-    Invariant: a buffer is written only after the last copy from it is done.
+    Several threads may use it: each holds `lock` from `stage` until it has called `Slot.copied`. Invariant: a part of a
+    buffer is written again only after all copies from that buffer are done.
     """
 
     def __init__(self, slots: list[Slot], ledger: PinnedLedger, shortfall: str = "") -> None:
         """`shortfall` is the reason for fewer slots than requested; empty if there are all."""
         self.shortfall = shortfall
+        self.lock = Lock()
         self._slots = slots
         self._ledger = ledger
         self._next = 0
@@ -238,28 +261,29 @@ class StagingRing:
     @property
     def would_wait(self) -> bool:
         """Whether the next buffer is still being copied from."""
-        busy = self._slots[self._next].busy if self._slots else None
-        return busy is not None and not busy.query()
+        return bool(self._slots) and self._slots[(self._next + 1) % len(self._slots)].is_busy
 
     def stage(self, host_bytes: Tensor, fill: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> tuple[Tensor, Slot]:
-        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer by `fill`, when it is free.
+        """Copy `host_bytes` (uint8, at most `slot_bytes`) by `fill` into the rest of the current buffer or, if it does
+        not fit there, into the next one when that is free.
 
-        Returns the filled part and its slot; the caller sets `busy` to the event of its copy.
+        Returns the filled part and its slot; the caller passes the event of its copy to `Slot.copied`.
         """
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        if slot.busy is not None:
-            slot.busy.synchronize()
-            slot.busy = None
-        filled = slot.buffer[: host_bytes.numel()]
+        slot, size_bytes = self._slots[self._next], host_bytes.numel()
+        begin = -(-slot.used_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        if begin + size_bytes > slot.buffer.numel():
+            self._next = (self._next + 1) % len(self._slots)
+            slot, begin = self._slots[self._next], 0
+            slot.wait()
+        filled = slot.buffer[begin : begin + size_bytes]
         fill(filled, host_bytes)
+        slot.used_bytes = begin + size_bytes
         return filled, slot
 
     def close(self) -> None:
         """Wait for pending copies and release the buffers. Idempotent."""
         for slot in self._slots:
-            if slot.busy is not None:
-                slot.busy.synchronize()
+            slot.wait()
             self._ledger.give_back(slot.buffer.numel())
         self._slots.clear()
 

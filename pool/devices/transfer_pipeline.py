@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.copier import Copier
 from modelpool.pool.devices.copy_streams import COPY_STREAMS, CopyStreams, Stream, cuda_streams
 from modelpool.pool.devices.loader import Loader
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
@@ -35,12 +36,14 @@ class TransferPipeline:
         staging: StagingRing | None = None,
         pages: PinnedPages | None = None,
         ahead_bytes: int = AHEAD_BYTES,
+        copier: Copier | None = None,
     ) -> None:
         self._device = device
         self._streams = streams
         self._staging = staging
         self._pages = pages
         self._loader = Loader(device, streams, staging, pages)
+        self._copier = copier
         #: stream of overlapped work; created on first use
         self._side: Stream | None = None
         #: the compute stream while copies overlap with it
@@ -70,6 +73,7 @@ class TransferPipeline:
             StagingRing.allocate(ledger),
             PinnedPages(CudaHostRegister(device), ledger),
             ahead_bytes,
+            Copier(),
         )
 
     def pin(self, weights: Tensor) -> bool:
@@ -134,10 +138,21 @@ class TransferPipeline:
         """Return an uploader for one run. `order` is that of an earlier run of the same component, if known."""
         if self._streams is None:
             return DirectUploader(self._device)
-        return StreamingUploader(self._device, self._streams, self._staging, self._pages, self.ahead_bytes, order)
+        return StreamingUploader(
+            self._device,
+            self._streams,
+            self._staging,
+            self._pages,
+            self.ahead_bytes,
+            order,
+            self._copier,
+            self._loader.fill,
+        )
 
     def close(self) -> None:
         """Unpin and release host resources. No run may be in progress. Idempotent."""
+        if self._copier is not None:
+            self._copier.close()
         self._loader.close()
         if self._staging is not None:
             self._staging.close()

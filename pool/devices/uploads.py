@@ -8,13 +8,15 @@ synchronously. A misprediction costs one copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.copier import Copier
 from modelpool.pool.devices.copy_streams import CopyStreams, Event, Stream
 from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
@@ -26,6 +28,9 @@ MOST_HOSTS = 1 << 16
 
 #: address and layout of a host tensor
 HostKey: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+#: fills a part of a pinned buffer with host bytes
+Fill: TypeAlias = Callable[[Tensor, Tensor], object]
 
 
 class Uploader(Protocol):
@@ -96,12 +101,35 @@ class OrderRecorder:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """The end of a copy.
+
+    done    happens on the device when the copy is done, once it is recorded
+    issued  ends when the copier has recorded it; None if it is recorded already
+    """
+
+    done: Event
+    issued: Future[None] | None = None
+
+    def event(self) -> Event:
+        """Return `done`, recorded. Raises what the copier raised."""
+        if self.issued is not None:
+            self.issued.result()
+        return self.done
+
+    def cancel(self) -> None:
+        """Leave out the copy unless it has begun."""
+        if self.issued is not None:
+            self.issued.cancel()
+
+
+@dataclass(frozen=True, slots=True)
 class _Ahead:
     """A copy started before it was requested. Holds `host`, so that its address is not reused."""
 
     host: Tensor
     copy: Tensor
-    done: Event
+    arrival: Arrival
 
     @property
     def key(self) -> HostKey:
@@ -110,6 +138,10 @@ class _Ahead:
 
 class StreamingUploader:
     """Copies on separate streams ahead of use. One for each run of a component: it predicts from the past of the run.
+
+    Buffers are filled, and copies from them started, by the copier; the thread that requests a tensor waits only for
+    one that was not copied ahead in time. Memory is allocated by the requesting thread, whose stream a copy stream has
+    waited for by then (`pool.devices.copy_streams`).
 
     Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use take at most
     `ahead_bytes` of the device.
@@ -123,9 +155,14 @@ class StreamingUploader:
         pages: PinnedPages | None = None,
         ahead_bytes: int = AHEAD_BYTES,
         order: StreamOrder | None = None,
+        copier: Copier | None = None,
+        fill: Fill = Tensor.copy_,
     ) -> None:
+        """Without a `copier`, the requesting thread fills the buffers, by `fill`."""
         self._device = device
         self._streams = streams
+        self._copier = copier
+        self._fill = fill
         self._staging = staging
         self._pages = pages
         self._most_ahead_bytes = ahead_bytes
@@ -145,11 +182,11 @@ class StreamingUploader:
         found = self._claim(key)
         if found is None:
             self.misses += 1
-            copy, done = self._start_now(host)
+            copy, arrival = self._start_now(host)
         else:
             self.hits += 1
-            copy, done = found.copy, found.done
-        self._streams.maker.current().wait_event(done)
+            copy, arrival = found.copy, found.arrival
+        self._streams.maker.current().wait_event(arrival.event())
         ended = self._recorder.record(host)
         if ended is not None and len(ended.hosts) >= len(self.order.hosts):  # a shorter one is a loop inside a pass
             self._follow(ended)
@@ -159,8 +196,10 @@ class StreamingUploader:
         return copy
 
     def close(self) -> None:
-        """Drop unused copies and the references of the order. Idempotent."""
+        """Drop unused copies and the references of the order, and wait for the copier. Idempotent."""
         self._drop(len(self._ahead))
+        if self._copier is not None:
+            self._copier.drain()
         self._follow(StreamOrder())
         self._recorder = OrderRecorder()
 
@@ -185,7 +224,9 @@ class StreamingUploader:
 
     def _drop(self, count: int) -> None:
         for _ in range(count):
-            self._ahead_bytes -= self._ahead.popleft().host.nbytes
+            dropped = self._ahead.popleft()
+            dropped.arrival.cancel()
+            self._ahead_bytes -= dropped.host.nbytes
 
     def _look_ahead(self, place: int) -> None:
         """Start copies of the tensors after `place`, within the byte limit."""
@@ -202,15 +243,15 @@ class StreamingUploader:
             if self._ahead_bytes + host.nbytes > self._most_ahead_bytes:
                 return
             try:
-                copy, done = self._start(host)
+                copy, arrival = self._start(host)
             except torch.OutOfMemoryError:  # a prediction must not fail a run
                 self._drop(len(self._ahead))
                 return
-            self._ahead.append(_Ahead(host, copy, done))
+            self._ahead.append(_Ahead(host, copy, arrival))
             self._ahead_bytes += host.nbytes
             expected = self.order.after(expected)
 
-    def _start_now(self, host: Tensor) -> tuple[Tensor, Event]:
+    def _start_now(self, host: Tensor) -> tuple[Tensor, Arrival]:
         """As `_start`, for a required copy: on out-of-memory, copies ahead are dropped first."""
         try:
             return self._start(host)
@@ -220,36 +261,45 @@ class StreamingUploader:
             self._drop(len(self._ahead))
         return self._start(host)
 
-    def _start(self, host: Tensor) -> tuple[Tensor, Event]:
-        """A copy in flight, and the event of its end."""
-        stream = self._streams.take()
+    def _start(self, host: Tensor) -> tuple[Tensor, Arrival]:
+        """A copy in flight, and its end."""
+        stream, done = self._streams.take(), self._streams.maker.new_event()
+        is_direct = self._goes_direct(host)
         with self._streams.maker.on(stream):
-            if self._goes_direct(host):
+            if is_direct:
                 copy = host.to(self._device, non_blocking=True)
             else:
-                copy = self._by_staging(host, stream)
-        done = self._streams.maker.new_event()
-        done.record(stream)
-        return copy, done
+                copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
+            if is_direct or self._copier is None:
+                if not is_direct:
+                    self._by_staging(host, copy, stream)
+                done.record(stream)
+                return copy, Arrival(done)
+
+        def issue() -> None:
+            with self._streams.maker.on(stream):
+                self._by_staging(host, copy, stream)
+            done.record(stream)
+
+        return copy, Arrival(done, self._copier.submit(issue))
 
     def _goes_direct(self, host: Tensor) -> bool:
         if not self._staging or not host.is_contiguous():
             return True
         return self._pages is not None and self._pages.holds(host)
 
-    def _by_staging(self, host: Tensor, stream: Stream) -> Tensor:
+    def _by_staging(self, host: Tensor, copy: Tensor, stream: Stream) -> None:
         """Copy through pinned buffers in pieces."""
         assert self._staging is not None
-        copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         source, target = _bytes_of(host), _bytes_of(copy)
         step = self._staging.slot_bytes
         for begin in range(0, source.numel(), step):
-            filled, slot = self._staging.stage(source[begin : begin + step])
-            target[begin : begin + step].copy_(filled, non_blocking=True)
-            copied = self._streams.maker.new_event()
-            copied.record(stream)
-            slot.busy = copied
-        return copy
+            with self._staging.lock:
+                filled, slot = self._staging.stage(source[begin : begin + step], self._fill)
+                target[begin : begin + step].copy_(filled, non_blocking=True)
+                copied = self._streams.maker.new_event()
+                copied.record(stream)
+                slot.copied(copied)
 
 
 def key_of(host: Tensor) -> HostKey:

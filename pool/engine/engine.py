@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from modelpool.pool.conditioning.image_embeds import embed_images
+from modelpool.pool.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
-from modelpool.pool.controlnets.patchers import ControlPatchers
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.previews import PreviewWish
@@ -41,27 +41,34 @@ from modelpool.pool.core.stage_params import (
     StageParams,
     UpscaleParams,
     VisionEncodeParams,
+    control_key,
+    image_prompt_key,
     role_of,
+    upscaler_key,
 )
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
-from modelpool.pool.devices.kinds import OpenDevice
+from modelpool.pool.devices.kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
 from modelpool.pool.engine.image_stages import decode_images, encode_images
+from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
-from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.ops.attention import attention_priority
+from modelpool.pool.loading.open_model import Component, OpenModel
+from modelpool.pool.ops.attention import AttentionKernels, attention_priority
+from modelpool.pool.ops.layer_choice import Products
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
@@ -71,8 +78,9 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
-from modelpool.pool.upscalers.patchers import UpscalerPatchers
+from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.upscalers.upscale import upscale_images
+from modelpool.pool.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
 #: cached textual inversions; each is some tens of KiB
@@ -97,6 +105,8 @@ class EngineSettings:
     threads       CPU threads of torch; equal everywhere, since it can change the last bits of a result
     vram_policy   how eagerly weights are kept on the device; None is the default of the device
     reserve_bytes free device memory left to other programs; None is the default reserve
+    compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
+    products      how linear layers with quantized weights multiply
     """
 
     device: str
@@ -105,6 +115,8 @@ class EngineSettings:
     threads: int = 1
     vram_policy: VramPolicy | None = VramPolicy.NORMAL
     reserve_bytes: int | None = None
+    compiles: bool = False
+    products: Products = Products.EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +139,20 @@ class Engine:
         capabilities: DeviceCapabilities,
         policy: VramPolicy = VramPolicy.NORMAL,
         reserve_bytes: int = 0,
+        compiler: BlockCompiler | None = None,
+        products: Products = Products.EXACT,
     ) -> None:
         self._device = device
+        self._products = products
         self._facts = facts
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
-        self._runner = TaskRunner(device, self.vram, pipeline, rules.may_stream, self._run_to_come)
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, attention_priority(capabilities))
+        kernels = AttentionKernels(attention_priority(capabilities))
+        self._runner = TaskRunner(
+            device, self.vram, pipeline, rules.may_stream, self._run_to_come, kernels.drop_refused
+        )
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)
@@ -142,8 +160,10 @@ class Engine:
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
         self._previews = PreviewMaker()
-        self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
-        self._upscalers = UpscalerPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
+        shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
+        self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
+        self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
+        self._upscalers = AttachedPatchers(*shared, Role.UPSCALER, upscaler_key, OpenUpscaler)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
@@ -153,21 +173,28 @@ class Engine:
         """
         torch.set_num_threads(settings.threads)
         device = open_with_room(settings.device, settings.index, settings.budget_bytes)
+        with ExitStack() as undoing:
+            undoing.callback(device.memory.close)
+            opened = cls._open_on(device, settings, undoing)
+            undoing.pop_all()
+        return opened
+
+    @classmethod
+    def _open_on(cls, device: OpenDevice, settings: EngineSettings, undoing: ExitStack) -> Engine:
+        """Return the engine of an open device; `undoing` gets what to undo if this fails."""
         card = detect_capabilities(device.kind, settings.index)
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
         room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
         pipeline = TransferPipeline.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
-        try:
-            link = measure_link(device.torch_device, pipeline, room_bytes)
-        except BaseException:
-            pipeline.close()
-            raise
+        undoing.callback(pipeline.close)
+        link = measure_link(device.torch_device, pipeline, room_bytes)
         capabilities = replace(card, total_bytes=room_bytes)
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes)
+        compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
+        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products)
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
@@ -302,7 +329,7 @@ class Engine:
                 component.built.module,
                 self._device.torch_device,
                 component.form,
-                self._tools,
+                self._tools_for(component),
                 typical_call(opened, role),
             )
             self.vram.add(base)
@@ -310,6 +337,12 @@ class Engine:
         clone = base.clone()
         clone.patches = patches
         return clone
+
+    def _tools_for(self, component: Component) -> RunTools:
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
+        formats = stored_formats(component.weights)
+        kernel = products_kernel(component.role, formats, self._capabilities, self._products)
+        return self._tools if kernel is None else replace(self._tools, linear=kernel)
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
@@ -323,9 +356,12 @@ class Engine:
         self._embeddings = LruCache(MAX_EMBEDDINGS)
 
     def close(self) -> None:
-        """Evict everything and release host resources of streaming. Idempotent."""
+        """Evict everything and release what the device and the host held for it: the allocator's cache, which other
+        engines of the process could not use otherwise, and pinned memory. Idempotent."""
         self.vram.close()
         self._pipeline.close()
+        release_unused(self._device.memory)
+        self._device.memory.close()
 
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
@@ -399,13 +435,14 @@ class Engine:
                 roles = self._opened(work.model).checkpoint.family.text_encoders
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleParams():
-                return (self.patcher(work.model, role_of(work), work.loras), *self._controls.of(work.controls))
+                own = self.patcher(work.model, role_of(work), work.loras)
+                return (own, *self._controls.of(work.controls), *self._image_prompts.of(work.image_prompts))
             case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
-                return (self._upscalers.of(work.model),)
+                return self._upscalers.of((work.model,))
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
@@ -425,13 +462,15 @@ class Engine:
                 return encode_batch(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
             case SampleParams():
                 sampled = _all_of(works, SampleParams)
-                facts, controls = family.sampling, patchers[1:]
+                facts, count = family.sampling, 1 + len(sampled[0].controls)
+                controls, adapters = patchers[1:count], patchers[count:]
                 self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_over_steps(opened, sampled[0])
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed, at)
+                own = (controls, resumed, at, adapters)
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
             case VisionEncodeParams():
-                vision_use = family.sampling.vision_use
+                vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
                 return embed_images(_all_of(works, VisionEncodeParams), inputs, patchers[0], vision_use, hooks)
             case EncodeImageParams():

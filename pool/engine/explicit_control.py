@@ -190,8 +190,8 @@ class LoadedModel:
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
         inputs: dict[str, Result] = {POSITIVE: self._text("prompt", prompt)}
-        if work.guidance.cfg != 1:
-            inputs[NEGATIVE] = self._text("negative", negative, ", since cfg is not 1")
+        if work.reads_negative:
+            inputs[NEGATIVE] = self._text("negative", negative, ", which cfg or the sampler reads")
         result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.schedule.steps)
         assert isinstance(result, Latent)
         return result
@@ -230,7 +230,7 @@ class LoadedModel:
         checked_text("negative", negative, "a text, '' for none")
         with self._one_run():
             encoded = self.encode(prompt)
-            guided_from = None if work.guidance.cfg == 1 else self.encode(negative)
+            guided_from = self.encode(negative) if work.reads_negative else None
             latent = self.sample(
                 encoded,
                 guided_from,

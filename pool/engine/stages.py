@@ -7,6 +7,7 @@ Shape legend: B batch, L tokens, D text width, V width of a pooled text, C laten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,18 +43,21 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
+from modelpool.pool.extensions.run_extension import run_extension
+from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
+from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
 from modelpool.pool.sampling.schedules import sigma_table
@@ -170,11 +174,13 @@ def sample_batch(
     controls: Sequence[ModelPatcher] = (),
     resumed: Sequence[RunState] = (),
     patches_at: PatchesAtStep | None = None,
+    adapters: Sequence[ModelPatcher] = (),
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
-    states. `patches_at`: the patches of the diffusion model change over the steps.
+    states. `patches_at`: the patches of the diffusion model change over the steps. `adapters` are those of the image
+    prompts of the tasks.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -185,23 +191,36 @@ def sample_batch(
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
     prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells)
     done = resumed[0].step if resumed else 0
+    image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
+    prompts, diffusion_model = image_prompts.added_to(prompts), image_prompts.added_to_model(diffusion_model)
     speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
-    with diffusion_model.running(stop_check(hooks)) as module, scheduled_patches(diffusion_model, patches_at) as change:
+    device = diffusion_model.device
+    part = partial_run_of(works, inputs, device, resumed)
+    clock, options, extension = StepClock(work.schedule, part), diffusion_model.model_options, None
+    if not work.options.is_empty:
+        extension = run_extension(work.options, options, diffusion_model.module, facts.model, clock)
+        hooks, options = extension.limited(hooks), extension.model_options
+        max_batch = 1 if extension.texts_apart else max_batch
+    part.should_pause = hooks.should_pause
+    with (
+        diffusion_model.running(stop_check(hooks), options) as module,
+        nullcontext() if extension is None else extension.installed(module),
+        scheduled_patches(diffusion_model, patches_at) as change,
+    ):
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
             change(work.schedule.first_step + part.done)
+            image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
 
-        device = diffusion_model.device
-        part = partial_run_of(works, inputs, device, resumed, hooks.should_pause)
         call = ModelCall(
             predict_noise,
             sigma_table(facts.noise, tokens_of(facts, work), work.schedule.steps),
             facts.prediction,
-            diffusion_model.model_options,
+            options,
             max_batch=max_batch,
         )
         with forgotten_if_failed(part):
@@ -209,7 +228,9 @@ def sample_batch(
                 ImagesToDenoise(work, [each.seed for each in works], shape_CHW),
                 prompts,
                 call,
-                guider_of(facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance),
+                guider_of(
+                    facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance, lambda: clock.now
+                ),
                 device,
                 speaking.counting(hooks),
                 start,
@@ -303,14 +324,15 @@ def decode_batch(
     """`decode` for each of `sampled`, latents of equal size, in one run; video latents become videos, audio latents
     audio of `seconds`. The first `leading` frames are dropped."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
-    pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
     if latent.audio is not None:
+        pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
         rate = latent.audio.samples_per_second
         return tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in pixels_BC.unbind())
-    if pixels_BC.dim() == 5:
-        videos_BC = pixels_BC[:, :, leading:].unbind()
-        return tuple(VideoFrames(_bytes(video_CTHW.permute(1, 2, 3, 0)), frame_rate) for video_CTHW in videos_BC)
-    return tuple(ImagePixels(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
+    # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
+    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes)
+    if levels_BC.dim() == 5:
+        return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate) for video_THWC in levels_BC.unbind())
+    return tuple(ImagePixels(_own(image_HWC)) for image_HWC in levels_BC.unbind())
 
 
 def vae_encode(
@@ -394,7 +416,9 @@ def _audio(samples_CS: Tensor, count: int, samples_per_second: int) -> AudioSamp
     return AudioSamples(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
 
 
-def _bytes(pixels: Tensor) -> PixelArray:
-    """Decoded pixels from [-1, 1] to uint8."""
-    found: PixelArray = pixels.add(1).mul(127.5).clamp(0, 255).round().to(torch.uint8).contiguous().numpy()
+def _own(levels: Tensor) -> PixelArray:
+    """The bytes of one image or video, without those of the rest of its batch."""
+    found: PixelArray = (
+        levels.numpy() if levels.numel() == levels.untyped_storage().nbytes() else levels.clone().numpy()
+    )
     return found

@@ -95,12 +95,15 @@ class TaskRunner:
         pipeline: TransferPipeline,
         may_stream: bool = True,
         preload_request: Callable[[TaskSpec, StageParams], TaskRun[Any] | None] = lambda task, work: None,
+        works_around: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
-        """`preload_request` returns the run of a task to preload; None if that would take long."""
+        """`preload_request` returns the run of a task to preload; None if that would take long. `works_around` changes
+        what runs compute with after an error that it knows, once, and returns whether another try is worth it."""
         self._device = device
         self._vram = vram
         self._pipeline = pipeline
         self._may_stream = may_stream
+        self._works_around = works_around
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         #: advanced from inside of runs, with the request for the next tasks
@@ -121,6 +124,9 @@ class TaskRunner:
                 return self._try(run, trying, progress)
             except Exception as error:
                 whose = exhausted_memory(error, self._device.torch_device)
+                if whose is None and self._works_around(error):
+                    release_frames(error)
+                    continue
                 if whose is None:
                     raise
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
@@ -156,14 +162,16 @@ class TaskRunner:
                 return run.compute(_mode_or_none(division, run.task))
         except Exception as error:
             whose = exhausted_memory(error, self._device.torch_device)
-            if whose is None or isinstance(error, RanOutOfMemory):
+            works_now = whose is None and self._works_around(error)
+            if not works_now and (whose is None or isinstance(error, RanOutOfMemory)):
                 raise
             release_frames(error)
             release_unused(self._device.memory)
             if whose is ExhaustedMemory.HOST:
                 raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}") from error
-            advice = "unload some weights (partially_unload, to_cpu) or make a smaller image"
-            raise RanOutOfMemory(f"{run.task.task_id} ran out of device memory; {advice}. {error}") from error
+            if not works_now:
+                raise _short_of_memory(run.task, error) from error
+        return self.run_as_is(run)
 
     def _try(self, run: TaskRun[ResultT], trying: RunAttempt, progress: _Progress) -> tuple[ResultT, RunCost]:
         memory, division = self._device.memory, trying.division
@@ -294,6 +302,12 @@ class TaskRunner:
             yield
         finally:
             self._pipeline.ahead_bytes = before_bytes
+
+
+def _short_of_memory(task: TaskSpec, error: Exception) -> RanOutOfMemory:
+    """The error of a run whose weights the user moves."""
+    advice = "unload some weights (partially_unload, to_cpu) or make a smaller image"
+    return RanOutOfMemory(f"{task.task_id} ran out of device memory; {advice}. {error}")
 
 
 def _mode_or_none(division: ExecutionMode, task: TaskSpec) -> ExecutionMode | None:

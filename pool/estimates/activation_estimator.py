@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.conditioning.image_embeds import use_of
 from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
@@ -24,6 +25,7 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    ImagePromptRef,
     MaskCondition,
     ModelRef,
     ModelStageParams,
@@ -49,6 +51,7 @@ from modelpool.pool.estimates.stage_peak_bytes import (
     decode_bytes,
     encode_bytes,
     encode_image_bytes,
+    image_prompt_bytes,
     sample_bytes,
     stage_call,
     text_shape,
@@ -58,6 +61,7 @@ from modelpool.pool.estimates.stage_peak_bytes import (
 from modelpool.pool.families.modules.stable_cascade import empty_text
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
+from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.models.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
 from modelpool.pool.models.text.vision_prompt import reading_with_images
@@ -102,9 +106,11 @@ class ActivationEstimator:
         device_kind: str,
         open_control: Callable[[ControlRef], OpenControlNet],
         counts: ActivationCounts | None = None,
+        open_image_prompt: Callable[[ImagePromptRef], OpenImagePrompt] | None = None,
     ) -> None:
-        """`counts` may be shared with other estimators, of any kind of device; None for its own."""
-        self._open, self._open_control = open_model, open_control
+        """`counts` may be shared with other estimators, of any kind of device; None for its own. Without
+        `open_image_prompt` no work has image prompts."""
+        self._open, self._open_control, self._open_image_prompt = open_model, open_control, open_image_prompt
         self._device_kind = device_kind
         self._cache = MetaCache()
         self._counts = ActivationCounts() if counts is None else counts
@@ -182,7 +188,7 @@ class ActivationEstimator:
 
     def _execution_modes(self, model: ModelRef, work: ModelStageParams) -> Iterator[ExecutionMode]:
         """Execution modes that may need less, without sizes."""
-        if isinstance(work, SampleParams) and (work.guidance.cfg != 1 or work.regions):
+        if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)):
             shape = work.shape if isinstance(work, DecodeParams) else work
@@ -210,7 +216,8 @@ class ActivationEstimator:
         if isinstance(work, EncodeParams):
             shape = self._text_read(work).shape
         sizes = (*_size_of(work), shape, mode.batch, mode.tile)
-        key = (self._structure_read(model, work), *self._controls_read(work), attention_form(self._device_kind), *sizes)
+        parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
+        key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
@@ -259,11 +266,13 @@ class ActivationEstimator:
                     empty_conditioning(opened),
                     [self._control(control) for control in work.controls],
                 )
-                return sample_bytes(module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls)
-            case VisionEncodeParams():
-                return vision_encode_bytes(
-                    self._module(opened, role_of(work)), family.sampling, (work.width, work.height)
+                sampled = sample_bytes(
+                    module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls
                 )
+                return sampled + (image_prompt_bytes(self._adapters(work)) if work.image_prompts else 0)
+            case VisionEncodeParams():
+                facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
+                return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
             case EncodeImageParams():
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
@@ -291,6 +300,16 @@ class ActivationEstimator:
         opened = self._open_control(control)
         stage = self._stage_module(opened.module, opened.form.compute_dtype)
         return ControlStage(stage, control.mask_mode is not None)
+
+    def _adapters(self, work: SampleParams) -> list[tuple[StageModule, Callable[[nn.Module], object]]]:
+        assert self._open_image_prompt is not None, f"{work} has image prompts"
+        found = []
+        for prompt in work.image_prompts:
+            opened = self._open_image_prompt(prompt)
+            # the images of the prompt, and the negative prompt
+            call = opened.call_of(1 + max(1, prompt.images))
+            found.append((self._stage_module(opened.module, opened.form.compute_dtype), call))
+        return found
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
         return StageModule(module, compute_dtype, attention_form(self._device_kind), self._cache)
@@ -366,6 +385,12 @@ class ActivationEstimator:
         return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
 
 
+def _image_prompts_read(work: ModelStageParams) -> Iterator[tuple[str, int]]:
+    """Everything of the image prompts of `work` that its activations depend on."""
+    for prompt in work.image_prompts if isinstance(work, SampleParams) else ():
+        yield prompt.content, prompt.images
+
+
 def empty_conditioning(opened: OpenModel) -> EmptyConditioning | None:
     """Return a function for the text inputs of the diffusion model of `opened`, without values; None if it reads a
     plain text only."""
@@ -412,7 +437,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case EncodeParams():
             return (stage_of(work), work.seen, work.numbered)
         case VisionEncodeParams():
-            return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
+            return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():
             images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
             reads = (
@@ -422,7 +447,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            return (*size, work.guidance.cfg == 1, work.schedule.sampler, *reads)
+            return (*size, work.reads_negative, work.schedule.sampler, *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
@@ -444,4 +469,4 @@ def _typical_tokens(work: ModelStageParams) -> tuple[int, ...]:
     """Typical text lengths if they are unknown."""
     if not isinstance(work, SampleParams):
         return ()
-    return (TYPICAL_TOKENS,) * (1 if work.guidance.cfg == 1 else 2)
+    return (TYPICAL_TOKENS,) * (2 if work.reads_negative else 1)

@@ -161,7 +161,7 @@ def sample_bytes(
         del held
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
-    run = lengths if work.guidance.cfg != 1 else lengths[:1]
+    run = lengths if work.reads_negative else lengths[:1]
     together = Counter(run if common is not None else set(run))
     if work.guidance.without_image and max_batch != 1:
         together[lengths[1]] += 1
@@ -225,6 +225,12 @@ def encode_image_bytes(
     return vae.peak_bytes(encode)
 
 
+def image_prompt_bytes(adapters: Sequence[tuple[StageModule, Callable[[nn.Module], object]]]) -> int:
+    """Return the device memory of the image prompts of a run: the calls of their adapters, one after the other, whose
+    keys and values stay until its end. Counts all of each call, which is small beside a diffusion model."""
+    return sum(module.peak_bytes(call) for module, call in adapters)
+
+
 def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
     """Return the device memory of encoding an image of `size` with a vision encoder, without weights; the image comes
     from the host."""
@@ -268,7 +274,7 @@ def stage_call(
             chunks = max(1, context_tokens // CHUNK_TOKENS)
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleParams():
-            batch = images * (1 if work.guidance.cfg == 1 else 2)
+            batch = images * (2 if work.reads_negative else 1)
             shape_CHW = sampled_shape(work, latent)
             return lambda module: _inputs(
                 module, work, shape_CHW, batch, context_tokens, facts, text_inputs

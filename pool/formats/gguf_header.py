@@ -24,6 +24,7 @@ from pathlib import Path
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.formats.containment import contained
 from modelpool.pool.formats.ggml_types import PLAIN_NAMES, block_size, is_readable, type_names
+from modelpool.pool.formats.gguf_checkpoint_names import published_entries
 from modelpool.pool.formats.gguf_entries import (
     GgufEntries,
     GgufReader,
@@ -156,7 +157,8 @@ def _joined(path: str, parts: list[_Part]) -> Header:
             else {name: replace(entry, path=part.path) for name, entry in tensors_of_part.items()}
         )
     shards = {} if len(parts) == 1 else {part.path: part.file_bytes for part in parts}
-    return Header(path, sum(part.file_bytes for part in parts), tensors, metadata, shards)
+    named = published_entries(tensors)
+    return Header(path, sum(part.file_bytes for part in parts), named, metadata, shards)
 
 
 def _named(part: _Part, metadata: Mapping[str, str]) -> dict[str, TensorEntry]:

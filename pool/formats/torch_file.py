@@ -24,6 +24,8 @@ WRAPPERS = (
 )  # fmt: skip
 #: Tensors may share storages, as tied weights do. A higher ratio is an attack: copies would become separate tensors.
 MAX_BYTES_PER_FILE_BYTE = 2
+#: tables of an IP-Adapter, whose tensors are named by both: "image_proj.proj.weight"
+_IP_ADAPTER_TABLES = frozenset({"image_proj", "ip_adapter"})
 
 
 def is_torch_file(start: bytes) -> bool:
@@ -73,6 +75,10 @@ def weights_of(value: Any) -> tuple[dict[str, DeclaredTensor], dict[str, str]]:
     """
     if not isinstance(value, dict):
         raise BadPickle(f"holds {_kind(value)}")
+    if value.keys() >= _IP_ADAPTER_TABLES and all(isinstance(value[name], dict) for name in _IP_ADAPTER_TABLES):
+        value = {
+            f"{table}.{name}": tensor for table in sorted(_IP_ADAPTER_TABLES) for name, tensor in value[table].items()
+        }
     wrapper = _wrapper(value)
     metadata = {k: v for k, v in value.items() if isinstance(k, str) and k != wrapper and _is_metadata(v)}
     weights = value[wrapper] if wrapper else {k: v for k, v in value.items() if k not in metadata}

@@ -1,6 +1,7 @@
 """CFG rescale: scales the guided prediction to the norm of the conditional one, as some models were published.
 
-Sources: the pipelines of diffusers for Qwen-Image (patches) and Lumina 2 (rows).
+Sources: the pipelines of diffusers for Qwen-Image (patches) and Lumina 2 (rows); Lin et al. 2024 ("Common Diffusion
+Noise Schedules and Sample Steps are Flawed"), equations 15 and 16, for standard deviations.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -28,6 +29,13 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
     guided_lengths = torch.linalg.vector_norm(guided, dim=dims, keepdim=True)
     rescaled_BCHW: Tensor = (guided * (lengths / guided_lengths)).reshape(guided_BCHW.shape)
     return rescaled_BCHW
+
+
+def rescale_to_deviation(guided_BCHW: Tensor, cond_BCHW: Tensor, factor: float) -> Tensor:
+    """Return `guided_BCHW`, scaled by `factor` of the way to the standard deviation of `cond_BCHW`, for each image."""
+    sides = tuple(range(1, cond_BCHW.dim()))
+    ratio = cond_BCHW.std(sides, keepdim=True) / guided_BCHW.std(sides, keepdim=True)
+    return guided_BCHW * (ratio * factor + (1.0 - factor))
 
 
 def _patches(x_BCHW: Tensor) -> Tensor:

@@ -108,13 +108,13 @@ def guided_denoiser(
 
     All run as one batch, the negative prompt first. They run separately if they differ in length, so that neither is
     padded with tokens that the model was not trained on, or in their hooks, or as `call.max_batch` says. With a
-    guidance scale of 1 the negative prompt does not run, unless the options say otherwise. `drawn_inputs` returns model
-    inputs that replace those of the same names, new for each prediction and text, `cond` first. `unconditional` is set
-    by each call.
+    guidance scale of 1 the negative prompt does not run, unless the options say otherwise or the sampler reads its
+    prediction from `unconditional`, which is set by each call. `drawn_inputs` returns model inputs that replace those
+    of the same names, new for each prediction and text, `cond` first.
     """
     assert guider.scale == 1.0 or prompts.uncond is not None, f"cfg {guider.scale} needs the unconditional context"
     options = call.options
-    if guider.scale == 1.0 and not options.disable_cfg1_optimization:
+    if guider.scale == 1.0 and unconditional is None and not options.disable_cfg1_optimization:
         prompts = replace(prompts, uncond=None)
     step = _GuidedStep(call, prompts, guider, drawn_inputs, unconditional)
     sees_clean = options.changes_guidance or options.model_function_wrapper is not None
@@ -182,12 +182,13 @@ class _GuidedStep:
             "cond_scale": self._guider.scale,
             "model": self._call.predict,
             "model_options": options,
+            "predict_prompt": lambda x: self._predict_side(COND, x, sigma),
+            "predict_negative": lambda x: self._predict_side(UNCOND, x, sigma),
         }
         if options.sampler_calc_cond_batch_function is not None:
             predictions = options.sampler_calc_cond_batch_function({**common, "conds": list(self._conditions)})
         else:
-            calc = options.wrappers.around(WrapperPoint.CALC_COND_BATCH, self._calc_cond_batch)
-            predictions = calc(list(self._conditions), x_BCHW, sigma)
+            predictions = self._calculated(self._conditions, x_BCHW, sigma)
         all_predictions, predictions = predictions, [self._regions.combine(predictions), predictions[UNCOND]]
         for pre_cfg in options.sampler_pre_cfg_function:
             predictions = pre_cfg({**common, "conds": list(self._conditions), "conds_out": predictions})
@@ -208,6 +209,21 @@ class _GuidedStep:
             args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
             denoised_BCHW = post_cfg({**clean, **args})
         return denoised_BCHW
+
+    def _calculated(self, conditions: Conditions, x_BCHW: Tensor, sigma: float) -> list[Tensor]:
+        calc = self._options.wrappers.around(WrapperPoint.CALC_COND_BATCH, self._calc_cond_batch)
+        predictions: list[Tensor] = calc(list(conditions), x_BCHW, sigma)
+        return predictions
+
+    def _predict_side(self, side: int, x_BCHW: Tensor, sigma: float) -> Tensor:
+        """Return the clean prediction for the prompt, including regions, or for the negative prompt, without guidance;
+        functions of options call it for predictions in addition to those of the step."""
+        negative = UNCOND, self._without_image
+        if side == UNCOND:
+            kept = [condition if place == UNCOND else None for place, condition in enumerate(self._conditions)]
+            return self._calculated(kept, x_BCHW, sigma)[UNCOND]
+        kept = [None if place in negative else condition for place, condition in enumerate(self._conditions)]
+        return self._regions.combine(self._calculated(kept, x_BCHW, sigma))
 
     def _with_drawn_inputs(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return `batches` with the inputs that are drawn again for each prediction."""
@@ -281,7 +297,10 @@ class _GuidedStep:
         if not self._records_facts:
             return self._call.predict(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
-        with call_facts(sigmas=sigmas_B, cond_or_uncond=self._sides(batch)):
+        has_negative = self._conditions[UNCOND] is not None
+        with call_facts(
+            sigmas=sigmas_B, cond_or_uncond=self._sides(batch), members=tuple(batch.members), has_negative=has_negative
+        ):
             return self._call.predict(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
 
 

@@ -6,12 +6,18 @@ Shape legend: B batch, C latent channels, H W latent height and width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import CfgRescale
-from modelpool.pool.guidance.cfg_rescale import rescale
+from modelpool.pool.core.sampling_facts import CfgRescale, Prediction
+from modelpool.pool.guidance.cfg_rescale import rescale, rescale_to_deviation
+from modelpool.pool.sampling.predictions import clean_latent, prediction_of
+
+#: added to a square, so that a zero prediction has no direction. Source: the guider of diffusers
+_SMALLEST_SQUARE = 1e-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +100,45 @@ class TextAndImageGuidance(ClassifierFreeGuidance):
     def guide_by_image(self, guided_BCHW: Tensor, uncond_BCHW: Tensor, without_image_BCHW: Tensor) -> Tensor:
         """Guidance by text started at the negative prompt, which is read with the image."""
         return guided_BCHW + (uncond_BCHW - without_image_BCHW) * (self._image_scale - 1.0)
+
+
+class DeviationRescaledGuidance(Guider):
+    """Another guidance, whose result is scaled to the standard deviation of the prediction for the prompt."""
+
+    def __init__(self, inner: Guider, factor: float, prediction: Prediction, sigma_data: float) -> None:
+        self.scale = inner.scale
+        self._inner, self._factor = inner, factor
+        self._prediction, self._sigma_data = prediction, sigma_data
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction, scaled."""
+        return rescale_to_deviation(self._inner.combine(predicted, sigma), predicted.cond, self._factor)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """The same on the predictions that `clean` follow from."""
+        how = self._prediction, x_BCHW
+        predicted = (prediction_of(*how, each, sigma, self._sigma_data) for each in (clean.cond, clean.uncond))
+        return clean_latent(*how, self.combine(Predictions(*predicted), sigma), sigma, self._sigma_data)
+
+
+class ZeroStarGuidance(Guider):
+    """CFG-Zero*: guidance from the part of the negative prediction that is parallel to the positive one; zero in the
+    first steps. Source: Fan et al. 2025 ("CFG-Zero*: Improved Classifier-Free Guidance for Flow Matching Models"),
+    equation 12 and section 4.2."""
+
+    def __init__(self, scale: float, is_zero: Callable[[], bool]) -> None:
+        """`is_zero` returns whether the prediction of this step is zero."""
+        self.scale, self._is_zero = scale, is_zero
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction."""
+        cond_BCHW, uncond_BCHW = predicted.cond, predicted.uncond
+        if self._is_zero():
+            return torch.zeros_like(cond_BCHW)
+        sides = tuple(range(1, cond_BCHW.dim()))
+        products = (cond_BCHW * uncond_BCHW).sum(sides, keepdim=True)
+        parallel_BCHW = uncond_BCHW * (products / ((uncond_BCHW**2).sum(sides, keepdim=True) + _SMALLEST_SQUARE))
+        return classifier_free_guidance(cond_BCHW, parallel_BCHW, self.scale)
 
 
 def classifier_free_guidance(cond_BCHW: Tensor, uncond_BCHW: Tensor, scales: float | Tensor) -> Tensor:

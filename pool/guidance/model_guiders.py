@@ -20,7 +20,14 @@ from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
-from modelpool.pool.guidance.guiders import ClassifierFreeGuidance, Guider, RescaledGuidance, TextAndImageGuidance
+from modelpool.pool.guidance.guiders import (
+    ClassifierFreeGuidance,
+    DeviationRescaledGuidance,
+    Guider,
+    RescaledGuidance,
+    TextAndImageGuidance,
+    ZeroStarGuidance,
+)
 from modelpool.pool.guidance.per_frame_guidance import PER_FRAME, PerFrameGuidance, frame_guidance_scales
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.samplers import Denoise
@@ -33,9 +40,27 @@ def guider_of(
     shape_BC: tuple[int, ...],
     device: torch.device,
     memory: GuidanceMemory,
+    step: Callable[[], int] = lambda: 0,
 ) -> Guider:
     """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
-    are `cond`. It resumes from `memory`, and updates it."""
+    are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed."""
+    zero, rescaled = work.options.cfg_zero, work.options.rescale_cfg
+    guider = _guider_of_model(facts, work, cond, shape_BC, device, memory)
+    if zero is not None:
+        guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
+    if rescaled is None:
+        return guider
+    return DeviationRescaledGuidance(guider, rescaled.factor, facts.prediction, facts.noise.sigma_data)
+
+
+def _guider_of_model(
+    facts: SamplingFacts,
+    work: SampleParams,
+    cond: Condition,
+    shape_BC: tuple[int, ...],
+    device: torch.device,
+    memory: GuidanceMemory,
+) -> Guider:
     guidance = None if facts.defaults is None else facts.defaults.guidance
     if guidance in PER_FRAME:
         return PerFrameGuidance(

@@ -65,7 +65,7 @@ def denoise_images(
     done. Raises Stopped before a step if `hooks.should_stop()`, UnusableField for inpainting of other shapes.
     """
     work, wrappers = images.work, call.options.wrappers
-    unconditional = Unconditional() if work.schedule.sampler.endswith(_CFG_PP) else None
+    unconditional = Unconditional() if work.schedule.reads_unguided else None
     kept, start_BCHW = _kept(start, (len(images.seeds), *images.shape_CHW), device)
 
     def prepare() -> Denoise:
@@ -120,10 +120,6 @@ def _copied_frames(clean_BCHW: Tensor) -> tuple[FloatArray, ...]:
     if clean_BCHW.dim() == 5:
         clean_BCHW = clean_BCHW[:, :, clean_BCHW.shape[2] // 2]
     return tuple(latent_CHW.numpy() for latent_CHW in clean_BCHW.to("cpu", torch.float32, copy=True).unbind())
-
-
-#: ending of the names of samplers that read the prediction without guidance
-_CFG_PP = "_cfg_pp"
 
 
 def _sampler(

@@ -23,11 +23,13 @@ from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.small_tensors import refine_family
+from modelpool.pool.loading.vision_checkpoint import vision_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
 from modelpool.pool.models.common.infer_config import Config, latent_facts
 from modelpool.pool.models.common.module_classes import config_of
-from modelpool.pool.models.component_plans import ComponentPlan, plan_component, refuse_other_shapes, vae_plan
+from modelpool.pool.models.component_plans import ComponentPlan, fitted_plan, plan_component, vae_plan
 from modelpool.pool.models.gc_pause import collecting_later
 from modelpool.pool.models.vae.build import VaePlan
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
@@ -38,8 +40,6 @@ from modelpool.pool.quant.state_dict import pack
 from modelpool.pool.specs.spec import Role
 
 _LOG = logging.getLogger(__name__)
-#: tensors without a use that a message names
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,7 @@ class Checkpoint:
         module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
         self._warn_of_unpacked(key_map, parameters)
-        if role is Role.VAE:
-            self._warn_of_unused(key_map)
+        warn_of_extra_tensors(self.header.path, "VAE" if role is Role.VAE else role.value, key_map)
         unexpected = fill(module, parameters)
         plan.fill(module)
         assert_filled(module)
@@ -158,15 +157,6 @@ class Checkpoint:
                 self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
             )  # fmt: skip
 
-    def _warn_of_unused(self, key_map: KeyMap) -> None:
-        unused = key_map.unused
-        if unused:
-            first = ", ".join(unused[:_MOST_NAMED]) + (", ..." if len(unused) > _MOST_NAMED else "")
-            path = self.header.path
-            _LOG.warning(
-                "%s: its VAE has no parameter for %d tensors, which are not used: %s", path, len(unused), first
-            )
-
     def _is_quantized(self, key: str) -> bool:
         return key in self.layers or is_block_type(self.header.tensors[key].dtype)
 
@@ -182,7 +172,7 @@ class Checkpoint:
             plan = plan_component(self.family, role, shapes, config)
             unpadded = _without_padding(self.layers, plan.key_map, plan.module)
             plan = plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
-            refuse_other_shapes(self.family, plan)
+            plan = fitted_plan(self.family, plan)
             self._key_maps[role] = plan.key_map
             return plan
         except UnknownArchitecture as error:
@@ -199,9 +189,8 @@ def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool =
     this version runs, BadQuantization if quantized layers are not stored as declared.
     """
     mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
-    return Checkpoint(
-        refine_family(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header)
-    )
+    family = vision_family(mapped.header) or refine_family(detect(mapped.header, whole=whole), mapped.header)
+    return Checkpoint(family, mapped, layers_in_file(mapped.header))
 
 
 class _Weights(Mapping[str, Tensor]):

@@ -15,6 +15,7 @@ from modelpool.pool.formats.byte_ranges import ByteRange, merge_ranges
 from modelpool.pool.formats.gguf_parts import is_split
 from modelpool.pool.formats.shard_index import is_index
 from modelpool.pool.loading.detect_family import detect
+from modelpool.pool.loading.vision_checkpoint import vision_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.specs.spec import Role
 
@@ -40,7 +41,8 @@ def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         return {part.path: ((0, os.stat(part.path).st_size),)}
     # the user of the component has allowed its source; headers of pickles run nothing
     header = read_weights_header(part.assembly or part.path, allow_pickle=True)
-    names = header.tensors if part.role is None else detect(header).shapes_of(part.role, header.shapes)
+    family = None if part.role is None else vision_family(header) or detect(header)
+    names = header.tensors if family is None or part.role is None else family.shapes_of(part.role, header.shapes)
     by_path: dict[str, list[ByteRange]] = {}
     for name in names:
         entry = header.tensors[name]

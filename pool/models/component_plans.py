@@ -6,19 +6,19 @@ Knows which package plans which architecture. Reads no files: it takes shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import converter, differing_keys
+from modelpool.pool.models.common.diffusers_private import converter
+from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.common.module_classes import (
     config_of,
     configuration_errors,
@@ -36,6 +36,7 @@ from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
+from modelpool.pool.models.vision.siglip import is_siglip, plan_siglip
 from modelpool.pool.specs.spec import Role
 
 
@@ -53,15 +54,15 @@ class ComponentPlan:
     fill: Callable[[nn.Module], None]
 
 
-def refuse_other_shapes(family: Family, plan: ComponentPlan) -> None:
-    """Raise UnknownArchitecture if tensors of the file differ in shape from the module's parameters.
+def fitted_plan(family: Family, plan: ComponentPlan) -> ComponentPlan:
+    """Return `plan` without tensors that the module has no parameter for.
 
-    Packages with their own plans have compared them already.
+    Raises UnknownArchitecture if the file lacks tensors of the module or has some in other shapes. Packages with their
+    own plans have compared them already.
     """
-    is_compared = plan.fill is not fill_tables
-    difference = "" if is_compared else differing_keys(plan.key_map, plan.module)
-    if difference:
-        raise UnknownArchitecture(f"it does not match {family.title}: {difference}")
+    if plan.fill is not fill_tables:
+        return plan
+    return replace(plan, key_map=fitted(plan.key_map, plan.module, f"it does not match {family.title}:"))
 
 
 def plan_component(
@@ -77,11 +78,10 @@ def plan_component(
         case Architecture.VAE:
             with configuration_errors():
                 vae = vae_plan(family, shapes, prefix)
-                module, key_map = vae.fitting()
-                return ComponentPlan(module, key_map, _nothing)
+                return ComponentPlan(*vae.fitting(), _nothing)
         case Architecture.DIFFUSION_TRANSFORMER:
             model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
-            return ComponentPlan(model.empty(), model.key_map, _nothing)
+            return ComponentPlan(*model.fitting(), _nothing)
         case Architecture.AUDIO_TRANSFORMER:
             return _audio_plan(shapes, prefix, family.configs.get(role))
         case Architecture.TEXT_MODEL:
@@ -89,16 +89,18 @@ def plan_component(
             is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
-            return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
+            return ComponentPlan(*text.fitting(), fill_text_tables)
         case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
-            return ComponentPlan(words.empty(), words.key_map, _nothing)
+            return ComponentPlan(*words.fitting(), _nothing)
+        case Architecture.VISION_MODEL if is_siglip(shapes):
+            return ComponentPlan(*plan_siglip(shapes, family.configs.get(role)).fitting(), _nothing)
         case Architecture.VISION_MODEL:
             vision_use = plan_vision(shapes, prefix, folder_config=family.configs.get(role))
-            return ComponentPlan(vision_use.empty(), vision_use.key_map, _nothing)
+            return ComponentPlan(*vision_use.fitting(), _nothing)
         case Architecture.TEXT_VISION:
             seeing = plan_qwen_vision(shapes, prefix)
-            return ComponentPlan(seeing.empty(), seeing.key_map, fill_text_tables)
+            return ComponentPlan(*seeing.fitting(), fill_text_tables)
         case architecture:
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)
@@ -118,7 +120,7 @@ def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, A
         embedding = {f"{SECONDS}.{name}": tensor for name, tensor in converted_seconds(tensors).items()}
         return {**converted(model.architecture, model.recognised, own), **embedding}
 
-    return ComponentPlan(module, discover(shapes, convert), _nothing)
+    return ComponentPlan(module, within(discover(shapes, convert), module.state_dict()), _nothing)
 
 
 def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:

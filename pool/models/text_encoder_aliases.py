@@ -43,7 +43,7 @@ def with_detected_text_encoders(family: Family, shapes: Mapping[str, Shape]) -> 
             continue
         if _TRANSFORMERS_KEY not in own:
             continue
-        if _PROJECTION in own:
+        if _PROJECTION in own or _OPEN_CLIP_PROJECTION in own:
             architectures[role] = Architecture.CLIP_TEXT_PROJECTED
         else:
             architectures[role] = Architecture.CLIP_TEXT

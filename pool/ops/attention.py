@@ -55,6 +55,26 @@ _TORCH_NAMES: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     }
 )
 
+#: what cuDNN's attention raises for shapes that it has no kernel for although torch chose it. Source: cudnn-frontend,
+#: graph_interface.h, as reported to pytorch
+_CUDNN_REFUSALS = ("No execution plans support the graph", "No valid execution plans built")
+
+
+class AttentionKernels:
+    """The order of attention kernels of one engine. cuDNN's leaves it after a refusal."""
+
+    def __init__(self, order: Sequence[AttentionBackend] = ()) -> None:
+        self.order = tuple(order)
+
+    def drop_refused(self, error: BaseException) -> bool:
+        """Leave out cuDNN's kernel from now on if `error` is its refusal of a shape. Returns whether it did: the run
+        that raised `error` is worth another try."""
+        is_refusal = isinstance(error, RuntimeError) and any(words in str(error) for words in _CUDNN_REFUSALS)
+        if not is_refusal or AttentionBackend.CUDNN not in self.order:
+            return False
+        self.order = tuple(kernel for kernel in self.order if kernel is not AttentionBackend.CUDNN)
+        return True
+
 
 def attention_priority(
     capabilities: DeviceCapabilities, preferred: Sequence[AttentionBackend] = DEFAULT_PRIORITY

@@ -34,6 +34,17 @@ class OperationsKind(StrEnum):
     """Each layer as stored in its file: packed in its format, or plain."""
 
 
+class Products(StrEnum):
+    """How linear layers with quantized weights multiply (`[pool] products`)."""
+
+    EXACT = "exact"
+    """With unpacked weights: the same numbers on every device."""
+    AUTO = "auto"
+    """With quantized weights and inputs where the device has kernels for the format: faster, and less exact."""
+    REFERENCE = "reference"
+    """As a GPU with kernels for 8-bit floats does, on any device, in float32: to examine the images that it makes."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperationFlags:
     """Options that users can set.

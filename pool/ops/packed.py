@@ -38,6 +38,9 @@ class Codec(Protocol):
     def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
         """Return, for each part with an entry for every row of the weight, its dimension that runs over the rows."""
 
+    def row_entries(self, name: str, rows: int) -> int:
+        """Return the number of entries of the part `name` for `rows` rows, a multiple of `row_step`."""
+
     def reshaped(
         self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
     ) -> Mapping[str, Tensor] | None:
@@ -106,9 +109,10 @@ class PackedWeight(Tensor):
             return None
         dims, parts = self.codec.row_dims(self.parts), dict(self.parts)
         for name, dim in dims.items():
-            part = self.parts[name]
+            part, first = self.parts[name], self.codec.row_entries(name, start)
             # formats that pad their rows keep the padding after the last row
-            parts[name] = part.narrow(dim, start, part.shape[dim] - start if end == self.shape[0] else count)
+            entries = part.shape[dim] - first if end == self.shape[0] else self.codec.row_entries(name, count)
+            parts[name] = part.narrow(dim, first, entries)
         return packed_weight(self.codec, parts, (count, *self.shape[1:]), self.dtype)
 
     def rows_for(self, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,8 @@ A patcher keeps one and passes it to the run; clones share it and copy on write.
 and `pool.patcher.blocks` apply them. Names are those of ComfyUI.
 
 Sampler functions get one dictionary. Shape legend of its tensors: B images, C latent channels, H W cells. "input" is
-the noisy x_BCHW, "sigma" and "timestep" both its noise level as float32 [B], "model" an object that the run provides.
+the noisy x_BCHW, "sigma" and "timestep" both its noise level as float32 [B], "model" an object that the run provides,
+"predict_prompt" and "predict_negative" functions of a noisy latent that return its clean prediction for one side.
 """
 
 from __future__ import annotations

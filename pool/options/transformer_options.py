@@ -27,12 +27,13 @@ Patch: TypeAlias = Callable[..., Any]
 
 
 class PatchPoint(Enum):
-    """Point of a patch; each value is ComfyUI's name. See the builders for the signatures."""
+    """Point of a patch; each value is ComfyUI's name, except `ATTN2_ADDITION`. See the builders for the signatures."""
 
     ATTN1_PATCH = "attn1_patch"
     ATTN2_PATCH = "attn2_patch"
     ATTN1_OUTPUT_PATCH = "attn1_output_patch"
     ATTN2_OUTPUT_PATCH = "attn2_output_patch"
+    ATTN2_ADDITION = "attn2_addition"
     INPUT_BLOCK_PATCH = "input_block_patch"
     INPUT_BLOCK_PATCH_AFTER_SKIP = "input_block_patch_after_skip"
     MIDDLE_BLOCK_PATCH = "middle_block_patch"
@@ -109,6 +110,10 @@ class TransformerOptions:
     def with_attn2_output_patch(self, patch: Patch) -> TransformerOptions:
         """`(out, extra) -> out`, after the output projection of every cross-attention."""
         return _with(self, PatchPoint.ATTN2_OUTPUT_PATCH, patch)
+
+    def with_attn2_addition(self, patch: Patch) -> TransformerOptions:
+        """`(q, extra) -> out or None`, added to the result of every cross-attention before its output projection."""
+        return _with(self, PatchPoint.ATTN2_ADDITION, patch)
 
     def with_attn1_replace(self, patch: Patch, block: str, number: int, index: int | None = None) -> TransformerOptions:
         """`(q, k, v, extra) -> out` replaces self-attention between the projections, heads concatenated."""

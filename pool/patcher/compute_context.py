@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch import Tensor
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
-from modelpool.pool.ops.attention import AttentionBackend
+from modelpool.pool.ops.attention import AttentionKernels
 from modelpool.pool.ops.context import LinearKernel, compute
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 
 
 @dataclass(slots=True)
@@ -31,15 +32,17 @@ class RunTools:
     """Settings and services with which runs of one component compute.
 
     ledger     records streamed weights, for devices that do not count transfers themselves
-    road       brings weights, to stay or for one use; None to copy each synchronously when it is used
+    pipeline   brings weights, to stay or for one use; None to copy each synchronously when it is used
     linear     tried first by linear layers; None for torch's arithmetic
-    attention  the order of attention kernels; empty for torch's choice
+    compiler   compiles the repeated blocks of diffusion models; None to compile nothing
+    attention  the order of attention kernels; empty for torch's choice. Shared by all components of an engine
     """
 
     ledger: TransferLedger | None = None
     pipeline: TransferPipeline | None = None
     linear: LinearKernel | None = None
-    attention: tuple[AttentionBackend, ...] = ()
+    attention: AttentionKernels = field(default_factory=AttentionKernels)
+    compiler: BlockCompiler | None = None
 
     def bring(self, host: Tensor, device: torch.device) -> Tensor:
         """Return a copy of `host` on `device` that may be kept; `host` itself if it is there."""
@@ -68,7 +71,7 @@ class RunTools:
         """
         uploader = self.pipeline.uploader(history.order) if self.pipeline is not None and history is not None else None
         try:
-            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
+            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention.order, uploader):
                 yield
         finally:
             if uploader is not None:

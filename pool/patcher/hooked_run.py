@@ -102,6 +102,7 @@ class _HookedRun:
             run = current_run(self._patcher.module)
             of_run = ModelOptions() if run is None else run.options
             options = replace(of_run, transformer=merged(of_run.transformer, self._on_device(transformer)))
+            self._options.enter_context(self._patcher.thawed())
             self._options.enter_context(applied(self._patcher.module, options))
         self._transformer = transformer
 

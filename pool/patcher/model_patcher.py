@@ -9,7 +9,7 @@ ComfyUI's ModelPatcher to these.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,6 @@ from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.hooks import HookGroup
 from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patcher.shared_weights import RealizeReport, SharedWeights, WeightsTarget
-from modelpool.pool.patcher.weight_bytes import component_use
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import PatchedWeight
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
@@ -89,6 +88,10 @@ class PatcherState:
         models = {key: tuple(map(clone, patchers)) for key, patchers in self.additional_models.items()}
         attachments = {name: _attachment_of_clone(value) for name, value in self.attachments.items()}
         return replace(self, attachments=MappingProxyType(attachments), additional_models=MappingProxyType(models))
+
+    def leaves_module_as_is(self, options: ModelOptions) -> bool:
+        """Whether runs with `options` change nothing inside the module."""
+        return options.transformer.is_empty and not self.object_patches and not self.injections.entries
 
     @contextmanager
     def entered(self, patcher: ModelPatcher, options: ModelOptions) -> Iterator[None]:
@@ -272,8 +275,7 @@ class ModelPatcher:
 
     def use(self, passes: int = 1) -> ComponentUse:
         """Return what a run with this patch set needs. Sizes are those of the host weights, resident or not."""
-        w = self._weights
-        return component_use(w.key, w.owners.values(), w.form, self.patches, passes)
+        return self._weights.use(self.patches, passes)
 
     def modules(self) -> tuple[ModuleBytes, ...]:
         """Return the sizes of every module that directly holds weights."""
@@ -284,6 +286,11 @@ class ModelPatcher:
         """The sizes of `modules` with the FLOPs of each, in execution order. Counted at the first access; equal to
         `modules` without a typical call."""
         return self._weights.sizes_with_flops
+
+    @property
+    def has_counted_flops(self) -> bool:
+        """Whether `modules_with_flops` costs nothing. Counting is a run on the meta device, of up to some seconds."""
+        return self._weights.has_counted_flops
 
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
@@ -325,14 +332,21 @@ class ModelPatcher:
         is undone on exit. Raises UnusableField for an option that does not apply to the module.
         """
         w, state = self._weights, self.state
+        options = options or state.options
         with (
             torch.no_grad(),
             w.with_patches(self.patches),
             w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt),
-            state.entered(self, options or state.options),
+            w.thawed(),  # else options of a run inside another would wrap compiled blocks
+            state.entered(self, options),
             w.around_changes(lambda: state.ejected(self)),
+            w.compiled_run(state.leaves_module_as_is(options)),
         ):
             yield w.module
+
+    def thawed(self) -> AbstractContextManager[None]:
+        """Return a context in which no block of the module is compiled, for changes of a run to its options."""
+        return self._weights.thawed()
 
     def _notify(self, report: RealizeReport) -> RealizeReport:
         """Call the callbacks for `report` and return it."""

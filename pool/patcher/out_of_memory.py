@@ -33,6 +33,10 @@ _CUDA_ERRORS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # renamed in cuDNN 9
     "CUDNN_STATUS_NOT_INITIALIZED",
+    # torch tries the kernels for a convolution by turns and reports only that none ran: their workspaces did not fit.
+    # Source: aten/src/ATen/native/cudnn/Conv_v8.cpp
+    "GET was unable to find an engine to execute this computation",
+    "FIND was unable to find an engine to execute this computation",
 )
 _ROCM_ERRORS = (
     "HIP error: out of memory",

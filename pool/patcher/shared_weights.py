@@ -18,17 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
 from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
 from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patcher.compiled_blocks import CompiledBlocks
 from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
 from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_bytes import (
     ModuleWeights,
     component_spec,
-    merged_bytes,
+    component_use,
     merges,
     module_bytes,
     module_weights,
@@ -38,8 +40,11 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
 from modelpool.pool.quant.quantize import requantize
-from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.tracing.module_flops import module_work
+
+#: patch sets whose sizes are kept
+USES_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class SharedWeights:
         self.owners = {owner.name: owner for owner in module_weights(module)}
         self._typical_call = typical_call
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owners.values(), form)}
+        #: by the digest of the patch set
+        self._uses: LruCache[str, ComponentUse] = LruCache(USES_KEPT)
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
@@ -119,6 +126,9 @@ class SharedWeights:
         #: context of each weight change during a run
         self._change_context: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
+        compiler = self.tools.compiler if role.is_diffusion_model else None
+        #: None if no block is ever compiled
+        self.compiled = None if compiler is None else CompiledBlocks(module, device, form.compute_dtype, compiler)
 
     @cached_property
     def host_parameters(self) -> Mapping[str, Tensor]:
@@ -137,6 +147,19 @@ class SharedWeights:
         used = [name for name in work if name in self.sizes]
         unused = [name for name in self.sizes if name not in work]
         return tuple(replace(self.sizes[name], flops=work.get(name, 0)) for name in (*used, *unused))
+
+    @property
+    def has_counted_flops(self) -> bool:
+        """Whether `sizes_with_flops` is known."""
+        return self._typical_call is None or "sizes_with_flops" in self.__dict__
+
+    def use(self, patches: PatchSet, passes: int = 1) -> ComponentUse:
+        """Return what a run with `patches` needs in addition to the weights. The sizes for the last patch sets are
+        kept: they take some 10 ms for the parameters of a large model."""
+        found = self._uses.get(
+            patches.digest, lambda: component_use(self.key, self.owners.values(), self.form, patches)
+        )
+        return replace(found, passes=passes)
 
     @cached_property
     def spec(self) -> ComponentSpec:
@@ -175,6 +198,14 @@ class SharedWeights:
         finally:
             self._change_context = before
 
+    def compiled_run(self, is_plain: bool) -> AbstractContextManager[None]:
+        """Return the context of a run that compiles what it may (`CompiledBlocks.running`)."""
+        return nullcontext() if self.compiled is None else self.compiled.running(is_plain)
+
+    def thawed(self) -> AbstractContextManager[None]:
+        """Return the context of changes to weights, or to what the module computes, during a run."""
+        return nullcontext() if self.compiled is None else self.compiled.thawed()
+
     @contextmanager
     def with_patches(self, patches: PatchSet) -> Iterator[None]:
         """Inside the block the weights have `patches`; resident modules stay resident.
@@ -206,7 +237,7 @@ class SharedWeights:
         if self._settled and is_same and self._merged_digests.keys() == target.resident:
             return RealizeReport(0, 0, False)
         self.check(target.patches)
-        with self._change_context(), without_uploader():
+        with self._change_context(), self.thawed(), without_uploader():
             steps = self._change(target, cache)
             try:
                 while True:
@@ -254,7 +285,7 @@ class SharedWeights:
         ]:
             freed_bytes += self._evict(self.owners[name], cache)
         self._realized = patches
-        self._merged_bytes = merged_bytes(self.owners.values(), self.form, patches)
+        self._merged_bytes = self.use(patches).patched_bytes
         arriving = [n for n in self.owners if n in target.resident and n not in self._merged_digests]
         uploaded_bytes = 0
         try:
@@ -367,12 +398,12 @@ class SharedWeights:
         self._lazy_digests[owner.name] = placement.lazy_digest
 
     def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
-        """Return the patches of a packed weight as a low-rank product computed next to its layer; None if that is
-        impossible or not needed.
+        """Return the patches of a packed or 8-bit weight as a low-rank product computed next to its layer; None if
+        that is impossible or not needed.
 
         Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
-        if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
+        if not isinstance(module, nn.Linear) or not self.form.adds_products(host):
             return None
         factors = patches.low_rank_factors(parameter, tuple(host.shape))
         if factors is None:

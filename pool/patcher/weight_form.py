@@ -52,6 +52,12 @@ class WeightForm:
             return not self.stays_stored(weight)
         return not isinstance(weight, PackedWeight) or can_requantize(weight)
 
+    def adds_products(self, weight: Tensor) -> bool:
+        """Whether patches of `weight` that are not merged are computed as a product next to a linear layer, if they
+        have low rank: adding them would convert all of a small weight to float32 at each use."""
+        is_8_bit = weight.dtype.itemsize == 1 and weight.is_floating_point()
+        return is_packed(weight) or (is_8_bit and self.stays_stored(weight))
+
     def resident_bytes(self, weight: Tensor) -> int:
         """Return the bytes of `weight` on the device."""
         return stored_bytes(weight) if self.stays_stored(weight) else self.computed_bytes(weight)

@@ -8,6 +8,7 @@ the channels: H W for images, T H W for video, L for audio.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -56,10 +57,15 @@ def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tup
 
 
 def decoded(
-    scaled_BC: Tensor, vae: ModelPatcher, latent: LatentFacts, hooks: RunHooks, division: ExecutionMode | None = None
+    scaled_BC: Tensor,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+    finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video
-    [B,C,T,H,W], audio samples [B,C,S].
+    [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device where that is possible.
 
     Latents of images may omit the time dimension for a VAE of videos; so do their pixels then. With `division.tile`,
     runs tiles of that edge, which overlap by a quarter. One step, or one for each tile. Raises Stopped at a tile or
@@ -77,15 +83,25 @@ def decoded(
                 return frame_by_frame(partial(decode_latent, module), tile_BC)
             return codec.decode(tile_BC.to(vae.device), dtype=vae.compute_dtype)
 
-        pixels_BC = tiled_decode(
+        def finished(pixels_BC: Tensor) -> Tensor:
+            pixels_BC = pixels_BC.squeeze(2) if is_flat else pixels_BC
+            return pixels_BC if finish is None else finish(pixels_BC)
+
+        return tiled_decode(
             decode_call,
             read_BC,
             tiling(division),
             downscales(latent),
             lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
+            finished if finish is not None or is_flat else None,
         )
-    return pixels_BC.squeeze(2) if is_flat else pixels_BC
+
+
+def as_bytes(pixels_BC: Tensor) -> Tensor:
+    """Return decoded pixels, -1 to 1, as uint8 with the channels last: [B,H,W,C], video [B,T,H,W,C]."""
+    levels_BC = pixels_BC.add(1).mul_(127.5).clamp_(0, 255).round_().to(torch.uint8)
+    return levels_BC.movedim(1, -1).contiguous()
 
 
 def encoded(

@@ -33,6 +33,7 @@ def run_tiled(
     device: torch.device = HOST,
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
+    finish: Callable[[Tensor], Tensor] | None = None,
     context: Sequence[int] = (),
 ) -> Tensor:
     """Compute `call(x_BC)` tile by tile: float32 on `device`, where the result is summed.
@@ -42,6 +43,8 @@ def run_tiled(
     call, bit for bit equal to one without tiles.
     `context` are positions around each tile that `call` gets too, as far as there are any, and whose results are
     dropped: what is near the edge of a tile depends on what is beyond. It needs scales that are numbers.
+    `finish` is applied to the result in float32: that of a single tile is still where `call` computed it and moves to
+    `device` afterwards, so that a smaller result moves faster.
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
@@ -56,6 +59,12 @@ def run_tiled(
             before_tile()
         part_BC = call(_cut(x_BC, tile_spans)) if not any(context) else _within(call, x_BC, tile_spans, context, scales)
         _check(part_BC, tile_spans)
+        if count == 1 and finish is not None:
+            out_BC = finish(part_BC.to(torch.float32)).to(device)
+            del part_BC
+            if on_tile is not None:
+                on_tile(done, count)
+            return out_BC
         # first move, then convert to float32: the computing device may have room for the tile only
         part_BC = part_BC.to(device).to(torch.float32)
         if count == 1:
@@ -69,7 +78,7 @@ def run_tiled(
         if on_tile is not None:
             on_tile(done, count)
     assert out_BC is not None
-    return out_BC
+    return out_BC if finish is None else finish(out_BC)
 
 
 def count_tiles(

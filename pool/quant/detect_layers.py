@@ -1,8 +1,9 @@
 """Detects the quantized layers of a file and their formats from names, shapes and markers. Torch-free.
 
-Knows the three published conventions: a `comfy_quant` marker next to a layer's weight (JSON as bytes), the
-`_quantization_metadata` entry of a safetensors header, and the older `scaled_fp8` files, whose parts have other names.
-Checks that every layer is stored as its format requires. Reads no weights.
+Knows the published conventions: a `comfy_quant` marker next to a layer's weight (JSON as bytes), the
+`_quantization_metadata` entry of a safetensors header, the older `scaled_fp8` files, whose parts have other names, and
+the `quant_state` of the 4-bit layers of bitsandbytes. Checks that every layer is stored as its format requires. Reads
+no weights.
 Source: comfyui-behaviour facts, section 2 (`convert_old_quants`, `detect_layer_quantization`).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,6 +22,11 @@ from typing import Any, Protocol
 from modelpool.pool.core.errors import BadQuantization, format_bytes, unknown_name
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
 from modelpool.pool.quant.formats import (
+    BITSANDBYTES,
+    BITSANDBYTES_ABSMAX,
+    BITSANDBYTES_NESTED_ABSMAX,
+    BITSANDBYTES_NESTED_MAP,
+    BITSANDBYTES_STATE,
     EITHER_SCALE,
     FORMATS,
     FULL_PRECISION,
@@ -32,6 +39,11 @@ from modelpool.pool.quant.formats import (
 )
 
 _LOG = logging.getLogger(__name__)
+
+#: larger than any dimension of a weight, and than any block of bitsandbytes
+MAX_SIZE, MAX_BLOCK = 1 << 40, 1 << 16
+#: what bitsandbytes notes besides the settings that are used here
+_BITSANDBYTES_NOTES = frozenset({"quant_type", "dtype", "nested_dtype"})
 
 MARKER = "comfy_quant"
 METADATA_KEY = "_quantization_metadata"
@@ -115,11 +127,17 @@ def find_layers(
 def _warn_of_unknown_settings(layers: Iterable[QuantizedLayer], file: str) -> None:
     """Log settings that are not known here: they may be notes of other programs, or may change the meaning."""
     counted = Counter(
-        name for layer in layers for name in json.loads(layer.marker).keys() - {"format", *layer.settings}
+        name
+        for layer in layers
+        for name in json.loads(layer.marker).keys() - {"format", *layer.settings, *_notes(layer)}
     )
     if counted:
         listed = ", ".join(f"{name!r} ({count} layers)" for name, count in sorted(counted.items()))
         _LOG.warning("%s: unknown settings of quantized layers, ignored: %s", file, listed)
+
+
+def _notes(layer: QuantizedLayer) -> frozenset[str]:
+    return _BITSANDBYTES_NOTES if layer.format.name in BITSANDBYTES else frozenset()
 
 
 def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
@@ -176,6 +194,9 @@ def _layers(
     for prefix, text in marked.items():
         yield _marked_layer(prefix, text, stored, file)
     yield from _old_layers(stored, read, marked, file)
+    for key in stored:
+        if f".{BITSANDBYTES_STATE}" in key or key.startswith(BITSANDBYTES_STATE):
+            yield _bitsandbytes_layer(key, read(key), stored, file)
 
 
 def _text(data: bytes, key: str, file: str) -> str:
@@ -268,6 +289,46 @@ def _old_layers(
                 parts[new] = prefix + old
         settings = {FULL_PRECISION: full}
         yield _layer(prefix, FORMATS[name], settings, json.dumps(description), parts, stored, tuple(other))
+
+
+def _bitsandbytes_layer(key: str, data: bytes, stored: Mapping[str, StoredTensor], file: str) -> QuantizedLayer:
+    """Return the layer that the tensor `key` of bitsandbytes describes."""
+    prefix, _, kind = key.rpartition(BITSANDBYTES_STATE)
+    text = _text(data, key, file)
+    state = _json_object(text, repr(key), file)
+    names = {type_name: name for name, type_name in BITSANDBYTES.items()}
+    if kind not in names or state.get("quant_type", kind) != kind:
+        found = state.get("quant_type", kind)
+        raise BadQuantization(f"{file}: {key!r}: found quant_type {found!r}, expected {' or '.join(names)}")
+    if prefix + WEIGHT not in stored:
+        raise BadQuantization(f"{file}: {key!r}: describes a layer without a weight, expected {prefix + WEIGHT!r}")
+    shape, block, nested = state.get("shape"), state.get("blocksize"), state.get("nested_blocksize", 0)
+    if not isinstance(shape, list) or not shape or not all(type(size) is int and 0 < size < MAX_SIZE for size in shape):
+        raise BadQuantization(f"{file}: {key!r}: found shape {shape!r}, expected a list of sizes")
+    for name, value, is_optional in (("blocksize", block, False), ("nested_blocksize", nested, True)):
+        is_power = type(value) is int and 2 <= value <= MAX_BLOCK and value.bit_count() == 1
+        if not is_power and not (is_optional and value == 0):
+            raise BadQuantization(f"{file}: {key!r}: found {name} {value!r}, expected a power of 2 up to {MAX_BLOCK}")
+    offset = state.get("nested_offset", 0.0)
+    if type(offset) not in (int, float) or not math.isfinite(offset):
+        raise BadQuantization(f"{file}: {key!r}: found nested_offset {offset!r}, expected a number")
+    parts = {part.name: prefix + part.name for part in FORMATS[names[kind]].parts if prefix + part.name in stored}
+    if nested:
+        for name in (BITSANDBYTES_NESTED_ABSMAX, BITSANDBYTES_NESTED_MAP):
+            if name not in parts:
+                raise BadQuantization(f"{file}: {prefix + name!r}: found nothing, expected the factors of its scales")
+    scales = stored[parts[BITSANDBYTES_ABSMAX]].dtype if BITSANDBYTES_ABSMAX in parts else "nothing"
+    if scales != ("U8" if nested else "F32"):
+        expected = "8-bit codes (U8)" if nested else "plain scales (F32)"
+        raise BadQuantization(f"{file}: {prefix + BITSANDBYTES_ABSMAX!r}: found {scales}, expected {expected}")
+    settings: dict[str, object] = {
+        FULL_PRECISION: False,
+        "shape": tuple(shape),
+        "blocksize": block,
+        "nested_blocksize": nested,
+        "nested_offset": float(offset),
+    }
+    return QuantizedLayer(prefix + WEIGHT, FORMATS[names[kind]], settings, text, parts, tuple(shape), (key,))
 
 
 def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], marked: Mapping[str, str], file: str) -> None:

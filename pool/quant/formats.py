@@ -8,6 +8,7 @@ Source of the names and layouts: comfyui-behaviour facts, sections 2 and 2.1; co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +20,13 @@ Shape: TypeAlias = tuple[int, ...]
 WEIGHT = "weight"
 #: calibrated factor of the inputs; used only by native kernels
 INPUT_SCALE = "input_scale"
+#: the 4-bit formats of bitsandbytes, with the type of each in its files
+BITSANDBYTES: Mapping[str, str] = MappingProxyType({"bitsandbytes_nf4": "nf4", "bitsandbytes_fp4": "fp4"})
+#: parts of a layer of bitsandbytes besides its codes: scales, table of values, and the same for quantized scales
+BITSANDBYTES_ABSMAX, BITSANDBYTES_MAP = "weight.absmax", "weight.quant_map"
+BITSANDBYTES_NESTED_ABSMAX, BITSANDBYTES_NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
+#: beginning of the name of the tensor that describes such a layer; its 4-bit type follows
+BITSANDBYTES_STATE = "weight.quant_state.bitsandbytes__"
 #: setting of every format: always multiply with the unpacked weight
 FULL_PRECISION = "full_precision_matrix_mult"
 
@@ -174,6 +182,45 @@ def _awq_expected(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, 
     return {"weight_scale": groups, "weight_zeros": groups}
 
 
+def _bitsandbytes_shape(_shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> Shape:
+    shape = settings["shape"]
+    assert isinstance(shape, tuple), shape
+    return shape
+
+
+def _bitsandbytes_expected(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    values = math.prod(shape)
+    codes, blocks = -(-values // 2), -(-values // number(settings, "blocksize"))
+    nested = number(settings, "nested_blocksize")
+    of_scales: dict[str, Sequence[Shape]] = {}
+    if nested:
+        of_scales = {BITSANDBYTES_NESTED_ABSMAX: ((-(-blocks // nested),),), BITSANDBYTES_NESTED_MAP: ((256,),)}
+    return {
+        WEIGHT: ((codes, 1), (1, codes)),
+        BITSANDBYTES_ABSMAX: ((blocks,),),
+        BITSANDBYTES_MAP: ((16,),),
+        **of_scales,
+    }
+
+
+def _bitsandbytes(name: str) -> Format:
+    return Format(
+        name=name,
+        layout="bitsandbytes' Params4bit",
+        parts=(
+            FormatPart(WEIGHT, ("U8",)),
+            FormatPart(BITSANDBYTES_ABSMAX, ("F32", "U8")),
+            FormatPart(BITSANDBYTES_MAP, ("F32",)),
+            FormatPart(BITSANDBYTES_NESTED_ABSMAX, ("F32",), required=False),
+            FormatPart(BITSANDBYTES_NESTED_MAP, ("F32",), required=False),
+        ),
+        shape_of=_bitsandbytes_shape,
+        expected=_bitsandbytes_expected,
+        defaults=MappingProxyType({"blocksize": 64, "nested_blocksize": 0, "nested_offset": 0.0, "shape": ()}),
+        can_quantize=False,
+    )
+
+
 #: `expected` of formats with a scale per weight or per row; such weights may have any number of dimensions
 EITHER_SCALE = _scale_of_all_or_rows
 
@@ -268,6 +315,7 @@ _ALL = (
         group_size=64,
         can_quantize=False,
     ),
+    *map(_bitsandbytes, BITSANDBYTES),
 )
 
 FORMATS: Mapping[str, Format] = MappingProxyType({each.name: each for each in _ALL})

@@ -41,6 +41,10 @@ class GgufCodec:
         """The codes run over the rows in their first dimension."""
         return {WEIGHT: 0}
 
+    def row_entries(self, name: str, rows: int) -> int:
+        """One for each row."""
+        return rows
+
     def reshaped(self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]) -> None:
         """None: blocks are laid out for the shape in the file."""
 

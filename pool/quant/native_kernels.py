@@ -12,6 +12,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from modelpool.pool.quant.kitchen_linear import LINEARS
 from modelpool.pool.quant.quant_codec import FP8_DTYPES, INT8, QuantCodec
 
 _LOG = logging.getLogger(__name__)
+#: (codes, transposed codes of the weight, their two factors, bias, dtype) -> product
+ScaledProduct: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
 
 #: largest number of float8_e4m3fn, to which inputs are quantized
 E4M3_MAX = 448.0
@@ -93,12 +96,35 @@ def native_fp8_linear(
         return None
 
 
+def scaled_product(
+    codes: Tensor, weight_t: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """Return `(codes * scale_a) @ (weight_t * scale_b) + bias` in `out_dtype` by torch's product of 8-bit floats.
+
+    On CUDA it accumulates fast: tensor cores keep partial sums in fewer bits, which the Ada and Hopper generations need
+    for full speed. The rounding of the inputs is larger than that of the sums.
+    """
+    is_fast = codes.device.type == "cuda"
+    return torch._scaled_mm(
+        codes, weight_t, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=is_fast
+    )
+
+
+def reference_product(
+    codes: Tensor, weight_t: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """Return what `scaled_product` returns, on any device: in float32, with exact products of the 8-bit numbers."""
+    out = (codes.float() @ weight_t.float()) * (scale_a * scale_b)
+    return (out if bias is None else out + bias.float()).to(out_dtype)
+
+
 def fp8_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     weight_scale: Tensor | None = None,
     input_scale: Tensor | None = None,
+    product: ScaledProduct = scaled_product,
 ) -> Tensor | None:
     """Compute `x @ (weight * weight_scale).T + bias` by torch's product of 8-bit floats, in the dtype of `x`.
 
@@ -106,7 +132,8 @@ def fp8_linear(
     modified. None where the device's library does not accept the matrix sizes. Raises torch's errors.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if x.device.type == "cuda" and (weight.shape[0] % _CUBLAS_STEP or weight.shape[1] % _CUBLAS_STEP):
+    is_odd = any(size % _CUBLAS_STEP for size in weight.shape)
+    if is_odd and x.device.type == "cuda" and product is scaled_product:
         return None
     one = torch.ones((), dtype=torch.float32, device=x.device)
     factor = one if input_scale is None else input_scale.reshape(()).float()
@@ -116,7 +143,7 @@ def fp8_linear(
     by_all = one if weight_scale is None or by_row else weight_scale.reshape(()).float()
     out_dtype = torch.float32 if by_row else x.dtype
     fused_bias = bias if bias is not None and out_dtype is not torch.float32 else None
-    out = torch._scaled_mm(codes, weight.t(), scale_a=factor, scale_b=by_all, bias=fused_bias, out_dtype=out_dtype)
+    out = product(codes, weight.t(), factor, by_all, fused_bias, out_dtype)
     if by_row and weight_scale is not None:
         out = out * weight_scale.reshape(1, -1).float()
     if bias is not None and fused_bias is None:
@@ -144,6 +171,21 @@ def linear_kernel(
         return native_fp8_linear(x, cast(weight, x.device, weight.dtype), own_bias, capability)
 
     return kernel
+
+
+def reference_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The `pool.ops.context.LinearKernel` that multiplies 8-bit floats as `linear_kernel` does on a GPU, in float32
+    arithmetic on any device; slower than with unpacked weights. Declines (None) every other weight."""
+    name = weight.codec.name if isinstance(weight, PackedWeight) else _FP8_NAMES.get(weight.dtype, "")
+    if name not in FP8_DTYPES or weight.dim() != 2 or x.dtype not in _INPUT_DTYPES or not x.numel():
+        return None
+    own_bias = None if bias is None else cast(bias, x.device, x.dtype)
+    if not isinstance(weight, PackedWeight):
+        return fp8_linear(x, cast(weight, x.device, weight.dtype), own_bias, product=reference_product)
+    if not isinstance(weight.codec, QuantCodec) or weight.codec.full_precision:
+        return None
+    parts = weight.moved(x.device, lambda part: cast(part, x.device, part.dtype)).parts
+    return fp8_linear(x, parts[WEIGHT], own_bias, parts["weight_scale"], parts.get("input_scale"), reference_product)
 
 
 def generations(formats: Collection[str]) -> dict[str, tuple[int, int] | None]:

@@ -77,6 +77,10 @@ class QuantCodec:
             if name == WEIGHT or (name not in _PER_WEIGHT and part.numel() > 1)
         }
 
+    def row_entries(self, name: str, rows: int) -> int:
+        """One for each row."""
+        return rows
+
     def reshaped(
         self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
     ) -> Mapping[str, Tensor] | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import BadQuantization
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.ops.packed import NOMINAL_DTYPE, PackedWeight, packed_weight
+from modelpool.pool.quant.bitsandbytes_codec import BitsAndBytesCodec, bitsandbytes_weight
 from modelpool.pool.quant.detect_layers import (
     MARKER,
     QuantizedLayer,
@@ -25,7 +26,7 @@ from modelpool.pool.quant.detect_layers import (
     is_old_marker,
     plain_factors,
 )
-from modelpool.pool.quant.formats import Shape, round_up
+from modelpool.pool.quant.formats import BITSANDBYTES, BITSANDBYTES_STATE, Shape, round_up
 from modelpool.pool.quant.quant_codec import QuantCodec
 
 _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
@@ -104,6 +105,9 @@ def pack(
             f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {weight_shape}"
         )
     parts = {name: tensors[key] for name, key in layer.parts.items()}
+    if layer.format.name in BITSANDBYTES:
+        settings = MappingProxyType(dict(layer.settings))
+        return bitsandbytes_weight(layer.format.name, settings, layer.marker, parts, weight_shape, dtype)
     flat = layer.format.pads_to > 1 and parts["weight_scale"].dim() == 1
     if flat:
         tiles = layer.format.expected(layer.shape, layer.settings)["weight_scale"][0]
@@ -123,12 +127,17 @@ def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(tensor, PackedWeight):
             saved[key] = tensor
             continue
+        prefix = key.removesuffix("weight")
+        if isinstance(tensor.codec, BitsAndBytesCodec) and (key == "weight" or key.endswith(".weight")):
+            saved.update({prefix + name: part for name, part in tensor.codec.stored(tensor.parts).items()})
+            state = prefix + BITSANDBYTES_STATE + BITSANDBYTES[tensor.codec.name]
+            saved[state] = marker_tensor(tensor.codec.marker)
+            continue
         if not isinstance(tensor.codec, QuantCodec) or not (key == "weight" or key.endswith(".weight")):
             raise BadQuantization(
                 f"{key!r}: found a weight packed as {tensor.codec.name}, expected a name ending in '.weight' and one "
                 f"of the formats of safetensors files"
             )
-        prefix = key.removesuffix("weight")
         saved.update({prefix + name: part for name, part in tensor.parts.items()})
         if tensor.codec.flat_scales:
             saved[prefix + "weight_scale"] = tensor.parts["weight_scale"].reshape(-1)

@@ -22,6 +22,7 @@ class FileKind(Enum):
     TEXT_ENCODER = "text encoder"
     CLIP_VISION = "vision encoder"
     CONTROLNET = "ControlNet"
+    IMAGE_PROMPT = "image prompt adapter"
     EMBEDDING = "embedding"
     UPSCALER = "upscaler"
     HYPERNETWORK = "hypernetwork"
@@ -32,6 +33,8 @@ MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
 LORAS = frozenset({FileKind.LORA})
 CONTROLNETS = frozenset({FileKind.CONTROLNET})
 UPSCALERS = frozenset({FileKind.UPSCALER})
+IMAGE_PROMPTS = frozenset({FileKind.IMAGE_PROMPT})
+VISION_ENCODERS = frozenset({FileKind.CLIP_VISION})
 #: kinds with components: equal ones are found by content
 WITH_COMPONENTS = frozenset({*MODELS, FileKind.VAE, FileKind.TEXT_ENCODER})
 
@@ -49,6 +52,9 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "clip_vision": FileKind.CLIP_VISION,
     "controlnet": FileKind.CONTROLNET,
     "t2i_adapter": FileKind.CONTROLNET,
+    "ipadapter": FileKind.IMAGE_PROMPT,
+    "ip_adapter": FileKind.IMAGE_PROMPT,
+    "style_models": FileKind.IMAGE_PROMPT,
     "embeddings": FileKind.EMBEDDING,
     "upscale_models": FileKind.UPSCALER,
     "hypernetworks": FileKind.HYPERNETWORK,
@@ -62,7 +68,13 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "swinir": FileKind.UPSCALER,
 }
 
-_CONTROLNET_PREFIXES = ("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block.")
+_CONTROLNET_PREFIXES = (
+    *("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block."),
+    # T2I-Adapters are used like ControlNets
+    *("adapter.body.", "body.0.block1.", "body.0.body.0.block1."),
+)
+#: IP-Adapters, of which FaceID includes a LoRA, and Redux
+_IMAGE_PROMPT_PREFIXES = ("image_proj.", "redux_up.")
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
 #: key prefixes of other components of a checkpoint in one file
 _BUNDLED_PREFIXES = (
@@ -91,6 +103,7 @@ _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
     ("model.embed_tokens.", FileKind.TEXT_ENCODER),
     ("model.layers.0.self_attn.", FileKind.TEXT_ENCODER),
     ("vision_model.encoder.", FileKind.CLIP_VISION),
+    ("visual.transformer.resblocks.", FileKind.CLIP_VISION),
     ("conv_first.", FileKind.UPSCALER),
     ("body.0.weight", FileKind.UPSCALER),
     ("module.conv_first.", FileKind.UPSCALER),
@@ -106,6 +119,8 @@ def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> FileKind | 
 
     `is_diffusion_model`: the keys are those of a known diffusion model, under any prefix.
     """
+    if _any_starts_with(keys, _IMAGE_PROMPT_PREFIXES):
+        return FileKind.IMAGE_PROMPT
     if looks_like_lora(keys):
         return FileKind.LORA
     if _any_starts_with(keys, _CONTROLNET_PREFIXES):

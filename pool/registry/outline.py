@@ -31,6 +31,8 @@ _DESCRIBING_ENDS = (
     "tekken_model",
     "comfy_quant",
     "scaled_fp8",
+    "quant_state.bitsandbytes__nf4",
+    "quant_state.bitsandbytes__fp4",
     "output_blocks.11.1.transformer_blocks.0.norm1.bias",
     "edm_mean",
     "edm_std",

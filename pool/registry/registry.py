@@ -38,11 +38,20 @@ from modelpool.pool.registry.folders import (
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
 from modelpool.pool.registry.hub_names import HubName, cached_weights
-from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, UPSCALERS, WITH_COMPONENTS, FileKind
+from modelpool.pool.registry.kinds import (
+    CONTROLNETS,
+    IMAGE_PROMPTS,
+    LORAS,
+    MODELS,
+    UPSCALERS,
+    VISION_ENCODERS,
+    WITH_COMPONENTS,
+    FileKind,
+)
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
-from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, default_folder
+from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, open_store
 
 if TYPE_CHECKING:
     from modelpool.pool.registry.remote_models import RemoteModels
@@ -90,7 +99,7 @@ def open_registry(
     default), and of the `remote` ones."""
     locations = [ModelLocation(path, FileKind.CHECKPOINT) for path in model_folders]
     locations += [ModelLocation(path, FileKind.LORA) for path in lora_folders]
-    store = RegistryStore(folder or default_folder())
+    store = open_store(folder)
     return Registry(store, locations, uses_added, allow_pickle=allow_pickle, assemblies=assemblies, remote=remote)
 
 
@@ -250,6 +259,14 @@ class Registry:
     def find_upscaler(self, name: str) -> WeightsFile:
         """Return the upscaler that `name` means. Raises as `find`."""
         return self.find(name, UPSCALERS, "upscaler")
+
+    def find_image_prompt(self, name: str) -> WeightsFile:
+        """Return the image prompt adapter that `name` means. Raises as `find`."""
+        return self.find(name, IMAGE_PROMPTS, "image prompt adapter")
+
+    def find_vision_encoder(self, name: str) -> WeightsFile:
+        """Return the vision encoder that `name` means. Raises as `find`."""
+        return self.find(name, VISION_ENCODERS, "vision encoder")
 
     def hashes(self, file: WeightsFile, with_data: bool = False, on_bytes: OnBytes = lambda count: None) -> FileHashes:
         """Return the hashes of `file`, reading all of it unless they are known; `with_data` includes AutoV3.

@@ -6,19 +6,22 @@ Knows tables. The facts of a file are read from its header each time: a later ve
 from __future__ import annotations
 
 import dataclasses
-import os
+import logging
 import sqlite3
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelpool.pool.core.user_folders import cache_folder, state_folder
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.loading.content_digest import DIGEST_BYTES
 from modelpool.pool.registry.database import Database, Schema
 from modelpool.pool.registry.folders import Fingerprint
 from modelpool.pool.registry.hashes import FileHashes
 from modelpool.pool.registry.names import folded
+
+logger = logging.getLogger(__name__)
 
 DATABASE_FILE = "models.sqlite3"
 #: a second database: digests of the tensors of files, which can be computed again
@@ -85,10 +88,13 @@ class RegistryStore:
     """Reads and writes the registry's database, each call in one transaction. Raises OutputFailed if that is
     impossible."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is created when something is stored."""
+    def __init__(self, folder: Path, contents_folder: Path | None = None) -> None:
+        """`folder` is created when something is stored, and so is `contents_folder`, which is for the digests of
+        tensors (by default `folder`). Digests that an earlier version has stored in `folder` are still read."""
         self._database = Database(folder / DATABASE_FILE, SCHEMA)
-        self._contents = Database(folder / CONTENTS_FILE, CONTENTS_SCHEMA)
+        self._contents = Database((contents_folder or folder) / CONTENTS_FILE, CONTENTS_SCHEMA)
+        former = folder / CONTENTS_FILE
+        self._former_contents = Database(former, CONTENTS_SCHEMA) if former != self._contents.path else None
 
     @property
     def path(self) -> Path:
@@ -173,13 +179,18 @@ class RegistryStore:
 
     def content_record(self, path: str) -> ContentRecord | None:
         """Return the stored digests of the file at the real path `path`."""
-        if not self._contents.path.exists():
-            return None
-        select = "SELECT * FROM contents WHERE path = ?"
-        row = self._contents.read(lambda db: db.execute(select, (path,)).fetchone())
-        if row is None or len(row[4]) % _RANGE.size:
-            return None
-        return ContentRecord(Fingerprint(*row[1:4]), {(b, e): digest for b, e, digest in _RANGE.iter_unpack(row[4])})
+        found = _content(self._contents, path)
+        if found is None and self._former_contents is not None:
+            found = _content(self._former_contents, path)
+            if found is not None:
+                logger.warning(
+                    "the digests of %s were in %s; they are now in %s",
+                    path,
+                    self._former_contents.path,
+                    self._contents.path,
+                )
+                self.save_content(path, found)
+        return found
 
     def save_content(self, path: str, record: ContentRecord) -> None:
         """Store the digests of the file at the real path `path`."""
@@ -194,10 +205,19 @@ class RegistryStore:
         self._contents.write(change)
 
 
-def default_folder() -> Path:
-    """Return `modelpool` in the user's state folder: $XDG_STATE_HOME, else ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "modelpool"
+def open_store(folder: Path | None = None) -> RegistryStore:
+    """Return the store in `folder`; without one that of the user, in the folders of the user's state and caches."""
+    return RegistryStore(state_folder(), cache_folder()) if folder is None else RegistryStore(folder)
+
+
+def _content(database: Database, path: str) -> ContentRecord | None:
+    if not database.path.exists():
+        return None
+    select = "SELECT * FROM contents WHERE path = ?"
+    row = database.read(lambda db: db.execute(select, (path,)).fetchone())
+    if row is None or len(row[4]) % _RANGE.size:
+        return None
+    return ContentRecord(Fingerprint(*row[1:4]), {(b, e): digest for b, e, digest in _RANGE.iter_unpack(row[4])})
 
 
 def _alias(db: sqlite3.Connection, name: str) -> Alias | None:

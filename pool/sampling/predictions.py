@@ -40,6 +40,19 @@ def clean_latent(
             return x_BCHW * kept + predicted_BCHW * (sigma * math.sqrt(kept))
 
 
+def prediction_of(
+    prediction: Prediction, x_BCHW: Tensor, clean_BCHW: Tensor, sigma: float, sigma_data: float = 1.0
+) -> Tensor:
+    """Return the model's output for which `clean_latent` is `clean_BCHW`."""
+    match prediction:
+        case Prediction.NOISE | Prediction.FLOW:
+            return (x_BCHW - clean_BCHW) * (1.0 / sigma)
+        case Prediction.VELOCITY | Prediction.EDM:
+            kept = _kept(sigma, sigma_data)
+            sign = 1.0 if prediction is Prediction.VELOCITY else -1.0
+            return (x_BCHW * kept - clean_BCHW) * (sign / (sigma * math.sqrt(kept)))
+
+
 def noised(prediction: Prediction, clean: Tensor, noise: Tensor, sigma: float) -> Tensor:
     """Return `clean` with noise at level `sigma`, as in the training of models of this kind."""
     kept = clean * (1.0 - sigma) if prediction is Prediction.FLOW else clean

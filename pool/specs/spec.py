@@ -48,6 +48,7 @@ class Role(Enum):
     VAE = "vae"
     CONTROLNET = "controlnet"
     UPSCALER = "upscaler"
+    IMAGE_PROMPT = "image_prompt"
     LORA = "lora"
 
     @property

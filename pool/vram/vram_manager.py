@@ -202,7 +202,7 @@ class VramManager:
         self._take_charge(firsts)
         after, patchers = decided.after(now), {patcher.key: patcher for patcher, _ in firsts}
         for move in decided.evict:
-            self._shrink_to(move, after)
+            self._shrink_to(move, after, may_count=False)  # in a slice of a run
         for arrival in decided.arrive:
             key = arrival.use.component
             patcher = self._holders[key] = patchers[key]
@@ -375,19 +375,21 @@ class VramManager:
                     if key not in self._leases:
                         self._shrink(key, self._floors().get(key, 0))
 
-    def _modules(self, patcher: ModelPatcher, target_bytes: int) -> Sequence[ModuleBytes]:
-        """Modules to choose from; with operation counts if the choice is partial."""
+    def _modules(self, patcher: ModelPatcher, target_bytes: int, may_count: bool = True) -> Sequence[ModuleBytes]:
+        """Modules to choose from; with operation counts if the choice is partial. Unless `may_count`, with those that
+        are known already."""
         is_partial = 0 < target_bytes < self._specs[patcher.key].weight_bytes
-        return patcher.modules_with_flops if is_partial else patcher.modules()
+        counts = is_partial and (may_count or patcher.has_counted_flops)
+        return patcher.modules_with_flops if counts else patcher.modules()
 
-    def _shrink_to(self, move: Move, after: Residency) -> int:
+    def _shrink_to(self, move: Move, after: Residency, may_count: bool = True) -> int:
         entry = after.of(move.component)
-        return self._shrink(move.component, entry.resident_bytes if entry else 0)
+        return self._shrink(move.component, entry.resident_bytes if entry else 0, may_count)
 
-    def _shrink(self, key: ComponentKey, target_bytes: int) -> int:
+    def _shrink(self, key: ComponentKey, target_bytes: int, may_count: bool = True) -> int:
         """Evict modules until at most `target_bytes` are resident. Returns the bytes evicted."""
         patcher = self._holders.get(key, self._patchers[key])
-        modules = self._modules(patcher, target_bytes)
+        modules = self._modules(patcher, target_bytes, may_count)
         kept = choose_modules(modules, target_bytes, patcher.resident_modules(), grow=False)
         report = patcher.evict_except(kept)
         if not patcher.resident_modules():

@@ -88,9 +88,11 @@ class Recovery:
         at: float,
         was_shared: bool = False,
         cause: LossCause = LossCause.CRASH,
+        may_have_ended: bool = False,
     ) -> None:
         """A run ended with an error, or with its worker by `cause`: run the task again, or fail its jobs. If it shared
-        the run with others (`was_shared`), those may be the cause: then it runs again alone."""
+        the run with others (`was_shared`), those may be the cause: then it runs again alone. If it `may_have_ended`
+        before its worker was lost, in a call with others, that is no failure."""
         stop_requested = task.status is TaskStatus.STOPPING or task.pause_requested_at is not None
         error = blamed(error, stop_requested, task.timed_out_at is not None)
         worker_id, task.timed_out_at = task.worker_id, None
@@ -138,6 +140,8 @@ class Recovery:
             is_shared=was_shared,
             is_external=is_external,
         )
+        if may_have_ended and is_lost:
+            ruling = Verdict.AGAIN_FREE
         if ruling is not Verdict.AGAIN_FREE:
             task.failures += 1
         note = f"{error.kind.value} on {worker_id}" + (f", {cause.value}" if is_lost else "")

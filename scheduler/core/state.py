@@ -740,7 +740,7 @@ class SchedulerState:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
                 if task is not None and task.on_worker:
                     is_shared = len(lost) > 1 or bool(may_have_started)
-                    self.recovery.ended_badly(task, error, self.at, is_shared, cause)
+                    self.recovery.ended_badly(task, error, self.at, is_shared, cause, bool(may_have_started))
             # the end of one task's jobs may stop the others, which no longer run
             self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._update_capacities()  # the loss may have been forgiven

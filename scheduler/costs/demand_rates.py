@@ -68,6 +68,10 @@ class DemandRates:
                 if len(self._idle) > MOST_COMPONENTS:
                     self._idle.popitem(last=False)
 
+    def is_in_demand(self, component: ComponentKey) -> bool:
+        """Whether a task that uses it has not ended."""
+        return component in self._live
+
     def per_second(self, component: ComponentKey, at: float) -> float:
         """The rate at which demand for it begins while there is none; 0 if it never was in demand.
 

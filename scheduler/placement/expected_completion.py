@@ -17,6 +17,8 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    to the value of its waiting: the cheapest may be one that waits for a busy worker. Wasted is the cost here beyond the
    cost on the worker that has most of it: a model that is resident nowhere has to be loaded anyway, a second copy does
    not.
+   Tasks of the same batch that are further along go first if their load displaces nothing, or is small compared with
+   their runs (`scheduler.placement.batch_progress`): the first images of a batch end soon.
 5. In rules 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that
    worker already; none waits for a run of unknown length. So a line gets a second worker exactly if waiting takes
    longer than a load; where the load would evict weights in demand, longer than that with the loads of these
@@ -32,6 +34,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 from modelpool.scheduler.costs.cost_model import least_extra_seconds
+from modelpool.scheduler.placement.batch_progress import further_along
 from modelpool.scheduler.placement.eviction_harm import eviction_seconds
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.placement.overlap import can_preload_all
@@ -151,7 +154,10 @@ def _within_window(reservations: Reservations, oldest: Task, latest_start: float
     """Rules 2 to 5, for tasks with a virtual start up to `latest_start`."""
     query = reservations.query
     decision = _resident(reservations, oldest, latest_start) or _cheapest(reservations, oldest, latest_start)
-    return None if decision is None else _long_waiting(query, oldest, decision) or decision
+    if decision is None:
+        return None
+    decision = further_along(Reservations(query), decision) or decision
+    return _long_waiting(query, oldest, decision) or decision
 
 
 def _resident(reservations: Reservations, oldest: Task, latest_start: float) -> PlacementDecision | None:

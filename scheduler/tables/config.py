@@ -108,7 +108,12 @@ class SchedulerConfig:
                 raise unusable_field(field.name, found, "a finite number")
             if found < _LEAST.get(field.name, 0):
                 raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
+            if found > _MOST.get(field.name, math.inf):
+                raise unusable_field(field.name, found, f"at most {_MOST[field.name]}")
 
+
+#: a minute of queued runs hides any message; what comes later in between would not be considered for longer than that
+_MOST = {"send_ahead_seconds": 60.0}
 
 #: booleans, not numbers
 _SWITCHES = frozenset({"preemption", "upload_ahead"})

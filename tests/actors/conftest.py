@@ -18,7 +18,7 @@ WORKERS = 4
 def ray_session(tmp_path_factory) -> Iterator[RaySession]:
     """A local Ray that pools of this process join by themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         session = open_session(None, "modelpool", WORKERS)
         yield session
         session.close()

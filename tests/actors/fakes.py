@@ -41,7 +41,9 @@ from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeImageParams,
     EncodeParams,
+    FoundImagePrompt,
     ImagePixels,
+    ImagePromptRef,
     Latent,
     LoraRef,
     Mask,
@@ -174,6 +176,16 @@ class FakeUpscalers:
         return 0.001
 
 
+class FakeImagePrompts:
+    """No image prompt adapters."""
+
+    def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
+        raise unknown_name("image prompt adapter", name, ())
+
+    def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
+        raise AssertionError(f"asked for {prompt}")
+
+
 class FakeEmbeddings:
     """One textual inversion without a file."""
 
@@ -186,6 +198,7 @@ class FakeCatalog:
 
     controls = FakeControls()
     upscalers = FakeUpscalers()
+    image_prompts = FakeImagePrompts()
     embeddings = FakeEmbeddings()
 
     def models(self) -> tuple[object, ...]:

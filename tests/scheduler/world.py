@@ -460,13 +460,22 @@ class Shell:
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
                     members = [] if run is None else run.members
-                    assert all(one.stop_requested for one in members), f"{command}: nobody asked them to stop"
+                    # the core may believe in a run that was revoked, and end the worker because that one does not stop
+                    is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
+                    is_asked = is_mistaken or all(one.stop_requested for one in members)
+                    assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
             case RevokeTask():
                 found = (command.incarnation, command.task_id, command.attempt)
                 queue = {(c.incarnation, c.task_id, c.attempt): c for c in self.queued.get(command.worker_id, ())}
+                begun = self.running.get(command.worker_id)
+                if begun is not None and begun.command.task_id == command.task_id:
+                    believed = self.state.worker_table.workers[command.worker_id].task_id
+                    assert believed is not None, f"{command}: it runs that"
+                    assert self._is_revoked(command.worker_id, believed), f"{command}: it runs that"
+                    return  # the core believes that one before it runs, which was revoked: this one started instead
                 assert found in queue, f"{command}: it has {list(queue)} next"
                 asked = self.asked_back.setdefault(command.worker_id, [])
                 assert queue[found] not in asked, f"{command}: for the second time"

@@ -113,7 +113,7 @@ async function use(job, reuse) {
 
 async function showOutput(mine, job) {
   try {
-    const blob = await blobOf(outputPath(job.submission, job.index));
+    const blob = await blobOf(outputPath(job.submission, job.index, job.file));
     if (shown !== mine) return;
     if (fullImage) URL.revokeObjectURL(fullImage);
     fullImage = URL.createObjectURL(blob);
@@ -134,7 +134,7 @@ async function showOutput(mine, job) {
 
 async function download(job) {
   try {
-    const url = URL.createObjectURL(await blobOf(outputPath(job.submission, job.index)));
+    const url = URL.createObjectURL(await blobOf(outputPath(job.submission, job.index, job.file)));
     const link = h("a", { href: url, download: job.file });
     link.click();
     setTimeout(() => URL.revokeObjectURL(url), 10_000);

@@ -188,7 +188,7 @@ class Tile {
   showEnd(end) {
     const isImage = end.state === "succeeded" && end.file;
     setText(this.mark, end.state === "succeeded" ? (isImage ? "" : "stored elsewhere") : end.kind ? `${end.state}: ${end.kind}` : end.state);
-    if (isImage) this.picture.show(thumbnailPath(end.submission, end.index), end.prompt);
+    if (isImage) this.picture.show(thumbnailPath(end.submission, end.index, end.file), end.prompt);
     else this.picture.show("");
     const took = end.seconds === null ? "" : measured(end.seconds);
     setText(this.reason, end.state === "failed" ? end.message : "");

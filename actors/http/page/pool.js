@@ -30,7 +30,7 @@ function latestImages() {
   const found = new Map();
   const ends = [...entries("ends").values()].sort((one, other) => one.number - other.number);
   for (const end of ends) {
-    if (end.state === "succeeded" && end.file) found.set(end.worker, thumbnailPath(end.submission, end.index));
+    if (end.state === "succeeded" && end.file) found.set(end.worker, thumbnailPath(end.submission, end.index, end.file));
   }
   return found;
 }

@@ -9,10 +9,12 @@ const MOST_JOBS = 100;
 /** job -> {url, step, askedAt, over}: shared by everything that shows the job */
 const previews = new Map();
 
-export const thumbnailPath = (submission, index) =>
-  `/api/jobs/${encodeURIComponent(submission)}/outputs/${index}/thumbnail`;
+/** Paths of an output; with the name of its file, another server of the same application finds it, too. */
+export const thumbnailPath = (submission, index, file) =>
+  `/api/jobs/${encodeURIComponent(submission)}/outputs/${index}/thumbnail?file=${encodeURIComponent(file)}`;
 
-export const outputPath = (submission, index) => `/api/jobs/${encodeURIComponent(submission)}/outputs/${index}`;
+export const outputPath = (submission, index, file) =>
+  `/api/jobs/${encodeURIComponent(submission)}/outputs/${index}?file=${encodeURIComponent(file)}`;
 
 /** Return the address of the newest preview of a running task, "" if there is none; ask for a newer one in time. */
 async function preview(task) {

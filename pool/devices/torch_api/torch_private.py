@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,10 @@ no_torch_function = torch._C._disabled_torch_function_impl
 # The name under which the process's one out-of-tree device type is known; "privateuseone" until it is claimed.
 python_backend_name = torch._C._get_privateuse1_backend_name
 
+# Changes the settings of the process's caching allocator, in the form of PYTORCH_ALLOC_CONF. Torch's public way is that
+# environment variable, which a process reads once, before this project has a say.
+set_allocator_settings: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+
 
 def constant_when_compiled(function: _Function) -> _Function:
     """Let torch.compile call `function` once while tracing and treat the result as a constant of the graph.
@@ -37,6 +42,25 @@ def constant_when_compiled(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@dataclass(frozen=True, slots=True)
+class CompileErrors:
+    """Errors of a function that torch.compile made, raised before the function computes anything.
+
+    failed           it cannot be compiled
+    too_many_shapes  it was compiled for as many kinds of inputs as torch keeps, and these are of another
+    """
+
+    failed: type[Exception]
+    too_many_shapes: type[Exception]
+
+
+def compile_errors() -> CompileErrors:
+    """Return the errors; imports torch's compiler, which takes a second."""
+    from torch._dynamo import exc
+
+    return CompileErrors(exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
 class _Recorder(torch.Tensor):

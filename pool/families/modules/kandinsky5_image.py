@@ -14,6 +14,7 @@ from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinitio
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import one_length_at_a_time
 from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Pooled, Reading
 from modelpool.pool.specs.spec import Role
 
@@ -64,22 +65,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict noise - clean. The model has no mask: texts of different lengths run one after the other."""
-    import torch
-
-    mask = kwargs.get("context_mask")
-    if mask is None:
-        return _forward_one_length(module, x_BCHW, level_B, kwargs["context"], kwargs["pooled"])
-    predictions = [
-        _forward_one_length(
-            module,
-            x_BCHW[row : row + 1],
-            level_B[row : row + 1],
-            kwargs["context"][row : row + 1, : int(mask[row].sum())],
-            kwargs["pooled"][row : row + 1],
-        )
-        for row in range(len(x_BCHW))
-    ]
-    return torch.cat(predictions)
+    return one_length_at_a_time(_forward_one_length, module, x_BCHW, level_B, kwargs)
 
 
 def _forward_one_length(

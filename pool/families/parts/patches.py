@@ -7,12 +7,13 @@ Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.parts.forward import ModelKwargs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 #: pixels along a side of a latent cell
@@ -67,3 +68,30 @@ def text_mask(kwargs: ModelKwargs, name: str) -> Tensor:
     mask = kwargs.get(f"{name}_mask")
     states = kwargs[name]
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask
+
+
+def one_length_at_a_time(
+    call: Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor], Tensor],
+    module: nn.Module,
+    x: Tensor,
+    level_B: Tensor,
+    kwargs: ModelKwargs,
+) -> Tensor:
+    """Return the predictions of `call` (module, latent, level, text states, pooled text) for a model without a mask:
+    texts of different lengths run one after the other."""
+    import torch
+
+    mask = kwargs.get("context_mask")
+    if mask is None:
+        return call(module, x, level_B, kwargs["context"], kwargs["pooled"])
+    predictions = [
+        call(
+            module,
+            x[row : row + 1],
+            level_B[row : row + 1],
+            kwargs["context"][row : row + 1, : int(mask[row].sum())],
+            kwargs["pooled"][row : row + 1],
+        )
+        for row in range(len(x))
+    ]
+    return torch.cat(predictions)

@@ -62,6 +62,8 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
 #: UNets of latent diffusion that read texts, by the names that LoRAs know
 _UNETS = frozenset(unet.lora_family for unet in defined_unets() if unet.lora is UNET)
 _UNET_PREFIX = "model.diffusion_model."
+#: projection of open_clip, which is the transpose of the one of transformers
+_TURNED_PROJECTION = "text_projection"
 
 
 class ConverterChangedError(RuntimeError):
@@ -80,7 +82,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             # # transformers dropped the text_model level; the module computes its position table
             return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
         case Architecture.CLIP_TEXT_PROJECTED:
-            return lambda tensors: {_with_text_level(k): v for k, v in _moved(tensors, prefix, "").items()}
+            return lambda tensors: _projected_text(_moved(tensors, prefix, ""))
         case Architecture.DIFFUSERS_UNET:
             return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
@@ -154,6 +156,13 @@ def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Ten
     return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
 
 
+def _projected_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of a text model with a projection, which some files have in the form of open_clip."""
+    turned = next((key for key in (_TURNED_PROJECTION, f"text_model.{_TURNED_PROJECTION}") if key in tensors), None)
+    named = {_with_text_level(key): value for key, value in tensors.items() if key != turned}
+    return named if turned is None else {**named, f"{_TURNED_PROJECTION}.weight": tensors[turned].T}
+
+
 def _with_text_level(key: str) -> str:
     """Return transformers' name for a tensor of a text model with a projection; some files lack the level."""
     return key if key.startswith(("text_model.", "text_projection.")) else f"text_model.{key}"
@@ -183,7 +192,12 @@ def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
 
 def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
     """Return how `module` and `key_map` differ, in words; empty if keys and shapes are equal."""
-    actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    return differing_state(key_map, module.state_dict())
+
+
+def differing_state(key_map: KeyMap, state: Tensors) -> str:
+    """Return how the `state` of a module and `key_map` differ, in words; empty if keys and shapes are equal."""
+    actual = {key: tuple(value.shape) for key, value in state.items()}
     mapped = key_map.shapes
     if actual == mapped:
         return ""

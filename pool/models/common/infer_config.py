@@ -138,7 +138,8 @@ def projected_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
     """Return the arguments of `transformers.CLIPTextConfig` for a CLIP text model with a projection (G or H), in the
     naming of transformers, with tensors of `shapes`, of any size. Raises UnknownArchitecture as `clip_text_config`
     does."""
-    projection = _shape(shapes, "text_projection.weight", 2)
+    turned = shapes.get("text_projection")  # as open_clip stores it, and converters that keep its form
+    projection = turned[::-1] if turned and len(turned) == 2 else _shape(shapes, "text_projection.weight", 2)
     return {**clip_text_config(shapes), "hidden_act": "gelu", "projection_dim": projection[0]}
 
 

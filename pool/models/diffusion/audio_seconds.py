@@ -16,7 +16,7 @@ from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
@@ -46,16 +46,17 @@ class SecondsPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
         class."""
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         module = empty_module(StableAudioProjectionModel, self.config)
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"recognised as Stable Audio's seconds, but {difference}")
-        return module
+        return module, fitted(self.key_map, module, "recognised as Stable Audio's seconds, but")
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors`, in evaluation mode, without gradients."""
-        module = self.empty()
-        fill(module, self.key_map.load(tensors))
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
         assert_filled(module)
         return module
 

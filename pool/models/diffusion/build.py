@@ -19,6 +19,7 @@ from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError, differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.folder_config import config_arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module, tables_of
@@ -44,21 +45,22 @@ class DiffusionModelPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
         """
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         module = empty_module(self.architecture.module, self.config)
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"recognised as {self.recognised.title}, but {difference}")
-        return module
+        return module, fitted(self.key_map, module, f"recognised as {self.recognised.title}, but")
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
-        module = self.empty()
-        fill(module, self.key_map.load(tensors))
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
         assert_filled(module)
         left = [name for name, value in tables_of(module) if value.is_meta]
         assert not left, f"{type(module).__name__} has unfilled tables: {left}"
@@ -66,8 +68,8 @@ class DiffusionModelPlan:
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        unused = {key: tensors[key] for key in self.key_map.unused}
-        return self.key_map.save(module.state_dict()) | unused
+        key_map = within(self.key_map, module.state_dict())
+        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
     def call(self, module: nn.Module, x: Tensor, level_B: Tensor, kwargs: Mapping[str, Tensor]) -> Tensor:
         """Return the prediction of `module` for the latent `x` at `level_B`; see `DiffusionArchitecture`."""

@@ -15,7 +15,7 @@ from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
 from modelpool.pool.detection.text_encoders import SIGNATURES, TextEncoderFacts, recognise_text_encoder, stands_for
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.text.classes import empty_text_encoder, fill_tables
 from modelpool.pool.models.text.configs import CONFIGS, Config, count
 from modelpool.pool.models.text.names import CONVERTERS, convert_without_norm, in_known_naming
@@ -50,31 +50,32 @@ class TextEncoderPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
         """
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         module = empty_text_encoder(self.facts.architecture, self.config)
         if self.facts.name == FIRST_LAYERS:
             module.norm = nn.Identity()  # its last state is read before the norm
-        difference = differing_keys(self.key_map, _Carried(module))
-        if difference:
-            raise UnknownArchitecture(f"recognised as {self.facts.title}, but {difference}")
-        return module
+        return module, fitted(self.key_map, module, f"recognised as {self.facts.title}, but", _carried(module))
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
-        module = self.empty()
-        fill(module, self.key_map.load(tensors))
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
         fill_tables(module)
         assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        unused = {key: tensors[key] for key in self.key_map.unused}
-        return self.key_map.save(module.state_dict()) | unused
+        key_map = within(self.key_map, module.state_dict())
+        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 def plan_text_encoder(
@@ -138,13 +139,6 @@ def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:
     raise unknown_name("text encoder", name, {signature.facts.name for signature in SIGNATURES})
 
 
-class _Carried(nn.Module):
-    """The state of a module, each tensor under one name."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._state = {key: value for key, value in module.state_dict().items() if key != _SECOND_NAME}
-
-    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
-        """Return the selected state."""
-        return self._state
+def _carried(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of `module`, each tensor under one name."""
+    return {key: value for key, value in module.state_dict().items() if key != _SECOND_NAME}

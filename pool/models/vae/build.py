@@ -18,8 +18,8 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import recognise_vae
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.key_map import KeyMap, discover, key_map_of
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.common.vae_compression import measured
 from modelpool.pool.models.common.vae_configs import Config
 from modelpool.pool.models.vae.classes import VaeArchitecture, architecture_of, empty_vae
@@ -69,12 +69,8 @@ class VaePlan:
             elif name in _HALVES:
                 setattr(module, name, MissingHalf(self.facts.title, name))
         _fill_tables(module, mapped)
-        carried = _Carried(module, mapped)
-        key_map = _within(self.key_map, carried.state_dict())
-        difference = differing_keys(key_map, carried) or _missing_layer(self.key_map, key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"recognised as the VAE of {self.facts.title}, but {difference}")
-        return module, key_map
+        title = f"recognised as the VAE of {self.facts.title}, but"
+        return module, fitted(self.key_map, module, title, _carried(module, mapped))
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
@@ -88,7 +84,7 @@ class VaePlan:
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        key_map = _within(self.key_map, module.state_dict())
+        key_map = within(self.key_map, module.state_dict())
         return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
@@ -148,39 +144,13 @@ def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePla
     return replace(plan, key_map=discover(dict(shapes), convert))
 
 
-def _within(key_map: KeyMap, state: Mapping[str, Tensor]) -> KeyMap:
-    """Return `key_map` without parameters that are not in `state`; `key_map` itself if it has none."""
-    if key_map.origins.keys() <= state.keys():
-        return key_map
-    return key_map_of(key_map.sources, {key: origin for key, origin in key_map.origins.items() if key in state})
-
-
-def _missing_layer(key_map: KeyMap, used: KeyMap, module: nn.Module) -> str:
-    """Return the words for a parameter outside of `used` that is of a layer which a list of the module lacks; "" if
-    there is none. Such a file is no file with extra tensors: its configuration has too few layers."""
-    for key in sorted(key_map.origins.keys() - used.origins.keys()):
-        parent: Any = module
-        for part in key.split("."):
-            if isinstance(parent, nn.ModuleList | nn.Sequential) and part.isdecimal() and int(part) >= len(parent):
-                return f"it has {key}, and the configuration has {len(parent)} such layers"
-            parent = getattr(parent, part, None)
-    return ""
-
-
-class _Carried(nn.Module):
-    """The part of a module's state that a file must hold: all but optional counters."""
-
-    def __init__(self, module: nn.Module, mapped: Mapping[str, Shape]) -> None:
-        super().__init__()
-        self._module_state = {
-            key: value
-            for key, value in module.state_dict().items()
-            if key in mapped or not key.endswith(".num_batches_tracked")
-        }
-
-    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
-        """Return the selected state."""
-        return self._module_state
+def _carried(module: nn.Module, mapped: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Return the part of a module's state that a file must hold: all but optional counters."""
+    return {
+        key: value
+        for key, value in module.state_dict().items()
+        if key in mapped or not key.endswith(".num_batches_tracked")
+    }
 
 
 def _fill_tables(module: nn.Module, mapped: Mapping[str, Shape]) -> None:

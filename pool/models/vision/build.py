@@ -21,7 +21,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithP
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.vision.names import convert_vision
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
@@ -40,21 +40,25 @@ class VisionPlan:
 
     config   the arguments of its configuration
     key_map  between the file's tensors (keys as in the file) and the module's parameters
+    kind, config_kind  classes of transformers, if it is no CLIP
     """
 
     config: Config
     key_map: KeyMap
+    kind: type[Any] | None = None
+    config_kind: type[Any] = CLIPVisionConfig
 
     def empty(self) -> nn.Module:
         """Return the module without weights, its position table filled.
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
-        module = _empty(self.config)
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"it is not a CLIP vision encoder: {difference}")
-        return module
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        module = _empty(self.config, self.kind, self.config_kind)
+        return module, fitted(self.key_map, module, f"it is not a {type(module).__name__}:")
 
 
 def plan_vision(
@@ -110,11 +114,12 @@ def _with_folder_config(config: Config, folder_config: Mapping[str, Any]) -> Con
     return found
 
 
-def _empty(config: Config) -> nn.Module:
-    kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
+def _empty(config: Config, kind: type[Any] | None, config_kind: type[Any]) -> nn.Module:
+    if kind is None:
+        kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
     try:
         with uninitialised_on_meta():
-            module: nn.Module = kind(CLIPVisionConfig(**config))
+            module: nn.Module = kind(config_kind(**config))
     except Exception as error:  # transformers validates with various exception types
         raise UnknownArchitecture(f"vision encoder: {kind.__name__} cannot have these sizes: {error}") from error
     return with_places(module)

@@ -20,7 +20,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.vision.build import Config, measured_vision, with_places
 from modelpool.pool.models.vision.names import convert_vision
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
@@ -73,15 +73,17 @@ class ImageWordsPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
         class."""
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         try:
             with uninitialised_on_meta():
                 module: nn.Module = ImageWords(self.config, self.width)
         except Exception as error:  # transformers validates with various exception types
             raise UnknownArchitecture(f"vision encoder: CLIP cannot have these sizes: {error}") from error
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"it is not a LLaVA vision encoder: {difference}")
-        return with_places(module)
+        key_map = fitted(self.key_map, module, "it is not a LLaVA vision encoder:")
+        return with_places(module), key_map
 
 
 def plan_image_words(shapes: Mapping[str, Shape], prefix: str = "") -> ImageWordsPlan:

@@ -72,3 +72,10 @@ def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
                     yield f"{_OWN_LAYERS}{number}.self_attn.{name}_proj.{kind}", rows
             elif part.removesuffix(f".{kind}") in _PARTS and part.endswith(kind):
                 yield f"{_OWN_LAYERS}{number}.{_PARTS[part.removesuffix(f'.{kind}')]}.{kind}", tensor
+
+
+def siglip_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of `transformers.SiglipVisionModel` from `tensors` in its naming, with or without the outer
+    level; the text model of a complete SigLIP is left out."""
+    leveled = {_LEVEL + key if key.startswith((*_PARTS_ALONE, "head.")) else key: x for key, x in tensors.items()}
+    return {key.removeprefix(_LEVEL): x for key, x in leveled.items() if _is_weight(key)}

@@ -1,9 +1,9 @@
 """Preprocess images for CLIP vision encoders, and run the encoders. No memory is managed here.
 
-Two modes, by `pool.core.sampling_facts.VisionEncoderUse`: the complete image, blurred in proportion to the downscale
-and squeezed into a square (Stable Video Diffusion); or its centre (Wan), cropped like transformers' image processor of
-CLIP. Images are prepared on the CPU in float32. Shape legend: B batch, C channels, H W height and width, L states, D
-width of a state.
+Three modes, by `pool.core.sampling_facts.VisionEncoderUse`: the complete image, blurred in proportion to the downscale
+and squeezed into a square (Stable Video Diffusion); its centre (Wan, IP-Adapter), cropped like transformers' image
+processor of CLIP; or the complete image as a square, with values from -1 to 1 (SigLIP). Images are prepared on the CPU
+in float32. Shape legend: B batch, C channels, H W height and width, L states, D width of a state.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ def preprocess_image(pixels_HWC: PixelArray, side: int, vision_use: VisionEncode
     match vision_use:
         case VisionEncoderUse.PROJECTED:
             pixels_BCHW = (_squeezed(_between_ones(pixels_HWC), side) + 1.0) / 2.0
-        case VisionEncoderUse.PENULTIMATE | VisionEncoderUse.WORDS:
+        case VisionEncoderUse.PENULTIMATE | VisionEncoderUse.WORDS | VisionEncoderUse.CENTER_PROJECTED:
             pixels_BCHW = _unit(_middle(pixels_HWC, side))
+        case VisionEncoderUse.LAST:
+            resized = Image.fromarray(pixels_HWC).resize((side, side), Image.Resampling.BICUBIC)
+            return _unit(np.asarray(resized)) * 2.0 - 1.0
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
     normal_BCHW: Tensor = (pixels_BCHW - means) / deviations
     return normal_BCHW
@@ -48,17 +51,20 @@ def states(module: nn.Module, shown_BCHW: Tensor, vision_use: VisionEncoderUse) 
         words_BLD: Tensor = module(shown_BCHW)
         return words_BLD
     seen: Any = module(pixel_values=shown_BCHW, output_hidden_states=vision_use is VisionEncoderUse.PENULTIMATE)
-    states_BLD: Tensor = (
-        seen.image_embeds.unsqueeze(1) if vision_use is VisionEncoderUse.PROJECTED else seen.hidden_states[-2]
-    )
+    if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
+        projected_BLD: Tensor = seen.image_embeds.unsqueeze(1)
+        return projected_BLD
+    states_BLD: Tensor = seen.last_hidden_state if vision_use is VisionEncoderUse.LAST else seen.hidden_states[-2]
     return states_BLD
 
 
 def states_shape(module: nn.Module, vision_use: VisionEncoderUse) -> tuple[int, int]:
     """Return the number of states, and their width."""
     config: Any = module.config  # transformers is not typed
-    if vision_use is VisionEncoderUse.PROJECTED:
+    if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
         return 1, int(config.projection_dim)
+    if vision_use is VisionEncoderUse.LAST:
+        return (int(config.image_size) // int(config.patch_size)) ** 2, int(config.hidden_size)
     if vision_use is VisionEncoderUse.WORDS:
         width: Any = module.width
         return (int(config.image_size) // int(config.patch_size)) ** 2, int(width)

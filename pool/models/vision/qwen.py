@@ -26,7 +26,7 @@ from modelpool.pool.core.results import PixelArray
 from modelpool.pool.detection.qwen_layout import CHANNELS, FRAMES, MERGED, PATCH, Config, qwen_vision_config
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
 from modelpool.pool.text.image_tokens import ImageStates
 
@@ -50,15 +50,17 @@ class QwenVisionPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
         class."""
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
         try:
             with uninitialised_on_meta():
                 module: nn.Module = Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(**self.config))
         except Exception as error:  # transformers validates with various exception types
             raise UnknownArchitecture(f"vision encoder: Qwen 2.5 VL cannot have these sizes: {error}") from error
-        difference = differing_keys(self.key_map, module)
-        if difference:
-            raise UnknownArchitecture(f"it is not a Qwen 2.5 VL vision encoder: {difference}")
-        return module.eval().requires_grad_(False)
+        key_map = fitted(self.key_map, module, "it is not a Qwen 2.5 VL vision encoder:")
+        return module.eval().requires_grad_(False), key_map
 
 
 def plan_qwen_vision(shapes: Mapping[str, Shape], prefix: str = "") -> QwenVisionPlan:

@@ -78,6 +78,7 @@ class PatchedAttention:
         self._attention, self._place, self._options = plain, place, options
         self._patches = options.patches.get(points.patch, ())
         self._output_patches = options.patches.get(points.output, ())
+        self._additions = options.patches.get(PatchPoint.ATTN2_ADDITION, ()) if place.name == "attn2" else ()
         table = options.patches_replace.get(points.replace, {})
         self._replacement = next((table[key] for key in place.keys if key in table), None)
         self._shape_of_input = shape_of_input
@@ -90,7 +91,7 @@ class PatchedAttention:
     @property
     def computes(self) -> bool:
         """Whether the attention's computation is replaced, not only its result changed."""
-        return bool(self._patches) or self._replacement is not None
+        return bool(self._patches) or self._replacement is not None or bool(self._additions)
 
     def __call__(
         self,
@@ -122,6 +123,9 @@ class PatchedAttention:
             out_BLD = self._replacement(q_BLD, k_BLD, v_BLD, extra)
         else:
             out_BLD = _attend(a, q_BLD, k_BLD, v_BLD, mask)
+        for addition in self._additions:
+            added_BLD = addition(q_BLD, extra)
+            out_BLD = out_BLD if added_BLD is None else out_BLD + added_BLD
         result: Tensor = a.to_out[1](a.to_out[0](out_BLD))
         return result
 

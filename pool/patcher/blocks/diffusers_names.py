@@ -125,6 +125,21 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
                 yield index, name, attention
 
 
+def cross_attentions(unet: nn.Module) -> tuple[tuple[str, int, nn.Module], ...]:
+    """Return each cross-attention of `unet` in execution order ("transformer_index" counts them): its name, its place
+    in the order of modules, which adapters number their layers by, and the module."""
+    order = {id(module): name for name, module in unet.named_modules() if name.endswith(".attn2")}
+    places = {key: place for place, key in enumerate(order)}
+    found = (
+        attention
+        for block in unet_blocks(unet)
+        for layer in block.layers
+        for _, name, attention in attentions_of(unet.get_submodule(layer))
+        if name == "attn2"
+    )
+    return tuple((order[id(attention)], places[id(attention)], attention) for attention in found)
+
+
 def is_plain_attention(attention: nn.Module) -> bool:
     """Whether `attention` only projects, multiplies and projects, so that a patched one omits nothing."""
     a: Any = attention
@@ -203,6 +218,11 @@ def _result_names(block: type) -> tuple[str, ...]:
     returns = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
     last = returns[-1] if returns else None
     return tuple(n.id for n in last.elts if isinstance(n, ast.Name)) if isinstance(last, ast.Tuple) else ()
+
+
+def repeated_block_names(module: nn.Module) -> frozenset[str]:
+    """Return the class names of the blocks that diffusers would compile in `module`; empty if it names none."""
+    return frozenset(getattr(module, "_repeated_blocks", None) or ())
 
 
 def _with_attention(block: Any, place: str, index: int) -> Iterator[str]:

@@ -69,6 +69,8 @@ class UnetInstaller:
 
     def _refuse_unmatched(self) -> None:
         """Refuse patches and replacements that match no attention; call after all attentions were visited."""
+        if self._patches(PatchPoint.ATTN2_ADDITION) and not any(place.name == "attn2" for place in self._attentions):
+            raise unusable_field(PatchPoint.ATTN2_ADDITION.value, "a UNet without attn2", "one that has it")
         for name, points in ATTENTION_POINTS.items():
             places = [place for place in self._attentions if place.name == name]
             for point in points.patches:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.opening import OpenedPool, start_pool
 from modelpool.actors.cli.daemon import _serve, serve_forever, start_in_background, stop_running_pool
 from modelpool.actors.cli.interrupts import StoppableCommand
+from modelpool.actors.cli.open_pool import ask_status
 from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from modelpool.actors.ray.ray_session import RaySession
 from modelpool.actors.ray.run_file import running_pool
@@ -61,7 +63,6 @@ with ModelPool.connect() as pool:
 def test_a_pool_in_the_background_is_found_used_survives_its_controller_and_is_ended(tmp_path, monkeypatch) -> None:
     """A short form of `benchmarks.chaos`: detached jobs whose controller is killed (SIGKILL) are committed once, with
     the bytes that they have without that."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)  # so that all processes are its own
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="mine")
@@ -97,7 +98,7 @@ def require_equal_once(folder: Path, other: Path) -> None:
 
 
 def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     places = []
 
     def start_controller(plan, namespace, name, place, models, environment):
@@ -118,7 +119,7 @@ def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tm
 
 
 def test_a_pool_that_cannot_start_says_why(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     config = PoolConfig().override(address="127.0.0.1:1", name="mine")
     with pytest.raises(UserError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         start_in_background(config)
@@ -134,7 +135,7 @@ def _connect() -> None:
 @pytest.fixture
 def gated(tmp_path, monkeypatch) -> Iterator[tuple[OpenedPool, ModelPool, Path]]:
     """A pool of one worker whose runs wait at a gate, without Ray; the gate is the folder's."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = make_pipes(tmp_path)
     line = LoopConnection(1, lambda: FakeEngine(folder))
     pool = ModelPool(line, lambda: None, None)
@@ -148,6 +149,29 @@ def running_step(pool: ModelPool, jobs: Jobs) -> None:
     """Wait until a step is done."""
     while not any(running.step for running in jobs.progress().running):
         time.sleep(0.01)
+
+
+def test_the_daemon_answers_with_its_status_while_it_serves(gated) -> None:
+    """`modelpool status` needs no Ray for it. The socket ends with the daemon."""
+    opened, pool, folder = gated
+    found: list[Any] = []
+
+    def work_comes_and_status_is_asked() -> None:
+        jobs = pool.submit(GenerateRequest(model="shapes", prompt=GATED, seed=1, steps=4))
+        running_step(pool, jobs)
+        found.append(ask_status("modelpool"))
+        (folder / "gate").write_text("on")
+        jobs.wait(60)
+        found.append(ask_status("modelpool"))
+        found.append(Path(running_pool("modelpool").status_socket))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    _serve(opened, PoolConfig(), work_comes_and_status_is_asked)
+    busy, idle, path = found
+    assert (busy.workers[0].task, busy.jobs["live"]) == ("sample", 1)
+    assert (idle.workers[0].task, idle.jobs["live"], idle.jobs["succeeded"]) == (None, 0, 1)
+    assert path.name == "socket"
+    assert not path.parents[1].exists()
 
 
 def test_sigterm_drains_the_daemon_what_runs_stops_at_a_step_and_nothing_starts(gated) -> None:

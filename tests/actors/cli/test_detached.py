@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from modelpool.actors.detached.job_service import JobsProgress
 from modelpool.actors.detached.records import SubmissionRecord, SubmissionState
+from modelpool.actors.outputs.layout import THUMBNAIL_PIXELS, LayoutKind, OutputLayout
+from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 
@@ -27,7 +31,35 @@ class JobsPool(FakePool):
 
     def attach(self, jobs_id: str) -> SimpleNamespace:
         (record,) = [record for record in self.detached() if record.submission_id.startswith(jobs_id)]
-        return SimpleNamespace(progress=lambda: JobsProgress(record, (), 0, ""))
+        return SimpleNamespace(id=record.submission_id, progress=lambda: JobsProgress(record, (), 0, ""))
+
+
+def test_submit_takes_the_options_of_batch_for_outputs_and_refuses_lines_that_its_template_does_not_fit(
+    command: Command, tmp_path: Path
+) -> None:
+    handed: list[dict[str, Any]] = []
+
+    class TakingPool(JobsPool):
+        def submit_detached(self, requests: list[GenerateRequest], **terms: Any) -> SimpleNamespace:
+            handed.append({"requests": requests, **terms})
+            return self.attach("new")
+
+    (tmp_path / "jobs.jsonl").write_text('{"prompt": "a", "id": "first"}\n{"prompt": "b", "id": "second"}\n')
+    (tmp_path / "some.jsonl").write_text('{"prompt": "a", "id": "first"}\n{"prompt": "b"}\n')
+    pool = TakingPool(succeeded=(("new", 0),))
+    options = ("--out", str(tmp_path / "out"), "--model", "shapes", "--pool", "mine", "--name", "{id}")
+    shards = ("--shards", "5", "--shard-format", "parquet", "--format", "webp", "--quality", "80")
+    assert command("submit", str(tmp_path / "jobs.jsonl"), *options, *shards, pool=pool).code == 0
+    assert handed[0]["name"] == "{id}"
+    assert handed[0]["layout"] == OutputLayout(LayoutKind.PARQUET, 5)
+    assert [(one.format, one.quality) for one in handed[0]["requests"]] == [("webp", 80)] * 2
+    ended = command("submit", str(tmp_path / "some.jsonl"), *options, pool=pool)
+    assert ended.code == 2
+    assert "some.jsonl:2: id: missing; --name {id} needs it" in ended.err
+    assert "nothing was submitted" in ended.err
+    assert command("submit", str(tmp_path / "jobs.jsonl"), *options, "--thumbnails", pool=pool).code == 0
+    assert handed[1]["layout"] == OutputLayout(thumbnail_pixels=THUMBNAIL_PIXELS)
+    assert len(handed) == 2
 
 
 def test_progress_without_an_id_shows_what_has_not_ended_else_the_latest_submission(command: Command) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
+from tests.actors.http.comfy_examples import basic
 from tests.actors.http.test_comfy_graph import with_start
 
 
@@ -41,6 +43,21 @@ def test_run_generates_a_workflow_with_the_image_next_to_it(command: Command, tm
     (request,) = pool.submitted
     assert (request.prompt, request.steps) == ("a red circle", 16)
     assert Path(ended.objects[0]["path"]).is_file()
+
+
+def test_run_reads_the_workflow_in_an_image_of_comfyui(command: Command, tmp_path: Path) -> None:
+    texts = PngInfo()
+    texts.add_text("prompt", json.dumps(basic(steps=7)))
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png", pnginfo=texts)
+    pool = FakePool()
+    ended = command("run", "image.png", pool=pool)
+    assert ended.code == 0, ended.err
+    assert [(request.steps, request.prompt) for request in pool.submitted] == [(7, "a red circle")]
+    Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
+    ended = command("run", "plain.png")
+    assert (ended.code, ended.opened, "no workflow" in ended.err) == (2, (), True)
+    (tmp_path / "cut.png").write_bytes((tmp_path / "image.png").read_bytes()[:60])
+    assert command("run", "cut.png").code == 2
 
 
 def test_run_names_what_is_wrong_with_a_workflow(command: Command, tmp_path: Path) -> None:

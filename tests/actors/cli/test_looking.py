@@ -238,7 +238,7 @@ def test_status_for_programs_is_one_object(command: Command) -> None:
 def test_status_and_down_say_when_nothing_runs(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for arguments in (["status"], ["down"], ["down", "other"]):
         ended = command(*arguments)
         assert ended.code == 2

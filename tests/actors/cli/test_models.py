@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.actors.cli.open_pool import settings_for
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.pool.registry.registry_store import RegistryStore, default_folder
+from modelpool.pool.registry.registry_store import RegistryStore, open_store
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.test_help import loaded_by
 from tests.architecture.source_tree import ROOT
@@ -136,7 +136,7 @@ def test_what_cannot_be_added_is_one_line_and_nothing_is_registered(command: Com
         assert ended.code == 2
         [line] = ended.err.splitlines()
         assert complaint in line
-    assert RegistryStore(default_folder()).locations() == ()
+    assert open_store().locations() == ()
 
 
 def test_options_before_a_subcommand_are_told_where_they_belong(command: Command) -> None:
@@ -150,7 +150,7 @@ def test_a_configuration_may_keep_its_registry_elsewhere(command: Command, comfy
     command("models", "add", "--no-hash", str(comfy), "--config", "own.toml")
     assert RegistryStore(tmp_path / "kept here").locations() == (comfy,)
     assert command("models", "--json", "--config", "own.toml").objects
-    assert RegistryStore(default_folder()).locations() == ()
+    assert open_store().locations() == ()
 
 
 def test_added_models_go_before_the_example_and_its_small_budget(command: Command, comfy: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from modelpool.actors.cli.options import PoolOptions
@@ -29,6 +30,7 @@ from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.specs.spec import JobId
 from tests.architecture.source_tree import ROOT
 from tests.pool.families.tiny_pairs import TINY, write_pair
+from tests.pool.quant.test_checkpoints import quantized
 
 SHAPES = ROOT / "examples" / "shapes"
 
@@ -207,3 +209,24 @@ def test_what_is_wrong_is_told(config: str) -> None:
         plan("shapes", "--device", "cuda", "--config", config)
     with pytest.raises(UnusableField, match="--link: found 'fast'"):
         plan("shapes", "--link", "fast", "--config", config)
+
+
+def test_kernels_of_quantized_weights_are_shown_with_their_costs(tmp_path: Path) -> None:
+    packed = quantized(load_file(SHAPES / "models/shapes.safetensors"), "float8_e4m3fn", {})
+    save_file(packed, tmp_path / "fp8.safetensors")
+    path = tmp_path / "some.toml"
+    path.write_text(f'[models]\nfolders = ["{tmp_path}"]\n[pool]\ndevice = "sim"\nproducts = "reference"\n')
+    kernels = json.loads(plan("fp8", "--config", str(path), "--json").stdout)["kernels"]
+    assert list(kernels) == ["diffusion_model"]
+    used = {cost["kernel"]: cost["is_used"] for cost in kernels["diffusion_model"]}
+    assert used == {"unpack": False, "native": False, "reference": True}
+    native = kernels["diffusion_model"][1]
+    assert native["why"].endswith(" has none")
+    layers = sum(1 for key in packed if key.endswith(".comfy_quant") and packed[key[:-11] + "weight"].dim() == 2)
+    assert all(cost["layers"] == layers for cost in kernels["diffusion_model"])
+    said = plan("fp8", "--config", str(path)).stdout
+    assert "reference (used)" in said
+
+
+def test_plans_of_plain_weights_show_no_kernels(config: str) -> None:
+    assert json.loads(plan("shapes", "--config", config, "--json").stdout)["kernels"] == {}

@@ -32,7 +32,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPool]:
     """One worker with so little memory that every task streams."""
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(state))
+        patch.setenv("XDG_STATE_HOME", str(state))
         with ModelPool.start(ROOT / "configs" / "laptop.toml", workers=1, device="sim", vram="8MiB") as running:
             yield running
 
@@ -129,7 +129,7 @@ def test_what_only_the_pool_can_know_is_one_line(pool: ModelPool, tmp_path: Path
 
 def test_up_status_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that outlives the command which started it, found by name."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     config = str(ROOT / "configs" / "laptop.toml")
     options = ("--config", config, "--gpus", "1", "--device", "sim", "--vram", "32MiB")
     up = ended(tmp_path, "up", "--detach", "--name", "stays", *options)

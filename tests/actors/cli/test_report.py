@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
 
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.detached.job_service import JobsProgress
+from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord, SubmissionState
+from modelpool.actors.ray.run_file import RunningPool, remove_run_file, write_run_file
+from modelpool.actors.request.labels import Labels
+from modelpool.pool.core.errors import UnknownName
 from modelpool.pool.specs.spec import RunErrorKind
+from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, task
 from tests.scheduler.world import Shell, image
@@ -120,6 +130,36 @@ def test_the_event_log_adds_failed_jobs_and_lost_workers(command: Command) -> No
     assert re.search(r"Jobs that failed 1 s-0 ", words)
     assert re.search(r"Workers that were lost 1 a crash: ", words)
     assert "1 jobs failed, 0 were cancelled, 1 workers were lost" in words
+
+
+def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(command: Command) -> None:
+    """The manifest lists what succeeded only, and the journal knows the rest."""
+    folder = batch(command)
+    record = SubmissionRecord("night", SubmissionState.ENDED, str(folder.absolute()), "", 6, 0.0, 4, 1, 1)
+    outcomes = (
+        RequestOutcome(
+            "night", 1, Outcome.FAILED, error_kind="bad_input", message="no <such> file", labels=Labels("x")
+        ),
+        RequestOutcome("night", 2, Outcome.CANCELLED),
+    )
+    jobs = SimpleNamespace(progress=lambda: JobsProgress(record, (), 0, ""), outcomes=lambda: iter(outcomes))
+
+    class JobsPool(FakePool):
+        def attach(self, jobs_id: str) -> SimpleNamespace:
+            if jobs_id != "night":
+                raise UnknownName(f"unknown submission {jobs_id!r}")
+            return jobs
+
+    running = RunningPool("mine", "modelpool", "127.0.0.1:1", os.getpid(), psutil.Process().create_time(), "")
+    write_run_file(running)
+    try:
+        ended = command("report", "night", "--out", "r.html", pool=JobsPool())
+        assert (ended.code, ended.opened[0].pool) == (0, "mine"), ended.err
+        words = " ".join(Page(Path("r.html").read_text()).words.split())
+        assert "Jobs that failed 1 job 1 (x) bad_input: no <such> file" in words
+        assert "unknown submission 'day'" in command("report", "day", pool=JobsPool()).err
+    finally:
+        remove_run_file(running)
 
 
 def test_wrong_arguments_are_named(command: Command) -> None:

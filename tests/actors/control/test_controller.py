@@ -10,7 +10,7 @@ from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, Unk
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import StageSubmission, SubmissionId
+from modelpool.actors.wire.messages import StageSubmission, Submission, SubmissionId
 from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, UnknownName
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
@@ -379,6 +379,25 @@ async def test_a_submission_cancelled_while_it_is_checked_never_runs() -> None:
     await submitting
     assert desk.fleet.sent == []
     assert [job.outcome for job in await desk.hear()] == [Outcome.CANCELLED] * 2
+    assert desk.controller._clients[ME].submissions == {}
+
+
+@dialogue
+async def test_one_job_that_is_cancelled_between_its_check_and_its_queueing_never_runs() -> None:
+    desk = await Desk().open()
+    wanted = tuple(request(f"a {number}", seed=number) for number in range(4))
+    submission_id = SubmissionId("s")
+    checking = asyncio.ensure_future(desk.controller.check_each(Submission(ME, submission_id, 0, wanted)))
+    await asyncio.sleep(0)
+    await desk.controller.cancel_jobs(ME, submission_id, (0,))
+    await checking
+    await desk.controller.cancel_jobs(ME, submission_id, (1, 1))
+    await desk.controller.queue_checked(ME, submission_id, frozenset({3}))
+    await settle()
+    await desk.controller.cancel_jobs(ME, submission_id, (0, 1))
+    ended = await desk.run_dry()
+    outcomes = [(end.index, end.outcome) for end in ended]
+    assert outcomes == [(0, Outcome.CANCELLED), (1, Outcome.CANCELLED), (2, Outcome.SUCCEEDED)]
     assert desk.controller._clients[ME].submissions == {}
 
 

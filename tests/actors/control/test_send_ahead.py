@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 import pytest
 
+from modelpool.actors.control.dispatcher import poll_intervals
 from modelpool.actors.control.fleet import InputsLost
 from modelpool.pool.specs.spec import Stage, TaskId
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -274,3 +276,8 @@ def test_a_run_that_takes_long_does_not_keep_back_the_ends_of_its_call(monkeypat
         assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 12
 
     asyncio.run(talk())
+
+
+def test_a_call_that_takes_long_is_asked_for_ever_at_bounded_intervals() -> None:
+    """The end of its next run is known some seconds later at most, however long the call takes."""
+    assert list(islice(poll_intervals(0.5), 8)) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]

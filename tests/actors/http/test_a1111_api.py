@@ -34,6 +34,16 @@ def test_a_lora_in_the_prompt_changes_the_image(client: webuiapi.WebUIApi) -> No
     assert plain.tobytes() != patched.tobytes()
 
 
+def test_the_parameters_in_an_image_are_read(client: webuiapi.WebUIApi) -> None:
+    image = client.txt2img(prompt="a red circle", width=64, height=64, seed=3).image
+    assert "a red circle" in client.png_info(image).info
+    assert client.png_info(Image.new("RGB", (8, 8))).info == ""
+    assert client.get_memory()["cuda"]["system"]["total"] > 0
+    assert client.get_cmd_flags() == {}
+    with pytest.raises(RuntimeError, match="base64"):
+        client.custom_post("png-info", {"image": "no image"}, baseurl=True)
+
+
 def test_img2img_starts_from_the_image(client: webuiapi.WebUIApi) -> None:
     start = Image.new("RGB", (64, 64), "blue")
     mask = Image.new("L", (64, 64), 0)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.application import application
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.server import PACKAGES, check_packages, listen
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
@@ -59,6 +61,39 @@ def test_calls_without_a_known_key_are_refused(header: str, tmp_path: Path) -> N
     )
     assert {answer.status for answer in answers} == {401}
     assert all("www-authenticate" in answer.headers for answer in answers)
+
+
+class KeepingPool(RefusingPool):
+    """Keeps the priorities that requests have when they reach the pool, and refuses them."""
+
+    def __init__(self) -> None:
+        self.priorities: list[int] = []
+
+    def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> Any:
+        kept = list(requests)
+        self.priorities += [request.priority for request in kept]
+        return super().submit(kept)
+
+
+def test_the_priority_of_a_key_is_the_default_and_the_most_of_its_requests(tmp_path: Path) -> None:
+    pool = KeepingPool()
+
+    async def statuses(settings: ServeSection, key: str, *priorities: int | None) -> list[int]:
+        app, found = application(pool, settings, tmp_path), []
+        for priority in priorities:
+            wanted = {"model": "shapes", "prompt": "x"} | ({} if priority is None else {"priority": priority})
+            headers = {"authorization": f"Bearer {key}"}
+            found.append((await call(app, "POST", "/api/jobs", json.dumps(wanted).encode(), headers)).status)
+        return found
+
+    settings = ServeSection(keys=KEYS, priorities={"ann": 5})
+    assert asyncio.run(statuses(settings, KEY, None, 5, -3, 6)) == [400, 400, 400, 403]
+    assert asyncio.run(statuses(settings, "b" * 20, None, 0, 1)) == [400, 400, 403]
+    assert asyncio.run(statuses(ServeSection(keys=KEYS), KEY, 7)) == [400]
+    assert pool.priorities == [5, 5, -3, 0, 0, 7]
+    for wrong in ({"carl": 1}, {"ann": 1.5}, {"ann": True}, {"ann": 10**6}, 3):
+        with pytest.raises(UserError, match="priorities"):
+            ServeSection(keys=KEYS, priorities=wrong)
 
 
 def test_a_request_for_another_user_is_refused(tmp_path: Path) -> None:

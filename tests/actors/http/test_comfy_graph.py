@@ -10,7 +10,8 @@ from PIL import Image
 
 from modelpool.actors.http.comfy_export import api_format
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
-from modelpool.actors.http.comfy_nodes import NODE_TYPES, NodeUnsupported
+from modelpool.actors.http.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.test_comfy_api import GRAPH, changed
 
@@ -62,8 +63,10 @@ def test_an_advanced_sampler_starts_at_its_step() -> None:
     graph["6"]["class_type"] = "KSamplerAdvanced"
     (request,) = made(graph)
     assert (request.seed, request.first_step(), request.steps) == (3, 5, 8)
+    inputs["end_at_step"] = 6
+    assert "without leftover noise" in rejected(graph).errors[0].details
     inputs["return_with_leftover_noise"] = "enable"
-    assert "leftover" in rejected(graph).errors[0].details
+    assert "noise is left" in rejected(graph).errors[0].details
 
 
 def test_masks_mark_what_is_transparent() -> None:

@@ -28,7 +28,7 @@ from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.page_api import EndFilter, found_ends
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, owner_folder
 from modelpool.actors.http.thumbnails import SIDE, Thumbnails
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
@@ -211,12 +211,29 @@ def test_more_viewers_than_the_bound_are_refused(tmp_path: Path, monkeypatch: py
 
     async def scenario() -> None:
         live = live_of(CountedPool(), tmp_path)
-        live.check_capacity()
+        live.check_capacity("")
         async with aclosing(live.changes("")) as texts:
             await anext(texts)
             with pytest.raises(HttpProblem, match="follow this server"):
-                live.check_capacity()
-        live.check_capacity()
+                live.check_capacity("")
+        live.check_capacity("")
+
+    asyncio.run(scenario())
+
+
+def test_one_user_cannot_hold_the_viewers_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "MOST_OF_USER", 1)
+
+    async def scenario() -> None:
+        live = live_of(CountedPool(), tmp_path)
+        async with aclosing(live.changes("ann")) as of_ann, aclosing(live.changes("")) as of_all:
+            await anext(of_ann)
+            await anext(of_all)
+            with pytest.raises(HttpProblem, match="pages of ann") as refused:
+                live.check_capacity("ann")
+            assert refused.value.status == 429
+            live.check_capacity("bob")
+            live.check_capacity("")
 
     asyncio.run(scenario())
 
@@ -248,6 +265,30 @@ def test_ends_are_found_newest_first_by_text_state_and_submission_in_pages() -> 
     assert search(state="failed") == (["a-3"], None)
     assert search(submission="apple", limit=2)[0] == ["a-9", "a-8"]
     assert search(text="nothing") == ([], None)
+
+
+def test_an_output_that_only_another_replica_follows_is_found_by_its_file_in_the_folder_of_its_owner(
+    tmp_path: Path,
+) -> None:
+    """The page of one replica showed no image of a job over OpenAI's interface if another replica was asked for it."""
+    settings = ServeSection(keys=KEYS)
+    folder = owner_folder(tmp_path, "ann")
+    folder.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "one.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "other.png")
+
+    async def statuses(has_siblings: bool) -> list[int]:
+        app = application(RefusingPool(), settings, tmp_path, has_siblings=has_siblings)
+        paths = ("/api/jobs/unknown/outputs/0/thumbnail", "/api/jobs/unknown/outputs/0")
+        named = (("ann", "one.png"), ("bob", "one.png"), ("ann", ""), ("ann", "../../other.png"))
+        return [
+            (await call(app, "GET", path, headers=auth(user), query=f"file={file}")).status
+            for user, file in named
+            for path in paths
+        ]
+
+    assert asyncio.run(statuses(has_siblings=True)) == [200, 200, *[404] * 6]
+    assert asyncio.run(statuses(has_siblings=False)) == [404] * 8
 
 
 def test_thumbnails_are_small_and_their_cache_is_bounded(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class LocalAutoscaler:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_enable_autoscaler_v2": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-            "XDG_RUNTIME_DIR": str(self.folder),
+            "XDG_STATE_HOME": str(self.folder),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),

@@ -350,7 +350,7 @@ def _ray_environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "RAY_TMPDIR": str(folder),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "XDG_RUNTIME_DIR": str(folder),
+        "XDG_STATE_HOME": str(folder),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }

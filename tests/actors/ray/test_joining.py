@@ -68,7 +68,7 @@ def test_a_control_service_that_ends_while_a_program_joins_is_given_up_soon(monk
         raise ConnectionError("the control service has ended")
 
     monkeypatch.setattr(ray_session, "_connected", lambda: None)
-    monkeypatch.setattr(ray_session, "_prepare_environment", lambda with_token: None)
+    monkeypatch.setattr(ray_session, "_prepare_environment", lambda token_folder: None)
     monkeypatch.setattr(ray_session, "_init", connect)
     before = ray_constants.NUM_REDIS_GET_RETRIES
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -102,7 +102,7 @@ def test_other_problems_are_reported_with_all_of_rays_lines() -> None:
 
 def test_only_a_ray_of_a_living_process_of_ours_gets_our_token(tmp_path, monkeypatch) -> None:
     """Found in a trial: a cluster without authentication gave up every driver that had a token."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert not is_ours("127.0.0.1:6379")
     note = write_note("127.0.0.1:6379")
     assert is_ours("127.0.0.1:6379")

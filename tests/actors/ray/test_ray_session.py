@@ -76,7 +76,7 @@ os._exit(0)
 def environment(tmp_path) -> dict[str, str]:
     """What a program finds that knows nothing of the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return {**kept, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    return {**kept, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture

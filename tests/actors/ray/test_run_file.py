@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +14,12 @@ import psutil
 import pytest
 
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
-from modelpool.actors.ray.state_folder import state_folder
+from modelpool.pool.core.user_folders import machine_folder
 
 
 @pytest.fixture(autouse=True)
 def own_state_folder(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 def pool_of(process: psutil.Process, name: str = "modelpool") -> RunningPool:
@@ -70,7 +72,7 @@ def test_another_process_with_the_same_number_is_not_the_pool() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "modelpool"}', '{"colour": 3}'])
 def test_a_file_that_is_not_ours_is_no_pool(text) -> None:
-    (state_folder() / "modelpool.pool.json").write_text(text)
+    (machine_folder() / "modelpool.pool.json").write_text(text)
     assert running_pool("modelpool") is None
     assert running_pool() is None
 
@@ -88,17 +90,24 @@ def test_removing_leaves_the_file_of_a_successor(other) -> None:
 
 def test_writing_leaves_no_draft(other) -> None:
     write_run_file(pool_of(psutil.Process()))
-    assert [path.name for path in state_folder().iterdir()] == ["modelpool.pool.json"]
+    assert [path.name for path in machine_folder().iterdir()] == ["modelpool.pool.json"]
 
 
-def test_the_state_folder_is_the_users_alone(tmp_path) -> None:
-    folder = state_folder()
-    assert folder == tmp_path / "modelpool"
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_without_a_runtime_folder_the_home_is_used(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere" / "file"))
-    (tmp_path / "nowhere").write_text("in the way")
-    monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert state_folder() == tmp_path / "me" / ".local" / "state" / "modelpool"
+def test_a_pool_that_an_earlier_version_started_is_found_with_a_line_that_says_so(
+    other, tmp_path, monkeypatch, caplog
+) -> None:
+    """Earlier versions wrote run files to the runtime folder, or directly into the state folder."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    old = pool_of(psutil.Process(other.pid), "old")
+    for folder in (tmp_path / "runtime" / "modelpool", tmp_path / "modelpool"):
+        folder.mkdir(parents=True, exist_ok=True)
+        written = folder / "old.pool.json"
+        written.write_text(json.dumps(dataclasses.asdict(old)))
+        caplog.clear()
+        assert running_pool("old") == running_pool() == old
+        assert f"its run file is in {folder}" in caplog.text
+        written.unlink()
+    write_run_file(old)
+    caplog.clear()
+    assert running_pool("old") == old
+    assert not caplog.text

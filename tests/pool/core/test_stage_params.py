@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from modelpool.pool.core.prompt_tokens import ClipTokens
 from modelpool.pool.core.refs import ControlMaskMode
+from modelpool.pool.core.run_options import FreeU, RunOptions
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -82,6 +83,7 @@ OTHERS: dict[str, Any] = {
     "mode": 2,
     "mask_mode": ControlMaskMode.ALWAYS,
     "config_overrides": (("a", True),),
+    "options": RunOptions(freeu=FreeU()),
 }
 #: tokens follow from the text
 TOKENS = (EncodeParams, "tokens")

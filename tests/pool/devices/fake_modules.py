@@ -79,6 +79,9 @@ class UsualModule:
         assert 0 < share <= 1
         self.shares[index] = share
 
+    def get_per_process_memory_fraction(self, index: int) -> float:
+        return self.shares.get(index, 1.0)
+
     def empty_cache(self) -> None:
         self.cached_bytes = 0
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.devices import torch_modules
 from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES, AcceleratorMemory, memory_calls
+from modelpool.pool.devices.allocator_settings import allocator_settings
 from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
 from modelpool.pool.devices.kinds import CpuMemory, device_kind, open_device
@@ -100,6 +101,45 @@ def test_a_full_card_is_not_given_a_share_of_nothing() -> None:
     module = UsualModule(Properties("x", 8 * GIB), foreign_bytes=8 * GIB)
     memory = AcceleratorMemory(memory_calls(DeviceKind.CUDA, module, 0), None)
     assert (memory.total_bytes(), memory.free_bytes(), module.shares) == (0, 0, {})
+
+
+def test_the_cap_of_the_process_is_the_sum_over_its_engines() -> None:
+    """Found in a review: the cap of the second engine left out what the first one had, so that its plans could not be
+    carried out; and nothing lifted a cap."""
+    module = UsualModule(Properties("x", 32 * GIB), allocated_bytes=GIB)
+    first = AcceleratorMemory(memory_calls(DeviceKind.CUDA, module, 0), 8 * GIB)
+    assert module.shares[0] == pytest.approx(9 / 32), "and what the process has reserved besides"
+    module.allocated_bytes += 6 * GIB
+    second = AcceleratorMemory(memory_calls(DeviceKind.CUDA, module, 0), 8 * GIB)
+    assert second.total_bytes() == 8 * GIB
+    assert module.shares[0] == pytest.approx(17 / 32)
+    third = AcceleratorMemory(memory_calls(DeviceKind.CUDA, module, 0), None)
+    assert 0.99 < module.shares[0] < 1, "never the value that means no cap"
+    third.close()
+    third.close()
+    assert module.shares[0] == pytest.approx(17 / 32)
+    first.close()
+    assert module.shares[0] == pytest.approx(8 / 32)
+    second.close()
+    assert module.shares[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "platform", "expected"),
+    [
+        ("cuda", {}, "linux", "expandable_segments:True"),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"}, "linux",
+         "max_split_size_mb:512,expandable_segments:True"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "linux", None),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "linux", None),
+        ("cuda", {}, "win32", None),
+        ("rocm", {}, "linux", None),
+    ],
+)  # fmt: skip
+def test_segments_grow_unless_the_user_chose_otherwise(
+    kind: str, environment: dict[str, str], platform: str, expected: str | None
+) -> None:
+    assert allocator_settings(DeviceKind(kind), environment, platform) == expected
 
 
 def test_apples_gpu_has_what_the_system_recommends_and_the_host_has() -> None:

@@ -88,12 +88,13 @@ def test_nvmls_account_of_a_card_goes_before_the_drivers() -> None:
 @pytest.mark.parametrize(
     ("name", "sees", "nvml", "found", "generation"),
     [
-        ("cuda", 1, True, "NVIDIA A100", (8, 0)),
+        ("cuda", 1, False, "NVIDIA A100", (8, 0)),
+        ("cuda", 1, True, "NVIDIA GeForce RTX 4090", (7, 5)),
         ("cuda", 0, True, "NVIDIA GeForce RTX 4090", (7, 5)),  # the weaker of NVML's two
         ("cuda", 0, False, "an Nvidia GPU", (8, 0)),
         ("xpu", 0, True, "Intel GPU (XPU)", None),
         ("sim", 1, True, "simulated GPU", None),
-        ("auto", 1, True, "NVIDIA A100", (8, 0)),
+        ("auto", 1, False, "NVIDIA A100", (8, 0)),
         ("auto", 0, True, "NVIDIA GeForce RTX 4090", (7, 5)),
         ("auto", 0, False, "an Nvidia GPU", (8, 0)),
     ],
@@ -106,6 +107,19 @@ def test_sizes_are_reckoned_for_the_cards_of_this_machine(
     module = UsualModule(Properties("NVIDIA A100", 40 * GIB, 8, 0), count=sees)
     here = capabilities_here(name, reading, only(cuda=module))
     assert (here.name, here.generation) == (found, generation)
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_sizes_are_reckoned_without_initialising_cuda(name: str) -> None:
+    """Found in a review: Ray no longer hides GPUs from actors without GPUs, and the controller initialised CUDA on each
+    card of its node."""
+
+    class Untouched(UsualModule):
+        def __getattribute__(self, attribute: str) -> Any:
+            raise AssertionError(f"torch.cuda.{attribute} initialises CUDA")
+
+    here = capabilities_here(name, read_nvml(FakeNvml()), only(cuda=Untouched(Properties("a card", GIB))))
+    assert here.name == "NVIDIA GeForce RTX 4090"
 
 
 def test_a_lost_card_is_reckoned_as_any_other() -> None:

@@ -76,14 +76,33 @@ def test_pinned_pages_need_no_ring() -> None:
     assert len(trace.events) == 1, "one event, for the whole copy"
 
 
-def test_scattered_and_small_tensors_go_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattered_tensors_go_directly() -> None:
     trace = Trace()
     loader = opened(trace)
     scattered = torch.arange(64.0).view(8, 8).T
     assert torch.equal(loader.bring(scattered).cpu(), scattered)
-    monkeypatch.setattr(loader_module, "LEAST_STAGED_BYTES", 1000)
-    assert torch.equal(loader.bring(torch.arange(9)).cpu(), torch.arange(9))
     assert not trace.copies
+    assert not trace.events
+
+
+def test_small_tensors_share_buffers_and_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: each of them, and each factor of a LoRA, was a blocking copy from pageable memory."""
+    monkeypatch.setattr(loader_module, "LEAST_STAGED_BYTES", 1000)
+    trace = Trace()
+    sim.install()
+    sim.configure(INDEX, 1 << 26)
+    staging = StagingRing.allocate(PinnedLedger(1 << 20), 1024, 2, lambda size: torch.empty(size, dtype=torch.uint8))
+    loader = Loader(torch.device("sim", INDEX), CopyStreams(trace.maker), staging)
+    hosts = [torch.arange(8) + value for value in range(20)]
+    copies = [loader.bring(host) for host in hosts]
+    assert not trace.copies, "they are copied on the stream that reads them"
+    assert not any(event.synchronized for event in trace.events), "16 of 64 bytes are in the first buffer"
+    more = [loader.bring(host) for host in hosts]
+    assert [event.synchronized for event in trace.events[:17]] == [True] * 16 + [False], "before it is filled again"
+    for host, copy, other in zip(hosts, copies, more, strict=True):
+        assert torch.equal(copy.cpu(), host)
+        assert torch.equal(other.cpu(), host)
+    assert not _threads()
 
 
 def test_threads_end_with_close() -> None:

@@ -220,7 +220,7 @@ def test_a_buffer_is_written_only_when_the_last_copy_from_it_is_done() -> None:
     for index, event in enumerate(events):
         assert not any(e.synchronized for e in events[max(0, index - 1) :])
         filled, slot = ring.stage(torch.full((4,), index, dtype=torch.uint8))
-        slot.busy = event
+        slot.copied(event)
         assert filled.tolist() == [index] * 4
     assert [e.synchronized for e in events] == [True, False, False]
     ring.close()

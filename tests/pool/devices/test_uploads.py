@@ -7,6 +7,8 @@ through it bit for bit.
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.copier import Copier
+from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.uploads import (
@@ -59,9 +62,9 @@ class Watched(StreamingUploader):
         super().__init__(*args, **kwargs)
 
     def _start(self, host: Tensor) -> tuple[Tensor, Any]:
-        copy, done = super()._start(host)
-        self.done[id(copy)] = done
-        return copy, done
+        copy, arrival = super()._start(host)
+        self.done[id(copy)] = arrival.done
+        return copy, arrival
 
 
 def ask(uploader: Watched, trace: Trace, host: Tensor) -> None:
@@ -218,6 +221,79 @@ def test_pages_that_are_pinned_need_no_buffer(device: torch.device) -> None:
     assert len(trace.events) == 1
     uploader.upload(torch.ones(1000))
     assert len(trace.events) == 1 + 1 + -(-4000 // 64)
+
+
+class PlainEvent:
+    """Happens when it is recorded."""
+
+    def __init__(self) -> None:
+        self.is_recorded = threading.Event()
+
+    def record(self, stream: object) -> None:
+        self.is_recorded.set()
+
+    def synchronize(self) -> None:
+        assert self.is_recorded.is_set()
+
+    def query(self) -> bool:
+        return self.is_recorded.is_set()
+
+
+class PlainStream:
+    """A stream whose work is done at once."""
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: PlainEvent) -> None:
+        assert event.is_recorded.is_set(), "it would wait for nothing"
+
+
+def plain_streams() -> CopyStreams:
+    compute_stream = PlainStream()
+    return CopyStreams(
+        StreamMaker(PlainStream, PlainEvent, lambda: compute_stream, lambda stream: nullcontext(), lambda a, b: None)
+    )
+
+
+def test_the_copier_fills_buffers_while_kernels_are_launched(device: torch.device) -> None:
+    """Found in a review: the thread that launches kernels filled each buffer, and waited for a free one."""
+    hosts, may_fill, fillers = weights(6), threading.Event(), set()
+
+    def fill(buffer: Tensor, host_bytes: Tensor) -> None:
+        if not torch.equal(host_bytes, hosts[0].view(torch.uint8)):
+            assert may_fill.wait(60)
+        fillers.add(threading.current_thread().name)
+        buffer.copy_(host_bytes)
+
+    copier = Copier()
+    staging = StagingRing.allocate(PinnedLedger(4 * KIB), KIB, 2, plain_buffer)
+    order = StreamOrder(tuple(hosts))
+    uploader = StreamingUploader(device, plain_streams(), staging, None, 4 * KIB, order, copier, fill)
+    assert torch.equal(uploader.upload(hosts[0]).cpu(), hosts[0])
+    assert uploader.ahead_bytes == 4 * KIB, "four are expected, and the buffers for them are not filled yet"
+    may_fill.set()
+    for host in hosts[1:] * 3:
+        assert torch.equal(uploader.upload(host).cpu(), host)
+    assert uploader.hits > uploader.misses
+    assert {name.rpartition("_")[0] for name in fillers} == {"copy weights ahead"}
+    uploader.close()
+    assert sim.memory_stats(INDEX).used_bytes == 0, "jobs that were left out hold nothing"
+    copier.close()
+    copier.close()
+    assert "copy weights ahead" not in {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
+
+
+def test_a_copy_that_the_copier_cannot_make_fails_for_who_requests_it(device: torch.device) -> None:
+    def fill(buffer: Tensor, host_bytes: Tensor) -> None:
+        raise OSError("the disk is gone")
+
+    copier = Copier()
+    staging = StagingRing.allocate(PinnedLedger(4 * KIB), KIB, 2, plain_buffer)
+    uploader = StreamingUploader(device, plain_streams(), staging, copier=copier, fill=fill)
+    with pytest.raises(OSError, match="the disk is gone"):
+        uploader.upload(weights(1)[0])
+    uploader.close()
+    copier.close()
 
 
 def test_an_order_ends_where_it_begins_again() -> None:

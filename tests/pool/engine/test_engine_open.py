@@ -15,6 +15,7 @@ from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.devices import opening
 from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.kinds import SimMemory
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, VramPolicy, rules_for
 from modelpool.pool.engine import engine as engine_module
@@ -41,6 +42,22 @@ def test_a_device_that_others_have_filled_is_refused_with_the_figures(foreign_by
     assert sim.memory_stats(INDEX).h2d_count == 0
     sim.occupy(INDEX, 0)
     Engine.open(EngineSettings("sim", INDEX, 64 * MIB)).close()
+
+
+def test_closing_gives_the_cache_and_the_limits_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: what an engine's allocator had cached stayed with the process for good, and so did its cap;
+    an engine that does not open keeps neither."""
+    said: list[str] = []
+    monkeypatch.setattr(SimMemory, "release_cached", lambda memory: said.append("cache"))
+    monkeypatch.setattr(SimMemory, "close", lambda memory: said.append("limits"))
+    opened = Engine.open(EngineSettings("sim", INDEX, 64 * MIB))
+    assert said == []
+    opened.close()
+    assert said == ["cache", "limits"]
+    monkeypatch.setattr(engine_module, "measure_link", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Engine.open(EngineSettings("sim", INDEX, 64 * MIB))
+    assert said == ["cache", "limits", "limits"]
 
 
 def test_the_least_room_is_enough_to_start() -> None:

@@ -110,6 +110,14 @@ def test_a_division_that_divides_nothing_changes_no_bit(scene_latent: Latent) ->
         assert np.array_equal(again.samples_CHW, scene_latent.samples_CHW)
 
 
+def test_pixels_leave_the_device_as_bytes(scene_latent: Latent) -> None:
+    """Found in a review: float32 pixels crossed the bus, and the CPU made bytes of them in six passes."""
+    vae = patcher(Role.VAE, 1.0)
+    before_bytes = sim.memory_stats(INDEX).d2h_bytes
+    image = decode(scene_latent, vae, LATENT, QUIET)
+    assert sim.memory_stats(INDEX).d2h_bytes - before_bytes == image.pixels_HWC.nbytes == 192 * 192 * 3
+
+
 def test_texts_one_at_a_time_give_the_same_latent_in_less_memory() -> None:
     model = patcher(Role.DIFFUSION_MODEL, 1.0)
     batches: list[int] = []

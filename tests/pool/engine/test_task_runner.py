@@ -28,6 +28,7 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.task_runner import TaskRun
 from modelpool.pool.estimates.activation_calibration import ActivationKey
+from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
@@ -166,6 +167,31 @@ def test_a_runs_own_garbage_is_not_taken_for_another_program(decoding: Decoding,
     finally:
         gc.enable()
     assert sum(error.ran_out for error in engine.activation_errors()) == tries > 1
+    engine.close()
+
+
+def test_a_run_that_cudnns_attention_refused_is_tried_once_without_it(decoding: Decoding) -> None:
+    """Found in a review: the refusal of one kernel ended a run that others compute. An engine with weights that the
+    user moves tries again too."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    kernels = engine._tools.attention
+    refusal = "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."
+    orders = []
+
+    def compute(division: ExecutionMode | None) -> ImagePixels:
+        orders.append(kernels.order)
+        if AttentionBackend.CUDNN in kernels.order:
+            raise RuntimeError(refusal)
+        return ImagePixels(decoding.pixels)
+
+    run = decoding.run_of(engine, compute)
+    for tried in (lambda: engine._runner.run(run)[0], lambda: engine._runner.run_as_is(run)):
+        kernels.order = DEFAULT_PRIORITY
+        assert np.array_equal(tried().pixels_HWC, decoding.pixels)
+    assert orders == [DEFAULT_PRIORITY, DEFAULT_PRIORITY[1:]] * 2
+    kernels.order = DEFAULT_PRIORITY[1:]
+    with pytest.raises(RuntimeError, match="No execution plans"):
+        engine._runner.run(decoding.run_of(engine, lambda division: (_ for _ in ()).throw(RuntimeError(refusal))))
     engine.close()
 
 

@@ -14,6 +14,7 @@ from modelpool.pool.devices.kinds import DeviceKind
 from modelpool.pool.ops.attention import (
     DEFAULT_PRIORITY,
     AttentionBackend,
+    AttentionKernels,
     attention_priority,
     supports_kernel_priority,
     use_attention_kernels,
@@ -55,6 +56,16 @@ def order() -> list[int]:
 )
 def test_what_a_card_may_use(generation: tuple[int, int], wanted: Order, expected: Order) -> None:
     assert attention_priority(cuda_capabilities("a card", generation, GIB), wanted) == expected
+
+
+def test_cudnns_attention_leaves_the_order_after_it_refused_a_shape() -> None:
+    """Found in a review: a run failed for a shape that another kernel computes."""
+    kernels = AttentionKernels(DEFAULT_PRIORITY)
+    assert not kernels.drop_refused(RuntimeError("CUDA error: out of memory"))
+    refusal = RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.")
+    assert kernels.drop_refused(refusal)
+    assert kernels.order == (FLASH, EFFICIENT, MATH)
+    assert not kernels.drop_refused(refusal), "the second time it is another's"
 
 
 @pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.SIM])

@@ -30,6 +30,9 @@ class Scaled:
     name: str = "scaled"
     row_step: int = 1
 
+    def row_entries(self, name: str, rows: int) -> int:
+        return rows
+
     def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
         return {"codes": 0, "factors": 1}
 

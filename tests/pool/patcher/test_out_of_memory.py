@@ -64,6 +64,8 @@ SAID = {
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED": "cuda",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "cuda",
     "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED": "cuda",
+    "GET was unable to find an engine to execute this computation": "cuda",
+    "FIND was unable to find an engine to execute this computation": "cuda",
     "HIP error: out of memory": "cuda",
     "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`": "cuda",
 }

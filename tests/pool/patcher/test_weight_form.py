@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.ops import cast as cast_module
 from modelpool.pool.ops.packed import stored_bytes
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
@@ -86,7 +87,25 @@ def test_stored_and_computed_give_the_same_bits_resident_and_streamed(patched: b
         for form in (ResidentForm.COMPUTE, ResidentForm.STORED)
         for resident in (True, False)
     ]
+    if patched and storage == "float8_e4m3fn":  # stored, a LoRA is a product next to the layer
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[2], results[3])
+        torch.testing.assert_close(results[2], results[0], rtol=1e-4, atol=1e-4)
+        return
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_a_lora_on_a_plain_8_bit_layer_converts_nothing_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did at each layer and step of files with plain 8-bit floats, which stay stored on GPUs."""
+    toy = toy_in("float8_e4m3fn")
+    patches = patches_for(make_toy(), "a", ("wide.weight",), 0.7)
+    patcher = patcher_of(toy, ResidentForm.STORED)
+    applied: list[object] = []
+    monkeypatch.setattr(cast_module, "apply_weight_functions", lambda *args, **kwargs: applied.append(args))
+    patched = output(patcher, patches, True)
+    assert "_low_rank_path" in toy.wide.__dict__
+    assert not applied
+    assert not torch.equal(patched, output(patcher, PatchSet(), True))
 
 
 @pytest.mark.parametrize("storage", STORAGES)

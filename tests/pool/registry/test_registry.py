@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.core.errors import AmbiguousName, CorruptFile, UnknownName
+from modelpool.pool.loading.content_digest import DIGEST_BYTES
 from modelpool.pool.registry import registry as registry_module
 from modelpool.pool.registry.changes import add_location, hash_all, set_alias, unhashed
-from modelpool.pool.registry.folders import ModelLocation
+from modelpool.pool.registry.folders import Fingerprint, ModelLocation
 from modelpool.pool.registry.hashes import hash_file
 from modelpool.pool.registry.kinds import LORAS, MODELS, FileKind
 from modelpool.pool.registry.registry import Registry
-from modelpool.pool.registry.registry_store import DATABASE_FILE, RegistryStore
+from modelpool.pool.registry.registry_store import CONTENTS_FILE, DATABASE_FILE, ContentRecord, RegistryStore
 from tests.pool.registry.weights import CHECKPOINT, LORA, VAE, make_registry, no_wait, write_weights
 
 
@@ -194,6 +195,24 @@ def test_a_file_that_has_just_changed_is_remembered_here_alone(tmp_path: Path, m
     assert reads.paths == ["Dream.safetensors"]
     Registry(RegistryStore(state), locations).hashes(file)
     assert len(reads.paths) == 2
+
+
+def test_digests_are_cached_apart_from_the_state_and_those_of_an_earlier_version_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They can be computed again: a backup of the state needs none of them."""
+    state, caches = tmp_path / "state", tmp_path / "caches"
+    record = ContentRecord(Fingerprint(1, 2, 3), {(0, 8): bytes(range(DIGEST_BYTES))})
+    RegistryStore(state).save_content("/a", record)  # as an earlier version
+    store = RegistryStore(state, caches)
+    for _ in range(2):
+        assert store.content_record("/a") == record
+    assert caplog.text.count(f"were in {state}") == 1
+    store.save_content("/b", record)
+    (state / CONTENTS_FILE).unlink()
+    assert RegistryStore(state, caches).content_record("/a") == record
+    assert RegistryStore(state, caches).content_record("/b") == record
+    assert not (state / CONTENTS_FILE).exists()
 
 
 def test_hashing_waits_until_it_can_be_remembered(tmp_path: Path, models: Path) -> None:

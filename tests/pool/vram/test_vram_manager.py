@@ -6,6 +6,7 @@ the device's ledger; leased bytes stay; a block that raises leaves no lease; a r
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 
 import pytest
@@ -17,6 +18,7 @@ from modelpool.pool.core.errors import DoesNotFit, UnknownName, UserError
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.options.callbacks import CallbackPoint
+from modelpool.pool.patcher import shared_weights
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory, release_frames
 from modelpool.pool.patcher.weight_form import WeightForm
@@ -471,3 +473,49 @@ def test_a_run_with_what_is_there_is_told_what_would_help() -> None:
     sim.occupy(0, weight_bytes)
     assert refused(weight_bytes).startswith("RanOutOfMemory")
     assert "other programs have taken" in refused(weight_bytes)
+
+
+def test_the_sizes_of_a_patch_set_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: each run computed them from all parameters of the model again."""
+    computed = []
+    compute = shared_weights.component_use
+    monkeypatch.setattr(shared_weights, "component_use", lambda *args: (computed.append(args), compute(*args))[1])
+    base, clone = patcher_of("toy", 0), variant(patcher_of("other", 0), "a")
+    fresh = clone.use(3)
+    manager = VramManager(1 << 30)
+    manager.add(base)
+    base.patches = variant(base, "a").patches
+    for passes in (1, 3, 3):
+        with manager.lease([(base, base.use(passes))], ACTIVATION_BYTES):
+            pass
+    assert base.use(3) == dataclasses.replace(fresh, component=base.key)
+    assert len(computed) == 2, "of each component once"
+    manager.close()
+
+
+def test_a_preload_counts_no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: the first partial eviction by a preload, in a slice of some milliseconds of a run, counted
+    the operations of the whole model on the meta device."""
+
+    def count(module: object) -> None:
+        raise AssertionError("this takes seconds")
+
+    idle, coming = (
+        ModelPatcher.of(
+            ComponentKey(name),
+            Role.DIFFUSION_MODEL,
+            make_toy(seed),
+            torch.device(DEVICE),
+            WeightForm(torch.float32),
+            typical_call=count,
+        )
+        for seed, name in enumerate(("idle", "coming"))
+    )
+    weight_bytes = idle.spec().weight_bytes
+    manager = VramManager(int(1.5 * weight_bytes) + coming.use().scratch_bytes)
+    manager.add(idle)
+    manager.add(coming)
+    manager.load(idle)
+    assert sum(manager.preload([(coming, coming.use())], 0)) > 0
+    assert 0 < idle.resident().resident_bytes < weight_bytes, "a part of it left"
+    manager.close()

@@ -27,6 +27,7 @@ from modelpool.scheduler.tables.config import PLACEMENT_NAMES, SchedulerConfig
         ("max_attempts", True),
         ("run_timeout_seconds", True),
         ("kept_results", False),
+        ("send_ahead_seconds", 60.1),
     ],
 )
 def test_a_number_outside_its_range_is_refused_by_name(field, found) -> None:

@@ -1,0 +1,80 @@
+"""Builds the image prompts of a run: their adapters, and the encodings of the images that they read.
+
+Pure functions of values and a catalog. Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from modelpool.actors.graph.graph_catalog import ImagePromptCatalog
+from modelpool.actors.graph.input_ids import input_faces_id, input_image_id
+from modelpool.actors.graph.sampling_runs import StageTask
+from modelpool.actors.request.face_fields import InputFaces
+from modelpool.actors.request.field_errors import missing_field
+from modelpool.actors.request.image_prompt_fields import ImagePrompt
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnusableField, unusable_field
+from modelpool.pool.core.stage_params import FoundImagePrompt, ImagePromptRef, VisionEncodeParams
+from modelpool.pool.core.task_inputs import IMAGE, IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE, numbered
+from modelpool.pool.specs.spec import TaskId
+
+
+def image_prompt_refs(request: GenerateRequest, catalog: ImagePromptCatalog) -> tuple[ImagePromptRef, ...]:
+    """Return the image prompts of `request`. Raises UserError, as the catalog does, and UnusableField for images or
+    faces that are missing or that the adapter does not read."""
+    return tuple(_ref(each, _found(each, catalog)) for each in request.image_prompts)
+
+
+def image_prompt_inputs(
+    request: GenerateRequest, catalog: ImagePromptCatalog
+) -> Iterator[tuple[str, TaskId | StageTask]]:
+    """Yield name and value of the inputs of each image prompt of `request`: the states of its images, of no image, and
+    its faces."""
+    for number, prompt in enumerate(request.image_prompts):
+        found = _found(prompt, catalog)
+        if found.encoder is not None:
+            ids = [input_image_id(image) for image in prompt.images]
+            encode = VisionEncodeParams(found.encoder, len(ids), use=found.use)
+            needs = {numbered(IMAGE, place): image for place, image in enumerate(ids)}
+            yield numbered(IMAGE_PROMPT, number), StageTask(encode, needs)
+            if found.ref.blank:
+                blank = VisionEncodeParams(found.encoder, use=found.use, blank=True)
+                yield numbered(IMAGE_PROMPT_BLANK, number), StageTask(blank, {})
+        if found.ref.faces:
+            yield numbered(IMAGE_PROMPT_FACE, number), input_faces_id(prompt.faces)
+
+
+def appended_tokens(refs: Sequence[ImagePromptRef]) -> int:
+    """Return the number of tokens that `refs` append to the prompt."""
+    return sum(ref.appended for ref in refs)
+
+
+def _found(prompt: ImagePrompt, catalog: ImagePromptCatalog) -> FoundImagePrompt:
+    return catalog.find(prompt.model, len(prompt.images), prompt.encoder)
+
+
+def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
+    ref = found.ref
+    if found.encoder is not None and not prompt.images:
+        raise missing_field("image_prompts.image", f"adapter {ref.name!r} reads images")
+    if found.encoder is None and prompt.images:
+        raise UnusableField(f"image_prompts.image: not supported by adapter {ref.name!r}, which reads faces only")
+    if ref.faces and prompt.faces is None:
+        raise missing_field("image_prompts.faces", f"adapter {ref.name!r} reads the embeddings of faces")
+    if prompt.faces is not None and not ref.faces:
+        raise UnusableField(f"image_prompts.faces: not supported by adapter {ref.name!r}, which reads no faces")
+    if isinstance(prompt.faces, InputFaces):
+        if prompt.faces.width != found.face_width:
+            expected = f"{found.face_width} numbers for each face, as adapter {ref.name!r} reads"
+            raise unusable_field("image_prompts.faces", f"{prompt.faces.width} numbers", expected)
+        if len(prompt.images) > 1 and len(prompt.images) != prompt.faces.count:
+            expected = f"{len(prompt.images)} faces, one for each image, or one image"
+            raise unusable_field("image_prompts.faces", f"{prompt.faces.count} faces", expected)
+    if ref.appended and (prompt.start, prompt.end) != (0.0, 1.0):
+        expected = f"0 to 1: adapter {ref.name!r} appends to the prompt, which is the same in all steps"
+        raise unusable_field("image_prompts.start, image_prompts.end", f"{prompt.start:g} to {prompt.end:g}", expected)
+    if ref.appended and prompt.blocks:
+        raise UnusableField(f"image_prompts.blocks: not supported by adapter {ref.name!r}, which appends to the prompt")
+    return replace(ref, strength=prompt.strength, start=prompt.start, end=prompt.end, blocks=prompt.blocks)

@@ -1,0 +1,54 @@
+"""Checks that a model's family supports the options of a request, and that they can act together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from modelpool.actors.graph.schedule_guidance import resolve_guidance
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.run_options import RunOptions
+from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.families.option_support import families_with, family_name, supported_options
+
+#: options that combine the predictions with and without guidance
+_GUIDANCE = ("cfg_zero", "rescale_cfg")
+#: options of which a run has at most one
+_CACHES = ("deepcache", "fbcache", "teacache")
+
+
+def check_options(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField, naming the option, for one that the family does not support or that cannot act."""
+    if request.options is None:
+        return
+    supported = supported_options(facts)
+    for name, _ in request.options.used():
+        if name not in supported:
+            raise UnusableField(
+                f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}; "
+                f"families with this option: {', '.join(families_with(name)) or 'none'}"
+            )
+    for problem in _problems(request, request.options, facts):
+        raise UnusableField(problem)
+
+
+def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFacts) -> Iterator[str]:
+    cfg = request.cfg
+    if "cfg" not in request.model_fields_set and facts.defaults is not None:
+        cfg = facts.defaults.cfg
+    for name in _GUIDANCE:
+        if getattr(options, name) is not None and resolve_guidance(facts.defaults, cfg)[0] == 1:
+            yield f"options.{name}: found cfg {cfg:g}, expected guidance: a cfg other than 1"
+    caches = [name for name in _CACHES if getattr(options, name) is not None]
+    if len(caches) > 1:
+        yield f"options.{caches[1]}: found together with {caches[0]}, expected one cache"
+    if options.tiled is None:
+        return
+    for name, is_set in (
+        ("controls", bool(request.controls)),
+        ("regions", bool(request.regions)),
+        ("options.sag", options.sag is not None),
+        ("options.deepcache", options.deepcache is not None),
+    ):
+        if is_set:
+            yield f"options.tiled: found together with {name}, which acts on the whole latent, expected one of them"

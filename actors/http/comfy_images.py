@@ -1,0 +1,131 @@
+"""Loads the images and masks of a ComfyUI workflow, and does with them what its nodes say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from modelpool.actors.http.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy_values import ImageFile, ImagePad, ImageScale, MaskFile
+from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: reads an uploaded image by its name
+ReadImage: TypeAlias = "Callable[[str], Image]"
+
+#: Pillow's filters for ComfyUI's names
+_FILTERS = {
+    "nearest-exact": "NEAREST",
+    "bilinear": "BILINEAR",
+    "area": "BOX",
+    "bicubic": "BICUBIC",
+    "lanczos": "LANCZOS",
+}
+_GRAY = (128, 128, 128, 255)
+
+
+def read_steps(image: ImageFile, read: ReadImage) -> Image:
+    """Return an image as the nodes behind its loader leave it. Raises UserError."""
+    try:
+        found = read(image.name)
+        if image.steps:
+            found = found.convert("RGBA")
+        for step in image.steps:
+            found = _scaled(found, step) if isinstance(step, ImageScale) else _padded(found, step)
+        return found
+    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
+        raise UserError(f"{image.name}: the image cannot be read ({error})") from None
+
+
+def read_mask(mask: MaskFile, read: ReadImage) -> Image:
+    """Return a mask that is white where the image is regenerated. Raises UserError."""
+    from PIL import ImageFilter, ImageOps
+
+    image = read_steps(mask.image, read)
+    if mask.channel == "pad":
+        step = mask.image.steps[-1]
+        assert isinstance(step, ImagePad), "the mask of a padded image"
+        channel, inverted = _pad_mask(image.size, step), mask.inverted
+    else:
+        channel, inverted = image.convert("RGBA").getchannel(mask.channel), (mask.channel == "A") != mask.inverted
+    if inverted:
+        channel = ImageOps.invert(channel)
+    return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel
+
+
+def _scaled(image: Image, scale: ImageScale) -> Image:
+    import PIL.Image
+
+    size = _size_after(image.size, scale)
+    _check_size(size)
+    if scale.crops:
+        image = image.crop(_middle(image.size, size))
+    return image.resize(size, PIL.Image.Resampling[_FILTERS[scale.method]])
+
+
+def _size_after(size: tuple[int, int], scale: ImageScale) -> tuple[int, int]:
+    width, height = size
+    if scale.sizes:
+        return min(scale.sizes, key=lambda each: abs(width / height - each[0] / each[1]))
+    if scale.size is not None:
+        wanted_width, wanted_height = scale.size
+        return (
+            wanted_width or max(1, round(width * wanted_height / height)),
+            wanted_height or max(1, round(height * wanted_width / width)),
+        )
+    factor = math.sqrt(scale.pixels / (width * height)) if scale.pixels is not None else scale.factor
+    assert factor is not None, "a size, a factor or a number of pixels"
+    return max(1, round(width * factor)), max(1, round(height * factor))
+
+
+def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the largest box in the middle of an image that has the shape of `wanted`."""
+    width, height = size
+    box_width = min(width, max(1, round(height * wanted[0] / wanted[1])))
+    box_height = min(height, max(1, round(width * wanted[1] / wanted[0])))
+    left, top = (width - box_width) // 2, (height - box_height) // 2
+    return left, top, left + box_width, top + box_height
+
+
+def _padded(image: Image, pad: ImagePad) -> Image:
+    import PIL.Image
+
+    size = image.width + pad.left + pad.right, image.height + pad.top + pad.bottom
+    _check_size(size)
+    padded = PIL.Image.new("RGBA", size, _GRAY)
+    padded.paste(image, (pad.left, pad.top))
+    return padded
+
+
+def _pad_mask(size: tuple[int, int], pad: ImagePad) -> Image:
+    """Return a mask that is white in the space around an image, and fades inside it by the square of the distance from
+    each side that has some space."""
+    import numpy as np
+    import PIL.Image
+
+    width, height = size
+    inner = (slice(pad.top, height - pad.bottom), slice(pad.left, width - pad.right))
+    mask_HW = np.ones((height, width), np.float32)
+    inner_height, inner_width = mask_HW[inner].shape
+    far = float(max(size))
+    rows, columns = np.arange(inner_height, dtype=np.float32), np.arange(inner_width, dtype=np.float32)
+    from_rows = np.minimum(
+        rows if pad.top else np.full_like(rows, far), rows[::-1] if pad.bottom else np.full_like(rows, far)
+    )
+    from_columns = np.minimum(
+        columns if pad.left else np.full_like(columns, far),
+        columns[::-1] if pad.right else np.full_like(columns, far),
+    )
+    distance = np.minimum(from_rows[:, None], from_columns[None, :])
+    fits = pad.feathering > 0 and pad.feathering * 2 < min(inner_height, inner_width)
+    mask_HW[inner] = np.clip(1 - distance / pad.feathering, 0, 1) ** 2 if fits else 0.0
+    return PIL.Image.fromarray((mask_HW * 255).astype(np.uint8))
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    if max(size) > MAX_SIDE or size[0] * size[1] > MAX_PIXELS:
+        raise NodeUnsupported(f"image: found {size[0]}x{size[1]} after scaling, expected sides up to {MAX_SIDE}")

@@ -1,0 +1,117 @@
+"""The `image_prompts` field of a request: image prompt adapters and their images; parsed and validated.
+
+Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from modelpool.actors.request.control_fields import split_numbers
+from modelpool.actors.request.face_fields import checked_faces
+from modelpool.actors.request.field_errors import missing_field
+from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.image_prompt_blocks import BLOCK
+
+#: far above the strengths that adapters are trained with
+MAX_STRENGTH = 10.0
+#: most images of one image prompt
+MAX_IMAGES = 16
+
+
+class ImagePrompt(Strict):
+    """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads. Accepts "NAME=FILE",
+    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", and {"model":, "image":, "faces":, "encoder":, "strength":,
+    "start":, "end":, "blocks":}.
+
+    image       an image, or a list of several that are read together
+    faces       embeddings of faces, for FaceID: a file (.npy, .safetensors, .json), a list of numbers or an array
+    encoder     name of the vision encoder; default: the only one that fits the adapter
+    strength    0 disables it
+    start, end  the part of the schedule in which it is active, as fractions from 0 to 1
+    blocks      factors of the strength by block, {"up.0.1": 1.0}; blocks that are not named are left out
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    #: an `ImageSource`, or a tuple of several, after validation
+    image: Any = None
+    #: a `FaceSource` of `actors.request.face_fields` after validation
+    faces: Any = None
+    encoder: str = ""
+    strength: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+    blocks: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def images(self) -> tuple[ImageSource, ...]:
+        """The images as a tuple."""
+        return self.image if isinstance(self.image, tuple) else () if self.image is None else (self.image,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_forms(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, equals, rest = value.partition("=")
+        if not equals:
+            raise unusable_field("image_prompts", value, '"NAME=FILE" or "NAME=FILE:STRENGTH:START:END"')
+        image, numbers = split_numbers(rest, 3)
+        return {"model": name, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
+
+    @field_validator("image", mode="before")
+    @classmethod
+    def _image(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return checked_image("image_prompts.image", value)
+        if not 1 <= len(value) <= MAX_IMAGES:
+            raise unusable_field("image_prompts.image", f"{len(value)} images", f"1 to {MAX_IMAGES} images")
+        found = tuple(checked_image("image_prompts.image", each) for each in value)
+        if any(each is None for each in found):
+            raise unusable_field("image_prompts.image", "None in a list", IMAGE_FORMS)
+        return found if len(found) > 1 else found[0]
+
+    @field_validator("faces", mode="before")
+    @classmethod
+    def _faces(cls, value: Any) -> Any:
+        return checked_faces("image_prompts.faces", value)
+
+    @field_validator("strength")
+    @classmethod
+    def _strength(cls, value: float) -> float:
+        if not 0 <= value <= MAX_STRENGTH:
+            raise unusable_field("image_prompts.strength", value, f"a number from 0 to {MAX_STRENGTH:g}")
+        return value
+
+    @field_validator("blocks", mode="before")
+    @classmethod
+    def _blocks(cls, value: Any) -> Any:
+        pairs = value.items() if isinstance(value, Mapping) else value
+        found = tuple(sorted((name, factor) for name, factor in pairs))
+        for name, factor in found:
+            if not isinstance(name, str) or BLOCK.fullmatch(name) is None:
+                raise unusable_field("image_prompts.blocks", name, 'names such as "down.2", "mid" or "up.0.1"')
+            if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor <= MAX_STRENGTH:
+                raise unusable_field(f"image_prompts.blocks.{name}", factor, f"a number from 0 to {MAX_STRENGTH:g}")
+        return found
+
+    @model_validator(mode="after")
+    def _share(self) -> ImagePrompt:
+        if not 0 <= self.start < self.end <= 1:
+            found = f"{self.start:g} to {self.end:g}"
+            expected = "fractions of the schedule from 0 to 1, with start below end"
+            raise unusable_field("image_prompts.start, image_prompts.end", found, expected)
+        if self.image is None and self.faces is None:
+            raise missing_field("image_prompts.image", f"set it to {IMAGE_FORMS}, or set image_prompts.faces")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out optional parts that are not set, and write blocks as they are given."""
+        found = {name: value for name, value in plain(self).items() if name in ("model", "image") or value}
+        return {**found, **({"blocks": dict(self.blocks)} if self.blocks else {})}

@@ -1,0 +1,59 @@
+"""Runs one part of the GPU benchmark in this process; `benchmarks.gpu` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.gpu.measurements import OutOfTime, Record
+from benchmarks.gpu.setting import Setting
+
+#: folder in memory on Linux
+SHARED_MEMORY = Path("/dev/shm")
+#: for the largest model and some reserve
+MODEL_BYTES = 40 << 30
+
+
+def part_named(name: str) -> Callable[[Record, Setting], None]:
+    """Return the function of a part; imports only what it needs."""
+    from benchmarks.gpu import device_tests, model_switch, pool_jobs, sampling, tiny_models, transfers
+
+    parts: Mapping[str, Callable[[Record, Setting], None]] = {
+        "tests": device_tests.run,
+        "zoo": tiny_models.compare_zoo,
+        "families": tiny_models.compare_families,
+        "transfers": transfers.run,
+        "switch": model_switch.run,
+        "pool": pool_jobs.run,
+    }
+    kind, _, model = name.partition(" ")
+    return partial(sampling.run, model=model) if kind == "sampling" else parts[name]
+
+
+def main() -> None:
+    """Run the part and record its environment."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--size", choices=("full", "small"), required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--models", type=Path)
+    asked = parser.parse_args()
+    record = Record(asked.rows, asked.part, asked.seconds)
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > MODEL_BYTES
+    root = asked.models or (SHARED_MEMORY if has_room and asked.size == "full" else None)
+    with tempfile.TemporaryDirectory(prefix="modelpool_gpu_", dir=root) as folder:
+        setting = Setting(asked.device, asked.size == "small", Path(folder))
+        try:
+            part_named(asked.part)(record, setting)
+        except OutOfTime:
+            return
+
+
+if __name__ == "__main__":
+    main()

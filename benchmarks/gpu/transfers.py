@@ -1,0 +1,151 @@
+"""Part "transfers": bandwidth of the link, loading SDXL from the page cache, and private host memory.
+
+The comparison is diffusers' `from_single_file(...).to(device)` of the same file, with a configuration written here.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.full_size import write_model
+from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
+from benchmarks.gpu.measurements import Record
+from benchmarks.gpu.setting import Setting
+from benchmarks.weights_loading import anonymous_bytes
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.specs.spec import Role
+
+MIB = 1 << 20
+TURNS = 5
+#: of the bandwidth of the link that loading should reach; of diffusers' time that it may take; private memory
+LEAST_SHARE, MOST_TIME, MOST_PRIVATE = 0.85, 0.5, 0.05
+
+
+def run(record: Record, setting: Setting) -> None:
+    """Measure the link, then loading."""
+    device = torch_device(setting.device)
+    link = 0.0
+    with record.attempting("link"):
+        link = measure_rates(record, device, (4 if setting.small else 512) * MIB)
+    started = time.perf_counter()
+    path = write_model("sdxl", setting.models, setting.small)
+    file_bytes = path.stat().st_size
+    record.add("writing the model", time.perf_counter() - started, "s", note=f"{file_bytes / 1e9:.2f} GB")
+    with record.attempting("load", least_seconds=5.0):
+        load_with_engine(record, setting, path, link)
+    with record.attempting("load with diffusers", least_seconds=5.0):
+        load_with_diffusers(record, device, path)
+
+
+def torch_device(kind: str) -> torch.device:
+    """Return the first torch device of a kind."""
+    if kind == "sim":
+        open_engine("sim").close()
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, 0)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def median_seconds(device: torch.device, work: Callable[[], object], turns: int = TURNS) -> float:
+    """Return the median seconds of `work`, until the device has finished it."""
+    seconds = []
+    for _ in range(turns):
+        synchronize(device)
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def measure_rates(record: Record, device: torch.device, size_bytes: int) -> float:
+    """Record the speed of copies from pinned and from pageable memory, by the loader, and by an uploader; returns that
+    from pinned memory."""
+    is_cuda = device.type == "cuda"
+    pageable = torch.zeros(size_bytes, dtype=torch.uint8)
+    pinned = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    link = size_bytes / median_seconds(device, lambda: target.copy_(pinned, non_blocking=True))
+    record.add("copy from pinned memory", link / 1e9, "GB/s")
+    rate = size_bytes / median_seconds(device, lambda: target.copy_(pageable))
+    record.add("copy from pageable memory", rate / 1e9, "GB/s", link / 1e9)
+    parts = [part.clone() for part in pageable.chunk(16)]
+    with TransferPipeline.open(device) as pipeline:
+        rate = size_bytes / median_seconds(device, lambda: [pipeline.bring(part) for part in parts])
+        is_met = rate >= LEAST_SHARE * link if is_cuda else None
+        record.add("loader, 16 tensors", rate / 1e9, "GB/s", link / 1e9, f"at least {LEAST_SHARE} of it", is_met)
+        uploader = pipeline.uploader()
+        rate = size_bytes / median_seconds(device, lambda: [uploader.upload(part) for part in parts])
+        record.add("streaming, 16 tensors", rate / 1e9, "GB/s", link / 1e9, f"at least {LEAST_SHARE} of it",
+                   rate >= LEAST_SHARE * link if is_cuda else None)  # fmt: skip
+        small = [part[: 64 << 10] for part in pageable.chunk(256)]
+        small_bytes = sum(part.nbytes for part in small)
+        for turn in ("first", "second"):
+            rate = small_bytes / median_seconds(device, lambda: [uploader.upload(part) for part in small], 1)
+            record.add(f"streaming, 256 tensors of at most 64 KiB, {turn} pass", rate / 1e9, "GB/s", link / 1e9)
+        uploader.close()
+        record.add("pinned memory", note=pipeline.why_unpinned or "as requested")
+    return link
+
+
+def load_with_engine(record: Record, setting: Setting, path: Path, link: float) -> None:
+    """Load the diffusion model and run one step, cold and again."""
+    engine = open_engine(setting.device)
+    try:
+        jobs = EngineJobs(path, engine)
+        side = 64 if setting.small else 512
+        extent = Extent(side, side, 1)
+        texts = jobs.texts()
+        before_bytes = anonymous_bytes()
+        for turn in ("first", "second"):
+            engine.vram.unload_all()
+            jobs.sample(jobs.sample_work(extent), texts)
+            cost = jobs.costs[-1]
+            rate = cost.uploaded_bytes / max(cost.load_seconds, 1e-9)
+            is_met = rate >= LEAST_SHARE * link if setting.device == "cuda" and turn == "second" else None
+            record.add(
+                f"loading the diffusion model, {turn} time", rate / 1e9, "GB/s", link / 1e9,
+                f"at least {LEAST_SHARE} of it", is_met, f"{cost.load_seconds:.3f} s",
+            )  # fmt: skip
+        private = max(0, anonymous_bytes() - before_bytes) / path.stat().st_size
+        is_met = private <= MOST_PRIVATE if setting.device == "cuda" else None
+        record.add("private host memory while loaded", private, "of the file", None, f"at most {MOST_PRIVATE}", is_met)
+    finally:
+        engine.close()
+
+
+def load_with_diffusers(record: Record, device: torch.device, path: Path) -> None:
+    """Load the diffusion model as diffusers does, and as this project does, from the start of the process's work."""
+    import diffusers
+
+    config = path.parent / "unet"
+    module: Any = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module
+    module.save_config(config)
+    del module
+
+    def theirs() -> object:
+        kind = diffusers.UNet2DConditionModel
+        return kind.from_single_file(str(path), config=str(config), torch_dtype=torch.float16).to(device)
+
+    def ours() -> object:
+        module = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module
+        return [pipeline.bring(weight) for weight in module.state_dict().values()]
+
+    baseline = median_seconds(device, theirs, 1)
+    gc.collect()
+    with TransferPipeline.open(device) as pipeline:
+        seconds = median_seconds(device, ours, 1)
+    record.add("open the file and load it", seconds, "s", baseline, f"at most {MOST_TIME} of from_single_file",
+               seconds <= MOST_TIME * baseline if device.type == "cuda" else None)  # fmt: skip

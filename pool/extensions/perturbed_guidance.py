@@ -1,0 +1,66 @@
+"""Guidance away from a perturbed prediction, after the guidance by the negative prompt: PAG, SAG and SLG.
+
+Clean latents stand for predictions: a difference of clean latents is the same multiple of the difference of noises.
+
+Sources: Ahn et al. 2024 (PAG), equation 14; Hong et al. 2023 (SAG), equation 16; Stability AI's sampling of Stable
+Diffusion 3.5 Medium (SLG). Shape legend: B batch, C latent channels, H W cells.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.core.run_options import PerturbedAttention, SelfAttention, SkipLayers
+from modelpool.pool.extensions.step_clock import StepClock
+from modelpool.pool.extensions.unet_attention import PERTURBED, AttendedTokens, map_of
+from modelpool.pool.options.model_options import Args, PostCfgFunction
+from modelpool.pool.options.run_context import call_facts
+
+#: side of the kernel of the blur. Source: the StableDiffusionSAGPipeline of diffusers
+_BLUR_SIDE = 9
+
+
+def perturbed_guidance(name: str, option: PerturbedAttention | SkipLayers, clock: StepClock) -> PostCfgFunction:
+    """Return the guidance away from the prediction for the prompt by the model that the option `name` perturbs."""
+
+    def guide(args: Args) -> Tensor:
+        denoised_BCHW: Tensor = args["denoised"]
+        if not clock.acts(option):
+            return denoised_BCHW
+        with call_facts(**{PERTURBED: name}):
+            perturbed_BCHW = args["predict_prompt"](args["input"])
+        return denoised_BCHW + (args["cond_denoised"] - perturbed_BCHW) * option.scale
+
+    return guide
+
+
+def self_attention_guidance(option: SelfAttention, clock: StepClock, attended: AttendedTokens) -> PostCfgFunction:
+    """Return the guidance away from the prediction for a latent that is blurred at its attended tokens."""
+
+    def guide(args: Args) -> Tensor:
+        denoised_BCHW: Tensor = args["denoised"]
+        if not clock.acts(option):
+            return denoised_BCHW
+        assert attended.attended_BL is not None, "the middle block has not run"
+        x_BCHW = args["input"]
+        plain_BCHW = args["cond_denoised"] if args["uncond"] is None else args["uncond_denoised"]
+        mask_B1HW = map_of(attended.attended_BL, *x_BCHW.shape[-2:])
+        degraded_BCHW = torch.lerp(plain_BCHW, blurred(plain_BCHW, option.blur), mask_B1HW)
+        predict = args["predict_prompt"] if args["uncond"] is None else args["predict_negative"]
+        with call_facts(**{PERTURBED: "sag"}):
+            perturbed_BCHW = predict(degraded_BCHW + (x_BCHW - plain_BCHW))
+        return denoised_BCHW + (degraded_BCHW - perturbed_BCHW) * option.scale
+
+    return guide
+
+
+def blurred(x_BCHW: Tensor, deviation: float) -> Tensor:
+    """Return `x_BCHW` after a Gaussian blur of this standard deviation, in cells; its edges are reflected."""
+    half = min(_BLUR_SIDE // 2, *(side - 1 for side in x_BCHW.shape[-2:]))
+    place = torch.arange(-half, half + 1, dtype=x_BCHW.dtype, device=x_BCHW.device)
+    weight = torch.exp(-0.5 * (place / deviation) ** 2)
+    kernel_11KK = torch.outer(weight, weight)[None, None] / weight.sum() ** 2
+    channels = x_BCHW.shape[1]
+    padded_BCHW = torch.nn.functional.pad(x_BCHW, (half,) * 4, mode="reflect")
+    return torch.nn.functional.conv2d(padded_BCHW, kernel_11KK.repeat(channels, 1, 1, 1), groups=channels)

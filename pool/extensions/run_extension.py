@@ -1,0 +1,113 @@
+"""Combines the options of a run (`pool.core.run_options`) to the options of its model, and to what they require of the
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.run_options import RunOptions
+from modelpool.pool.core.stage_params import RunHooks
+from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
+from modelpool.pool.extensions.deep_cache import DeepLayers
+from modelpool.pool.extensions.freeu import freeu_patch
+from modelpool.pool.extensions.perturbed_guidance import perturbed_guidance, self_attention_guidance
+from modelpool.pool.extensions.step_clock import StepClock
+from modelpool.pool.extensions.tiled_diffusion import tiled_model
+from modelpool.pool.extensions.unet_attention import AttendedTokens, with_unet_attention
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.options.run_context import current_run
+from modelpool.pool.options.wrappers import WrapperPoint
+from modelpool.pool.patcher.blocks.overlays import Overlays
+
+#: the key of our wrappers
+_KEY = "run options"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunExtension:
+    """The options of one run, applied to its model.
+
+    model_options  those of the patcher with these
+    deep_layers    of DeepCache
+    """
+
+    options: RunOptions
+    clock: StepClock
+    model_options: ModelOptions
+    deep_layers: DeepLayers | None = None
+
+    @property
+    def texts_apart(self) -> bool:
+        """Whether the model reads each text by itself: the caches decide for each."""
+        return self.options.skips_by_content
+
+    def limited(self, hooks: RunHooks) -> RunHooks:
+        """Return `hooks` that offer a checkpoint, or a pause, only between steps where no cache has a state: the run
+        that continues there computes the same pixels."""
+        if self.deep_layers is None and not self.options.skips_by_content:
+            return hooks
+
+        def should_pause() -> bool:
+            return self._is_stateless and hooks.should_pause()
+
+        return replace(
+            hooks,
+            should_pause=should_pause,
+            checkpoint=lambda states: hooks.checkpoint(states) if self._is_stateless else None,
+        )
+
+    @property
+    def _is_stateless(self) -> bool:
+        """Whether the next step reads nothing that a cache remembers."""
+        return self.deep_layers is not None and self.deep_layers.computes(self.clock.now)
+
+    @contextmanager
+    def installed(self, module: nn.Module) -> Iterator[None]:
+        """Install what is not an option of the model on `module` inside the block; enter it inside of the run. Raises
+        UnusableField."""
+        run = current_run(module)
+        if self.deep_layers is None or run is None:
+            yield
+            return
+        overlays = Overlays(run)
+        try:
+            self.deep_layers.install(overlays, module)
+            yield
+        finally:
+            overlays.remove()
+            self.deep_layers.features.clear()
+
+
+def run_extension(
+    options: RunOptions, model_options: ModelOptions, module: nn.Module, row: str, clock: StepClock
+) -> RunExtension:
+    """Return `options` for a run of `module`, a model of the row `row` with `model_options`. The caller has checked
+    that the family supports them. Raises UnusableField for blocks that the model lacks."""
+    attended, found = AttendedTokens(), model_options
+    if options.slg is not None and (unknown := unknown_blocks(options.slg, module)):
+        raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
+    if options.pag is not None or options.sag is not None or options.hypertile is not None:
+        found = found.with_transformer(lambda t: with_unet_attention(t, options, module, clock, attended))
+    if options.slg is not None or options.skips_by_content:
+        found = found.with_transformer(lambda t: with_block_runs(t, options, module, row, clock))
+    if options.freeu is not None:
+        patch = freeu_patch(options.freeu, module)
+        found = found.with_transformer(lambda t: t.with_output_block_patch(patch))
+    if options.pag is not None:
+        found = found.with_sampler_post_cfg_function(perturbed_guidance("pag", options.pag, clock))
+    if options.slg is not None:
+        found = found.with_sampler_post_cfg_function(perturbed_guidance("slg", options.slg, clock))
+    if options.sag is not None:
+        found = found.with_sampler_post_cfg_function(self_attention_guidance(options.sag, clock, attended))
+    if options.tiled is not None:
+        found = found.with_wrapper(WrapperPoint.APPLY_MODEL, tiled_model(options.tiled), _KEY)
+    if options.deepcache is None:
+        return RunExtension(options, clock, found)
+    deep_layers = DeepLayers(options.deepcache, clock)
+    found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, deep_layers.around_call, _KEY)
+    return RunExtension(options, clock, found, deep_layers)

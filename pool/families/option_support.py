@@ -1,0 +1,106 @@
+"""The options of a run (`pool.core.run_options`) that each family of models supports. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from modelpool.pool.core.run_options import RUN_OPTIONS
+from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, ImageConcat, Prediction, SamplingFacts
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.supported import running_families
+
+#: the class of diffusers of UNets that are called without a row of their own
+_UNET = "UNet2DConditionModel"
+#: what options need inside the model: levels of a UNet, blocks that can be skipped, and the modulation of the first
+_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache"})
+#: transformers whose blocks take and return tokens in a known form: options may skip them
+BLOCK_MODELS = frozenset(
+    {
+        "AuraFlowTransformer2DModel",
+        "BriaTransformer2DModel",
+        "ChromaTransformer2DModel",
+        "CosmosTransformer3DModel",
+        "Flux2Transformer2DModel",
+        "FluxTransformer2DModel",
+        "HunyuanVideoTransformer3DModel",
+        "LTXVideoTransformer3DModel",
+        "Lumina2Transformer2DModel",
+        "MochiTransformer3DModel",
+        "PixArtTransformer2DModel",
+        "QwenImageTransformer2DModel",
+        "SD3Transformer2DModel",
+        "WanTransformer3DModel",
+        "ZImageTransformer2DModel",
+    }
+)
+#: transformers whose first block begins with a modulated norm (`norm1`), which TeaCache reads
+TEACACHE_MODELS = frozenset(
+    {
+        "AuraFlowTransformer2DModel",
+        "BriaTransformer2DModel",
+        "FluxTransformer2DModel",
+        "HunyuanVideoTransformer3DModel",
+        "Lumina2Transformer2DModel",
+        "MochiTransformer3DModel",
+        "SD3Transformer2DModel",
+    }
+)
+#: kinds of guidance by a negative prompt
+_GUIDED = frozenset(
+    {Guidance.CLASSIFIER_FREE, Guidance.PROJECTED_LATE, Guidance.RISING_WITH_FRAMES, Guidance.RISING_AND_FALLING}
+)
+
+
+def supported_options(facts: SamplingFacts) -> frozenset[str]:
+    """Return the names of the options that models of `facts` support."""
+    found = set[str]()
+    architecture = _architecture(facts)
+    guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
+    if architecture == _UNET:
+        found |= _UNET_OPTIONS
+        if facts.image_concat is None:
+            found.add("tiled")
+        if facts.image_concat is ImageConcat.PIXELS:
+            found.discard("sag")  # its noisy image input belongs to the latent that is not blurred
+    if architecture in BLOCK_MODELS:
+        found |= {"slg", "fbcache"}
+    if architecture in TEACACHE_MODELS:
+        found.add("teacache")
+    if guidance in _GUIDED:
+        found.add("rescale_cfg")
+    is_plain = guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
+    if is_plain and facts.prediction is Prediction.FLOW:
+        found.add("cfg_zero")
+    return frozenset(found)
+
+
+def families_with(option: str) -> tuple[str, ...]:
+    """Return the names of the families that support `option`, sorted."""
+    return _families_by_option()[option]
+
+
+def family_name(facts: SamplingFacts) -> str:
+    """Return the name of the family of `facts`; of several with equal facts, the first."""
+    if facts.model:
+        return facts.model
+    return next((name for name, family in running_families().items() if family.sampling == facts), "sd1")
+
+
+@cache
+def _families_by_option() -> Mapping[str, tuple[str, ...]]:
+    supported = {name: supported_options(family.sampling) for name, family in running_families().items()}
+    return MappingProxyType(
+        {option: tuple(sorted(name for name in supported if option in supported[name])) for option in RUN_OPTIONS}
+    )
+
+
+@cache
+def _architectures() -> Mapping[str, str]:
+    """Return the class of diffusers of each row of transformers."""
+    return MappingProxyType({family.name: family.module for family in defined_families()})
+
+
+def _architecture(facts: SamplingFacts) -> str:
+    return _architectures().get(facts.model, "") if facts.model else _UNET

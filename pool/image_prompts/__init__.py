@@ -1,0 +1,1 @@
+"""Image prompts: IP-Adapters and Redux, their key layouts, building, and use in a sampling run."""

@@ -1,0 +1,166 @@
+"""Workflows in the layouts of ComfyUI's examples become the requests that they mean; what a request cannot have is
+refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from modelpool.actors.http.comfy_export import api_format
+from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy_node_types import NodeUnsupported
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from tests.actors.http import comfy_examples as examples
+
+NAMES = PoolNames(
+    {"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL", "flux": "Flux dev", "sd3": "Stable Diffusion 3"},
+    ["light"],
+)
+
+
+def read_image(name: str) -> Image.Image:
+    return Image.new("RGBA", (64, 64), (255, 0, 0, 0 if name == "clear.png" else 255))
+
+
+def made(graph: Any) -> list[GenerateRequest]:
+    return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, read_image)]
+
+
+def refusal(graph: Any) -> str:
+    with pytest.raises((WorkflowRejected, NodeUnsupported)) as found:
+        made(graph)
+    return str(found.value)
+
+
+def test_flux_with_a_guider() -> None:
+    graph = examples.flux()
+    (request,) = made(graph)
+    assert (request.model, request.prompt, request.cfg, request.steps) == ("flux", "a red circle", 3.0, 20)
+    assert (request.sampler, request.schedule, request.seed) == ("euler", "simple", 11)
+    assert (request.width, request.height) == (64, 96)
+    graph["guider"]["inputs"]["conditioning"] = ["text", 0]
+    assert "cfg" not in made(graph)[0].model_fields_set, "the scale that the model was made for, as in ComfyUI"
+    graph["shifted"]["inputs"]["width"] = 128
+    assert "expected those of the image" in refusal(graph)
+    graph["shifted"]["inputs"]["max_shift"] = 2.0
+    assert "found the shift 0.5, 2" in refusal(graph)
+
+
+def test_stable_diffusion_3_with_its_own_shift() -> None:
+    graph = examples.sd3()
+    (request,) = made(graph)
+    assert (request.model, request.cfg, request.negative) == ("sd3", 7.0, "blurry")
+    graph["shifted"]["inputs"]["shift"] = 6.0
+    assert "found the shift 6" in refusal(graph)
+    graph["negative"] = examples.node("ConditioningZeroOut", conditioning=["positive", 0])
+    assert "set to zero" in refusal(graph)
+
+
+def test_turbo_levels_are_those_of_every_hundredth_training_step() -> None:
+    (request,) = made(examples.turbo())
+    every_hundredth = make_sigmas("trailing", 10, sd1_sigma_table()).tolist()
+    assert request.sigmas == pytest.approx(every_hundredth[:2], rel=1e-5)
+    assert (request.steps, request.sampler, request.cfg) == (2, "euler_ancestral", 1.0)
+
+
+def test_areas_become_regions() -> None:
+    graph = examples.areas()
+    (request,) = made(graph)
+    assert request.prompt == "a red circle"
+    found = [(region.prompt, region.box, region.strength) for region in request.regions]
+    assert found == [("a sky", (0, 0, 64, 32), 1.5), ("a lawn", (0, 32, 64, 32), 1.0)]
+    graph["sampler"]["inputs"]["positive"] = ["parts", 0]
+    assert "without an area" in refusal(graph)
+
+
+def test_two_texts_for_the_whole_image_and_a_mask_become_regions() -> None:
+    graph = examples.areas()
+    graph["loaded"] = examples.node("LoadImage", image="clear.png")
+    graph["below"] = examples.node(
+        "ConditioningSetMask", conditioning=["ground", 0], mask=["loaded", 1], strength=1.0, set_cond_area="default"
+    )
+    graph["above"] = graph["sky"]
+    first, second = made(graph)[0].regions
+    assert (first.prompt, int(first.mask.pixels.min())) == ("a lawn", 255)
+    assert (second.prompt, second.box) == ("a red circle", (0, 0, 64, 64))
+    assert made(graph)[0].prompt == "a sky"
+
+
+def test_a_concatenated_text_is_a_chunk_of_its_own() -> None:
+    graph = examples.areas()
+    graph["both"] = examples.node("ConditioningConcat", conditioning_to=["positive", 0], conditioning_from=["sky", 0])
+    assert made(graph)[0].prompt == "a red circle BREAK a sky"
+    graph["model"]["inputs"]["ckpt_name"] = "sd3"
+    assert "ConditioningConcat" in refusal(graph)
+
+
+def test_an_image_is_scaled_and_cut_to_the_middle() -> None:
+    (request,) = made(examples.with_image(denoise=0.5))
+    assert request.image.pixels.shape == (64, 96, 3)
+    graph = examples.with_image()
+    graph["scaled"] = examples.node(
+        "ImageScaleToTotalPixels", image=["loaded", 0], upscale_method="area", megapixels=0.01
+    )
+    side = made(graph)[0].image.pixels.shape[0]
+    assert side * side == pytest.approx(0.01 * 1024 * 1024, rel=0.02)
+
+
+def test_outpainting_paints_the_added_space_and_fades_into_the_image() -> None:
+    (request,) = made(examples.outpainting())
+    assert request.image.pixels.shape == (64, 96, 3)
+    mask_HW = request.mask.pixels
+    assert (mask_HW[:, 64:].min(), mask_HW[:, :50].max()) == (255, 0)
+    assert 0 < mask_HW[30, 60] < 255
+
+
+def test_a_second_sampler_with_the_same_model_continues_the_run() -> None:
+    (request,) = made(examples.two_samplers("xl"))
+    assert (request.model, request.steps, request.seed) == ("xl", 8, 5)
+    assert "the pool runs no refiner" in refusal(examples.two_samplers("shapes"))
+    graph = examples.two_samplers("xl")
+    graph["rest"]["inputs"]["start_at_step"] = 5
+    assert "add_noise" in refusal(graph)
+
+
+def test_a_second_pass_over_a_scaled_image() -> None:
+    graph = examples.upscaled()
+    (request,) = made(graph)
+    assert request.hires is not None
+    assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "picture", 16)
+    graph["saved"]["inputs"]["images"] = ["bigger", 0]
+    assert "after they were scaled" in refusal(graph)
+
+
+def test_an_edit_reads_the_image_as_a_reference() -> None:
+    (request,) = made(examples.kontext())
+    assert (request.width, request.height, request.image) == (1024, 1024, None)
+    assert request.references[0].pixels.shape == (1024, 1024, 3)  # type: ignore[union-attr]
+
+
+def test_a_value_of_a_primitive_node_is_checked_like_a_written_one() -> None:
+    graph = examples.basic(steps=["many", 0])
+    graph["many"] = examples.node("PrimitiveInt", value=6)
+    assert made(graph)[0].steps == 6
+    graph["many"]["inputs"]["value"] = 0
+    assert "expected at least 1" in refusal(graph)
+
+
+@pytest.mark.parametrize(("shown", "steps"), [(None, 12), (9, 9)])
+def test_a_subgraph_of_the_editor(shown: int | None, steps: int) -> None:
+    """Nodes in it get the ids of ComfyUI, a bypassed node passes its input on, and the shown value has priority."""
+    graph = api_format(examples.editor_format(12, shown))
+    assert set(graph) == {"1", "3", "4", "7", "8", "6:1", "6:2"}
+    first, second = made(graph)
+    assert (first.steps, first.prompt, first.negative, first.loras) == (steps, "a red circle", "blurry", ())
+    assert (first.seed, second.seed) == (5, 6)
+
+
+def test_subgraphs_that_contain_themselves_are_refused() -> None:
+    workflow = examples.editor_format(12, None)
+    (subgraph,) = workflow["definitions"]["subgraphs"]
+    subgraph["nodes"] += [{"id": number, "type": subgraph["id"]} for number in (7, 8)]
+    with pytest.raises(WorkflowRejected, match="more than"):
+        api_format(workflow)

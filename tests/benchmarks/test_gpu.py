@@ -1,0 +1,158 @@
+"""The GPU benchmark on machines without one: it keeps results when parts crash or hang, and its parts run on the CPU.
+
+Proves: a part that crashes or hangs ends alone, what it measured stays, and the rest runs in its time; the random
+models have the published numbers of parameters, and engine and diffusers both run them; the engine and the tests for
+GPUs need none of the packages that a GPU machine may lack, and not the plugins of the other tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import sampling, tiny_models
+from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
+from benchmarks.gpu.engine_jobs import EngineJobs, open_engine
+from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
+from benchmarks.gpu.setting import Setting
+from modelpool.pool.specs.spec import Role
+from tests.architecture.source_tree import ROOT
+
+#: parameters of the published models; source: their model cards and files
+PARAMETERS = {
+    ("sd15", MODEL): 859_520_964,
+    ("sdxl", MODEL): 2_567_463_684,
+    ("flux", MODEL): 11_901_408_320,
+    ("flux", f"{TEXT}t5xxl."): 4_762_310_656,
+    ("wan", MODEL): 1_418_996_800,
+}
+#: packages that the engine does not need
+ABSENT = ("ray", "av", "pydantic", "typer", "rich", "comfy_kitchen", "gguf", "pynvml", "matplotlib")
+#: runs a module with these packages missing
+WITHOUT = f"""
+import importlib.util, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in {ABSENT!r} else find_spec(name, package)
+"""
+
+
+def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = '{"part": "%s", "name": "first", "value": 1.5, "unit": "s", "is_met": true}'
+    codes = {
+        "crashes": "import os; os.abort()",
+        "hangs": "import time; time.sleep(600)",
+        "works": "",
+    }
+
+    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+        first = f"open({str(rows_path)!r}, 'a').write({row % part.name!r} + chr(10))\n"
+        return [sys.executable, "-S", "-c", first + codes[part.name]]
+
+    monkeypatch.setattr(command, "LEAST_SECONDS", 0.5)
+    parts = [Part("crashes", 1), Part("hangs", 1), Part("works", 8)]
+    run_parts(parts, 20 / 60, tmp_path, command_of)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [part["outcome"].split()[0] for part in results["parts"]] == ["exit", "ended", "done"]
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("| first | 1.5 s |") == 3, "what they measured before is in the table"
+    assert "Not met or failed: crashes: the whole part; hangs: the whole part." in table
+    run_parts([Part("works", 1)], 0.1 / 60, tmp_path, command_of)
+    assert "skipped: out of time" in (tmp_path / "table.md").read_text()
+
+
+def test_every_part_has_its_share_and_what_is_left_over() -> None:
+    first = seconds_for(PARTS[0], PARTS[1:], 480)
+    assert 0 < first < 480 / 4
+    assert seconds_for(PARTS[-1], (), 33) == 33
+    assert {part.name.partition(" ")[2] for part in PARTS} - {""} == FULL_SIZE.keys()
+
+
+def test_errors_are_rows_and_a_part_stops_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    record = Record(path, "one", 60)
+    with record.attempting("it fails"):
+        raise ValueError("because")
+    with pytest.raises(RuntimeError, match="illegal"), record.attempting("the context is lost"):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(OutOfTime), Record(path, "two", 5).attempting("too late", least_seconds=10):
+        raise AssertionError("this does not run")
+    with path.open("a") as file:
+        file.write('{"part": "cut o')
+    failed, lost, late = read_measurements(path)
+    assert failed == Measurement("one", "it fails", is_met=False, note="ValueError: because")
+    assert (lost.is_met, late.note) == (False, "skipped: out of time")
+
+
+def test_random_models_have_the_published_sizes() -> None:
+    counts = {
+        (name, prefix): sum(
+            math.prod(shape)
+            for key, (dtype, shape) in FULL_SIZE[name].entries(False).items()
+            if key.startswith(prefix) and dtype is not torch.int64
+        )
+        for name, prefix in PARAMETERS
+    }
+    assert counts == PARAMETERS
+
+
+@pytest.mark.parametrize("name", ["flux_fp8", "wan"])
+def test_random_models_open_as_published_ones(name: str, tmp_path: Path) -> None:
+    engine = open_engine("cpu")
+    jobs = EngineJobs(write_model(name, tmp_path, small=True), engine)
+    assert jobs.family.name == {"flux_fp8": "flux_dev", "wan": "wan_t2v"}[name]
+    weights = engine.patcher(jobs.model, Role.DIFFUSION_MODEL).module.state_dict().values()
+    stored = torch.float8_e4m3fn if name == "flux_fp8" else torch.bfloat16
+    assert {weight.dtype for weight in weights if weight.dim() == 2} == {stored}
+    assert [len(text.context_LD) > 0 for text in jobs.texts()] == [True] * (1 if name == "flux_fp8" else 2)
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling against diffusers' pipeline on the CPU, and an architecture on the simulated device."""
+    monkeypatch.setattr(sampling, "TURNS", 1)
+    monkeypatch.setattr(sampling, "BATCHES", (2,))
+    monkeypatch.setattr(tiny_models, "FEW", 1)
+    rows_path = tmp_path / "rows.jsonl"
+    sampling.run(Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), "sd15")
+    tiny_models.compare_zoo(Record(rows_path, "zoo", 600), Setting("sim", True, tmp_path))
+    rows = {row.name: row for row in read_measurements(rows_path)}
+    errors = [row for row in rows.values() if "Error" in row.note]
+    assert errors == []
+    for name in ("engine relative to diffusers eager", "sampling with half of the weights resident"):
+        assert (rows[name].value or 0) > 0
+    assert rows["diffusers compiled"].note == "skipped: only on CUDA"
+    assert rows["auraflow, float32 with streamed float16 weights"].is_met
+
+
+def test_the_engine_needs_no_package_of_the_pool_above_it() -> None:
+    """From a plain source tree on a GPU machine without ray, av, pydantic, comfy-kitchen and gguf: the engine, the
+    catalog and the tests for GPUs are imported, without the configuration and the plugins of the other tests."""
+    code = WITHOUT + (
+        "import modelpool.pool.engine.engine, modelpool.pool.engine.explicit_control, benchmarks.gpu.sampling\n"
+        "import pytest\n"
+        "ended = pytest.main(['-c', '/dev/null', '--rootdir', '.', '--noconftest', '--import-mode=importlib', '-q',\n"
+        "    '-p', 'no:cacheprovider', '--collect-only', 'tests/gpu'])\n"
+        f"print('loaded:', sorted({set(ABSENT)!r} & sys.modules.keys()))\n"
+        "sys.exit(ended)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loaded: []" in done.stdout
+    assert "tests collected" in done.stdout

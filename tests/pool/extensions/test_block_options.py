@@ -1,0 +1,226 @@
+"""Options that skip blocks of a transformer agree with diffusers; TeaCache with its paper's rule. Guidance of flows
+agrees with the guiders of diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers.guiders.classifier_free_zero_star_guidance import ClassifierFreeZeroStarGuidance
+from diffusers.guiders.guider_utils import rescale_noise_cfg
+from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_block_cache
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.run_options import FirstBlockCache, RunOptions, SkipLayers, TeaCache
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.extensions.block_runs import TEACACHE_COEFFICIENTS, polynomial
+from modelpool.pool.families.option_support import BLOCK_MODELS, TEACACHE_MODELS
+from modelpool.pool.guidance.guiders import (
+    ClassifierFreeGuidance,
+    DeviationRescaledGuidance,
+    Predictions,
+    ZeroStarGuidance,
+)
+from modelpool.pool.options.run_context import call_facts
+from modelpool.pool.sampling.predictions import clean_latent
+from modelpool.pool.sampling.schedules import sd1_sigma_table
+from tests.pool.extensions.extended import counted, extended, inner, latents
+from tests.pool.sampling.one_image import guided
+from tests.pool.zoo import build
+from tests.pool.zoo.case import Case, quiet_libraries, tensors_in
+from tests.pool.zoo.image_transformers import IMAGE_TRANSFORMERS
+from tests.pool.zoo.video_transformers import VIDEO_TRANSFORMERS
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad(), quiet_libraries():
+        yield
+
+
+def flux() -> Case:
+    torch.manual_seed(0)
+    module = diffusers.FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    case = build("flux")
+    inputs = {name: value for name, value in case.inputs.items() if name != "guidance"}
+    return Case(module.eval(), inputs)
+
+
+def steps_of(case: Case, change: float) -> Iterator[dict[str, Any]]:
+    """Inputs of a few steps, each a little different from the one before, and one very different."""
+    first = case.inputs["hidden_states"]
+    for step in range(STEPS):
+        moved = first + change * step * latents(*first.shape, seed=step) + 3.0 * (step == 3)
+        yield {**case.inputs, "hidden_states": moved, "timestep": case.inputs["timestep"] * (1 - 0.02 * step)}
+
+
+def output(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    plain: Any = module
+    return tensors_in(plain(**inputs))[0]
+
+
+@pytest.mark.parametrize("make", [flux, lambda: build("wan"), lambda: build("qwenimage")])
+def test_fbcache_is_that_of_diffusers(make: Any) -> None:
+    case = make()
+    blocks = {f"{n}": inner(b) for n, (_, b) in enumerate(_blocks(case.module))}
+    ours, calls = [], counted(blocks)
+    for threshold in (0.2, 0.5):
+        with extended(case.module, RunOptions(fbcache=FirstBlockCache(threshold=threshold)), steps=STEPS) as run:
+            for step, inputs in enumerate(steps_of(case, 0.02)):
+                run.step(step)
+                ours.append(output(case.module, inputs))
+    last = calls[str(len(blocks) - 1)]
+    assert calls["0"] == 2 * STEPS
+    assert 2 < last < 2 * STEPS, "no step, or each, was computed in full"
+    expected = []
+    for threshold in (0.2, 0.5):
+        plain: Any = case.module
+        apply_first_block_cache(plain, FirstBlockCacheConfig(threshold))
+        registry = HookRegistry.check_if_exists_or_initialize(plain)
+        with plain.cache_context("one"):
+            expected += [output(plain, inputs) for inputs in steps_of(case, 0.02)]
+        for name in ("fbc_leader_block_hook", "fbc_block_hook"):
+            registry.remove_hook(name, recurse=True)
+    for found, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-5)
+
+
+def _blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    from modelpool.pool.patcher.blocks.diffusers_names import block_lists
+
+    return [(kind, block) for kind, found in block_lists(module) for block in found]
+
+
+def test_slg_guides_away_from_what_diffusers_predicts_without_the_layers() -> None:
+    case = build("sd35")
+    plain: Any = case.module
+    texts = latents(1, 7, 32, seed=1), latents(1, 7, 32, seed=2)
+    x, sigma, table = latents(1, 4, 8, 8), 0.5, sd1_sigma_table()
+
+    def predict(x: Tensor, t: Tensor, context: Tensor, **more: Any) -> Tensor:
+        pooled = context.mean(1).repeat(1, 2)
+        return plain(x, encoder_hidden_states=context, pooled_projections=pooled, timestep=t, **more).sample
+
+    time = torch.full((1,), table.time_input(sigma))
+    cond, uncond = (predict(x, time, text) for text in texts)
+    skipped = predict(x, time, texts[0], skip_layers=[1])
+    expected = x - sigma * (uncond + 5.0 * (cond - uncond) + 2.8 * (cond - skipped))
+    with extended(plain, RunOptions(slg=SkipLayers(layers=(1,)))) as run:
+        for step, wanted in ((1, expected), (2, x - sigma * (uncond + 5.0 * (cond - uncond)))):
+            run.step(step)
+            options = run.extension.model_options
+            denoise = guided(predict, table, *texts, 5.0, options, prediction=Prediction.FLOW)
+            torch.testing.assert_close(denoise(x, sigma), wanted, atol=1e-5, rtol=1e-5)
+    with (
+        pytest.raises(UserError, match=r"options.slg: found \('double_block', 7\), expected a block of this SD3"),
+        extended(plain, RunOptions(slg=SkipLayers())),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("row", ["", "flux_dev"])
+def test_teacache_skips_while_the_accumulated_change_is_below_its_threshold(row: str) -> None:
+    """By the paper's rule: the change of the modulated input of the first block since the last step, rescaled by the
+    published polynomial; the first and the last step are computed."""
+    case = flux()
+    plain: Any = case.module
+    seen: list[Tensor] = []
+    hook = plain.transformer_blocks[0].norm1.register_forward_hook(lambda _, __, out: seen.append(out[0]))
+    for inputs in steps_of(case, 0.02):
+        plain(**inputs)
+    hook.remove()
+    coefficients = TEACACHE_COEFFICIENTS.get(row, (1.0, 0.0))
+    threshold, total, expected = (0.35 if row else 0.12), 0.0, []
+    for step in range(STEPS):
+        if step not in (0, STEPS - 1):
+            change = float((seen[step] - seen[step - 1]).abs().mean() / seen[step - 1].abs().mean())
+            total += sum(c * change**power for power, c in enumerate(reversed(coefficients)))
+        computed = step in (0, STEPS - 1) or total >= threshold
+        total = 0.0 if computed else total
+        expected.append(computed)
+    calls = counted({"last": inner(plain.single_transformer_blocks[1])})
+    found = []
+    with extended(plain, RunOptions(teacache=TeaCache(threshold=threshold)), STEPS, row) as run:
+        for step, inputs in enumerate(steps_of(case, 0.02)):
+            run.step(step)
+            before = calls["last"]
+            plain(**inputs)
+            found.append(calls["last"] > before)
+    assert found == expected
+    assert 2 < sum(found) < STEPS
+
+
+def test_the_polynomial_starts_with_the_highest_power() -> None:
+    assert polynomial((2.0, 3.0, 5.0), 10.0) == 235.0
+
+
+@pytest.mark.parametrize("name", [*IMAGE_TRANSFORMERS, *VIDEO_TRANSFORMERS])
+def test_every_supported_transformer_repeats_its_prediction_for_equal_inputs(name: str) -> None:
+    case = build(name)
+    kind = type(case.module).__name__
+    options = [RunOptions(fbcache=FirstBlockCache())] * (kind in BLOCK_MODELS)
+    options += [RunOptions(teacache=TeaCache())] * (kind in TEACACHE_MODELS)
+    if not options:
+        pytest.skip(f"{kind} has no option that skips blocks")
+    plain = case.run()
+    for each in options:
+        with extended(case.module, each) as run:
+            for step in range(2):
+                run.step(step)
+                for found, expected in zip(case.run(), plain, strict=True):
+                    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_each_group_of_texts_has_its_own_state() -> None:
+    """A call for other texts is no reason to skip: with equal inputs, the first call of each is computed."""
+    case = build("sd3")
+    calls = counted({"last": inner(case.module.transformer_blocks[1])})
+    with extended(case.module, RunOptions(fbcache=FirstBlockCache())) as run:
+        for step in range(2):
+            run.step(step)
+            for members in ((0,), (1,)):
+                with call_facts(members=members):
+                    case.run()
+            with call_facts(members=(0,), perturbed="slg"):
+                case.run()
+    assert calls["last"] == 3
+
+
+def test_zero_star_is_that_of_diffusers() -> None:
+    cond, uncond = latents(2, 4, 8, 8, seed=1), latents(2, 4, 8, 8, seed=2)
+    theirs, step = ClassifierFreeZeroStarGuidance(4.0, zero_init_steps=1), 0
+    ours = ZeroStarGuidance(4.0, lambda: step < 1)
+    for step in range(2):
+        theirs._step = step
+        expected = theirs.forward(cond, uncond).pred
+        torch.testing.assert_close(ours.combine(Predictions(cond, uncond), 0.5), expected, atol=1e-5, rtol=1e-5)
+    x = latents(2, 4, 8, 8)
+    clean = ours.combine_clean(x, Predictions(x - 0.5 * cond, x - 0.5 * uncond), 0.5)
+    torch.testing.assert_close(clean, x - 0.5 * expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prediction", Prediction)
+def test_rescaled_guidance_is_that_of_diffusers_for_every_prediction(prediction: Prediction) -> None:
+    cond, uncond, x = (latents(2, 4, 8, 8, seed=seed) for seed in range(3))
+    plain = ClassifierFreeGuidance(6.0)
+    expected = rescale_noise_cfg(uncond + 6.0 * (cond - uncond), cond, 0.7)
+    guider = DeviationRescaledGuidance(plain, 0.7, prediction, 0.5)
+    torch.testing.assert_close(guider.combine(Predictions(cond, uncond), 2.0), expected, atol=1e-5, rtol=1e-5)
+    clean = Predictions(*(clean_latent(prediction, x, each, 2.0, 0.5) for each in (cond, uncond)))
+    found = guider.combine_clean(x, clean, 2.0)
+    torch.testing.assert_close(found, clean_latent(prediction, x, expected, 2.0, 0.5), atol=1e-4, rtol=1e-5)

@@ -1,0 +1,206 @@
+"""Images with IP-Adapters are those of diffusers' pipelines on the same weights and noise: every published kind, for
+SD1 and SDXL, several images and adapters, blocks, and a part of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import CLIPImageProcessor
+
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.stage_params import VisionEncodeParams
+from modelpool.pool.specs.spec import Role
+from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
+from tests.pool.families.tiny_model import Made, TinyModel, euler
+from tests.pool.image_prompts.tiny_adapters import (
+    FACE,
+    SIDE,
+    flat,
+    ip_adapter,
+    layers_for,
+    vision_encoder,
+    write_encoder,
+)
+from tests.pool.loading import layouts
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+TOLERANCE = 1e-5
+
+
+class Adapted:
+    """A tiny model with IP-Adapters for it, and their vision encoder, in its folder."""
+
+    def __init__(self, folder: Path, layout: Any, kinds: tuple[str, ...]) -> None:
+        self.tiny = TinyModel(folder, layout)
+        self.encoder = vision_encoder()
+        write_encoder(folder / "clip_vision" / "image_encoder", self.encoder)
+        (folder / "ipadapter").mkdir()
+        layers = layers_for(self.tiny.module(Role.DIFFUSION_MODEL))
+        self.tables = {kind: ip_adapter(kind, layers, seed) for seed, kind in enumerate(kinds)}
+        for kind, tables in self.tables.items():
+            save_file(flat(tables), folder / "ipadapter" / f"{kind}.safetensors")
+
+    def latent(
+        self,
+        made: Made,
+        names: tuple[str, ...],
+        scales: list[Any],
+        prepare: Callable[[Any], None] = lambda pipeline: None,
+        **more: Any,
+    ) -> Tensor:
+        """What diffusers comes to with these adapters, after `prepare`."""
+        tiny = self.tiny
+        size = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+        parts: dict[str, Any] = {"vae": tiny.module(Role.VAE), "unet": tiny.module(Role.DIFFUSION_MODEL)}
+        parts |= {"scheduler": euler(), "text_encoder": None, "tokenizer": None, "image_encoder": self.encoder}
+        parts["feature_extractor"] = CLIPImageProcessor(**size)
+        if tiny.family.name == "sdxl":
+            pipeline: Any = StableDiffusionXLPipeline(
+                **parts, text_encoder_2=None, tokenizer_2=None, add_watermarker=False
+            )
+        else:
+            pipeline = StableDiffusionPipeline(**parts, safety_checker=None, requires_safety_checker=False)
+        pipeline.set_progress_bar_config(disable=True)
+        processors = dict(pipeline.unet.attn_processors)
+        tables = [self.tables[name] for name in names]
+        try:
+            pipeline.load_ip_adapter(
+                tables if len(tables) > 1 else tables[0], subfolder="", weight_name=[""] * len(names),
+                image_encoder_folder=None, low_cpu_mem_usage=False,
+            )  # fmt: skip
+            pipeline.set_ip_adapter_scale(scales if len(scales) > 1 else scales[0])
+            prepare(pipeline)
+            found: Tensor = pipeline(
+                **made.texts, **SIZE, **more, num_inference_steps=STEPS, guidance_scale=CFG, output_type="latent",
+                generator=torch.Generator().manual_seed(SEED),
+            ).images  # fmt: skip
+        finally:
+            pipeline.unet.encoder_hid_proj = None
+            pipeline.unet.config.encoder_hid_dim_type = None
+            pipeline.unet.set_attn_processor(processors)
+        return found
+
+
+@pytest.fixture(scope="module")
+def sd1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
+    kinds = ("base", "full", "plus", "faceid", "faceid_plus")
+    found = Adapted(tmp_path_factory.mktemp("sd1"), layouts.tiny_sd1(), kinds)
+    yield found
+    found.tiny.close()
+
+
+@pytest.fixture(scope="module")
+def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
+    found = Adapted(tmp_path_factory.mktemp("sdxl"), layouts.tiny_sdxl(), ("base", "plus"))
+    yield found
+    found.tiny.close()
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def used(name: str, **more: Any) -> dict[str, Any]:
+    return {"model": name, "image": IMAGES["canny"], **more}
+
+
+@pytest.mark.parametrize("kind", ["base", "full", "plus"])
+def test_each_kind_is_that_of_diffusers(sd1: Adapted, kind: str) -> None:
+    made = sd1.tiny.made(image_prompts=[used(kind, strength=0.7)], **SIZE, **FIELDS)
+    expected = sd1.latent(made, (kind,), [0.7], ip_adapter_image=IMAGES["canny"])
+    assert_close(made.latents[0], expected)
+    assert not torch.allclose(made.latents[0], sd1.tiny.made(**SIZE, **FIELDS).latents[0], atol=1e-2)
+
+
+def test_those_of_sdxl_are_those_of_diffusers(sdxl: Adapted) -> None:
+    for kind in ("base", "plus"):
+        made = sdxl.tiny.made(image_prompts=[used(kind, strength=0.7)], **SIZE, **FIELDS)
+        assert_close(made.latents[0], sdxl.latent(made, (kind,), [0.7], ip_adapter_image=IMAGES["canny"]))
+
+
+def test_several_images_and_adapters_at_once_are_those_of_diffusers(sd1: Adapted) -> None:
+    """Each adapter is loaded once, and the encodings of an image are shared."""
+    images = [IMAGES["canny"], IMAGES["depth"]]
+    prompts = [used("base", image=images, strength=0.6), used("plus", strength=0.4)]
+    made = sd1.tiny.made(image_prompts=prompts, **SIZE, **FIELDS)
+    expected = sd1.latent(made, ("base", "plus"), [0.6, 0.4], ip_adapter_image=[images, images[0]])
+    assert_close(made.latents[0], expected)
+    (sample,) = [task for task in made.tasks if len(task.uses) > 1]
+    assert [use.passes for use in sample.uses] == [STEPS, 1, 1]
+    roles = [spec.role for spec in made.components]
+    assert (roles.count(Role.IMAGE_PROMPT), roles.count(Role.VISION_ENCODER)) == (2, 1)
+
+
+def test_blocks_are_those_of_instant_style(sd1: Adapted) -> None:
+    blocks = {"up.1.1": 1.0, "down.0": 0.5}
+    made = sd1.tiny.made(image_prompts=[used("base", blocks=blocks)], **SIZE, **FIELDS)
+    scale = {"up": {"block_1": [0.0, 1.0]}, "down": {"block_0": [0.5]}}
+    assert_close(made.latents[0], sd1.latent(made, ("base",), [scale], ip_adapter_image=IMAGES["canny"]))
+
+
+def test_in_a_part_of_the_steps_it_is_that_of_diffusers(sd1: Adapted) -> None:
+    def scales(pipeline: Any, step: int, level: Any, values: Any) -> Any:
+        pipeline.set_ip_adapter_scale(0.8 if step + 1 < STEPS * 0.75 else 0.0)
+        return {}
+
+    made = sd1.tiny.made(image_prompts=[used("base", strength=0.8, end=0.75)], **SIZE, **FIELDS)
+    more = {"ip_adapter_image": IMAGES["canny"], "callback_on_step_end": scales}
+    assert_close(made.latents[0], sd1.latent(made, ("base",), [0.8], **more))
+
+
+def test_face_id_reads_the_embedding_of_a_face(sd1: Adapted, tmp_path: Path) -> None:
+    """From an array, or from a file; there is no vision encoder among its tasks."""
+    face = np.random.default_rng(3).standard_normal((1, FACE)).astype(np.float32)
+    np.save(tmp_path / "face.npy", face)
+    prompt = {"model": "faceid", "faces": tmp_path / "face.npy", "strength": 0.7}
+    made = sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    embeds = torch.from_numpy(face)[None]
+    expected = sd1.latent(
+        made, ("faceid",), [0.7], ip_adapter_image_embeds=[torch.cat([torch.zeros_like(embeds), embeds])]
+    )
+    assert_close(made.latents[0], expected)
+    assert not made.of(VisionEncodeParams)
+    same = sd1.tiny.made(image_prompts=[{**prompt, "faces": face[0].tolist()}], **SIZE, **FIELDS)
+    assert [task.task_id for task in same.tasks] == [task.task_id for task in made.tasks]
+
+
+def test_what_does_not_fit_is_refused_by_name(sd1: Adapted, sdxl: Adapted, tmp_path: Path) -> None:
+    other = str(Path(sdxl.tiny.model.path).parent / "ipadapter" / "plus.safetensors")
+    for prompt, expected in (
+        (used(other), r"image_prompts: found \"IP-Adapter Plus 'plus' for UNets of text width .*'tiny' \(Stable"),
+        ({"model": "base", "faces": [0.0] * FACE}, r"image_prompts.image: missing; adapter 'base' reads images"),
+        (used("faceid"), r"image_prompts.image: not supported by adapter 'faceid', which reads faces only"),
+        ({"model": "faceid", "faces": [0.0]}, rf"image_prompts.faces: found '1 numbers', expected {FACE} numbers"),
+        (used("base", encoder="tiny"), r"'tiny' is a checkpoint, expected a vision encoder"),
+        (used("base", blocks={"left": 1}), r"image_prompts.blocks: found 'left'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    lonely = TinyModel(tmp_path, layouts.tiny_sd1())
+    source = str(Path(sd1.tiny.model.path).parent / "ipadapter" / "base.safetensors")
+    with pytest.raises(UnusableField, match=r"image_prompts\.encoder: found 'none, and 0 that fit"):
+        lonely.made(image_prompts=[used(source)], **SIZE, **FIELDS)
+    lonely.close()
+
+
+def test_face_id_plus_reads_an_image_and_a_face(sd1: Adapted) -> None:
+    face = np.random.default_rng(3).standard_normal((1, FACE)).astype(np.float32)
+    prompt = used("faceid_plus", faces=face, strength=0.7)
+    made = sd1.tiny.made(image_prompts=[prompt], **SIZE, **FIELDS)
+    seen, blank = (torch.from_numpy(each.states_LD.copy())[None] for each in made.of(VisionEncodeParams))
+    embeds = torch.from_numpy(face)[None]
+
+    def with_states(pipeline: Any) -> None:
+        pipeline.unet.encoder_hid_proj.image_projection_layers[0].clip_embeds = torch.stack([blank, seen])
+
+    both = torch.cat([torch.zeros_like(embeds), embeds])
+    expected = sd1.latent(made, ("faceid_plus",), [0.7], with_states, ip_adapter_image_embeds=[both])
+    assert_close(made.latents[0], expected)

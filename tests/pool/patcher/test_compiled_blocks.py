@@ -1,0 +1,168 @@
+"""Frozen blocks run compiled, all others as usual, and the weights are those of the patcher in either case.
+
+With a backend that only records, which computes what the graph says: results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.ops.classes import Casting
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.options.transformer_options import TransformerOptions
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler, compiled_classes, repeated_blocks
+from modelpool.pool.patcher.compute_context import RunTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import ComponentKey, Role
+from tests.pool.toy import make_patch
+from tests.pool.zoo import Case, build, store_in
+from tests.pool.zoo.case import quiet_libraries
+
+CPU = torch.device("cpu")
+
+
+class Graphs:
+    """A backend that runs graphs as they are. Counts those that were compiled, and their runs."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.runs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        self.compiled += 1
+
+        def run(*inputs: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*inputs)
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def patcher_of(case: Case, compiler: BlockCompiler | None) -> ModelPatcher:
+    """A patcher of weights in half precision that computes in single precision, with all of them resident."""
+    store_in(case.module, torch.float16)
+    key, form = ComponentKey("model"), WeightForm(torch.float32)
+    tools = RunTools(compiler=compiler)
+    patcher = ModelPatcher.of(key, Role.DIFFUSION_MODEL, case.module, CPU, form, tools)
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
+    return patcher
+
+
+def output(patcher: ModelPatcher, case: Case, interrupt: Callable[[], None] | None = None) -> list[Tensor]:
+    with patcher.running(interrupt):
+        return case.run()
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def is_as_before(module: nn.Module) -> bool:
+    return all(isinstance(m, Casting) and "forward" not in m.__dict__ for m in module.modules())
+
+
+def lora(module: nn.Module, strength: float) -> PatchSet:
+    weight = next(n for n, p in repeated_blocks(module)[0].named_parameters() if p.ndim == 2)
+    block = next(n for n, m in module.named_modules() if m is repeated_blocks(module)[0])
+    name = f"{block}.{weight}"
+    return PatchSet((make_patch(name, tuple(module.get_parameter(name).shape), "lora", strength),))
+
+
+def test_blocks_of_a_class_share_one_graph_whatever_their_weights() -> None:
+    """Also after a switch of LoRAs, which replaces resident weights."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    patcher, uncompiled = patcher_of(case, BlockCompiler(graphs)), patcher_of(plain, None)
+    blocks = repeated_blocks(case.module)
+    assert compiled_classes(blocks) == {"QwenImageTransformerBlock": 2}
+    checks: tuple[list[int], list[int]] = ([], [])
+    expected = output(uncompiled, plain, lambda: checks[1].append(1))
+    assert_equal(output(patcher, case, lambda: checks[0].append(1)), expected)
+    assert (graphs.compiled, graphs.runs) == (1, 2)
+    assert len(blocks) <= len(checks[0]) < len(checks[1])
+    assert is_as_before(case.module)
+
+    for strength in (1.0, 0.5):
+        for each in (patcher, uncompiled):
+            patches = lora(each.module, strength)
+            each.patches = patches
+            each.realize(WeightsTarget(each.resident_modules(), patches))
+        assert_equal(output(patcher, case), output(uncompiled, plain))
+    assert (graphs.compiled, graphs.runs) == (1, 6)
+
+
+def test_a_block_that_is_not_frozen_runs_as_usual() -> None:
+    """One whose weights stream; all, in a run with an option that acts on blocks; one of a class that torch refuses."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    compiler = BlockCompiler(graphs)
+    patcher, uncompiled = patcher_of(case, compiler), patcher_of(plain, None)
+    expected = output(uncompiled, plain)
+
+    kept = frozenset(m.name for m in patcher.modules() if not m.name.startswith("transformer_blocks.0."))
+    patcher.realize(WeightsTarget(kept, patcher.patches))
+    assert_equal(output(patcher, case), expected)
+    assert graphs.runs == 1
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
+
+    def doubled(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = extra["original_block"](args)
+        return {**result, "img": result["img"] * 2}
+
+    options = ModelOptions(transformer=TransformerOptions().with_block_replace(doubled, "double_block", 1))
+    with quiet_libraries(), patcher.running(options=options), uncompiled.running(options=options):
+        assert_equal(case.run(), plain.run())
+    assert graphs.runs == 1
+    with patcher.running():
+        with patcher.running(options=options):
+            assert_equal(case.run(), output_with(uncompiled, plain, options))
+        assert graphs.runs == 1
+        assert_equal(case.run(), expected)
+    assert graphs.runs == 3
+
+
+def output_with(patcher: ModelPatcher, case: Case, options: ModelOptions) -> list[Tensor]:
+    with patcher.running(options=options):
+        return case.run()
+
+
+def test_a_class_that_cannot_be_compiled_runs_uncompiled_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    case, plain = build("qwenimage", torch.float16), build("qwenimage", torch.float16)
+
+    def broken(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        raise RuntimeError("no compiler on this machine")
+
+    compiler = BlockCompiler(broken)
+    patcher = patcher_of(case, compiler)
+    expected = output(patcher_of(plain, None), plain)
+    for _ in range(2):
+        assert_equal(output(patcher, case), expected)
+    assert [cls.__name__ for cls in compiler.refused] == ["QwenImageTransformerBlock"]
+    assert "no compiler on this machine" in next(iter(compiler.refused.values()))
+    assert len([record for record in caplog.records if record.name.startswith("modelpool")]) == 1
+    assert is_as_before(case.module)
+
+
+def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None:
+    """As patches of a part of the steps do."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    patcher, uncompiled = patcher_of(case, BlockCompiler(graphs)), patcher_of(plain, None)
+    with patcher.running(), uncompiled.running():
+        for each, of in ((patcher, case), (uncompiled, plain)):
+            of.run()
+            each.realize(WeightsTarget(each.resident_modules(), lora(each.module, 1.0)))
+        assert_equal(case.run(), plain.run())
+    assert (graphs.compiled, graphs.runs) == (1, 4)
+    assert is_as_before(case.module)
