@@ -157,7 +157,8 @@ def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> 
     for role in (Role.DIFFUSION_MODEL, Role.VAE):
         parts[facts.folders[role]] = checkpoint.build(role).module.to(device, dtype)
     vae, latent = parts[facts.folders[Role.VAE]], checkpoint.latent
-    known = {"scaling_factor": latent.scaling_factor, "shift_factor": latent.shift}  # no tensor determines them
+    # no tensor determines these; and the pipeline decodes in the same dtype as the engine, not in float32
+    known = {"scaling_factor": latent.scaling_factor, "shift_factor": latent.shift, "force_upcast": False}
     vae.register_to_config(**{name: value for name, value in known.items() if name in vae.config})
     parts["scheduler"] = getattr(diffusers, scheduler.name)(**scheduler.settings)
     pipeline = kind(**parts)

@@ -44,12 +44,14 @@ _LOG = logging.getLogger(__name__)
 class BlockCompiler:
     """Compiles the forwards of block classes. One for all models of an engine.
 
-    backend  as in `torch.compile`
-    refused  block class -> why torch could not compile it; its blocks run uncompiled
+    backend     as in `torch.compile`
+    refused     block class -> why torch could not compile it; its blocks run uncompiled
+    is_stopped  all blocks run uncompiled
     """
 
     backend: Backend = "inductor"
     refused: dict[type[nn.Module], str] = field(default_factory=dict)
+    is_stopped: bool = False
     _compiled: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod
@@ -60,11 +62,19 @@ class BlockCompiler:
         os.environ.setdefault(CACHE_VARIABLE, str(cache_folder() / "compiled"))
         return cls()
 
+    def stop(self, reason: str) -> None:
+        """Let all blocks run uncompiled from the next run on. For changes that torch does not notice: compiled code and
+        its copy on the disk contain the attention kernel that came first when it was traced."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._compiled.clear()
+            _LOG.warning("all blocks run uncompiled from now on: %s", reason)
+
     def forward_of(self, block_class: type[nn.Module]) -> Callable[..., Any] | None:
-        """Return the compiled forward of `block_class`, to be called with an instance; None if it was refused. Nothing
-        is compiled until its first call.
+        """Return the compiled forward of `block_class`, to be called with an instance; None if it is not to be
+        compiled. Nothing is compiled until its first call.
         """
-        if block_class in self.refused:
+        if self.is_stopped or block_class in self.refused:
             return None
         known = self._compiled.get(block_class)
         if known is None:

@@ -53,9 +53,11 @@ importlib.util.find_spec = lambda name, package=None: None if name in {ABSENT!r}
 
 def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = '{"part": "%s", "name": "first", "value": 1.5, "unit": "s", "is_met": true}'
+    models = tmp_path / "models"
+    leaves = f"import os; os.makedirs({str(models / 'flux')!r}); "
     codes = {
         "crashes": "import os; os.abort()",
-        "hangs": "import time; time.sleep(600)",
+        "hangs": leaves + "import time; time.sleep(600)",
         "works": "",
     }
 
@@ -65,13 +67,15 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(command, "LEAST_SECONDS", 0.5)
     parts = [Part("crashes", 1), Part("hangs", 1), Part("works", 8)]
-    run_parts(parts, 20 / 60, tmp_path, command_of)
+    models.mkdir()
+    run_parts(parts, 20 / 60, tmp_path, models, command_of)
+    assert not list(models.iterdir()), "the models of a part that was ended take memory from the others"
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["outcome"].split()[0] for part in results["parts"]] == ["exit", "ended", "done"]
     table = (tmp_path / "table.md").read_text()
     assert table.count("| first | 1.5 s |") == 3, "what they measured before is in the table"
     assert "Not met or failed: crashes: the whole part; hangs: the whole part." in table
-    run_parts([Part("works", 1)], 0.1 / 60, tmp_path, command_of)
+    run_parts([Part("works", 1)], 0.1 / 60, tmp_path, models, command_of)
     assert "skipped: out of time" in (tmp_path / "table.md").read_text()
 
 
