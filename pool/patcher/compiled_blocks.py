@@ -30,6 +30,7 @@ from modelpool.pool.ops.context import check_interrupt
 from modelpool.pool.ops.convolution import installed_torch_has_conv3d_fault
 from modelpool.pool.ops.low_rank_linear import LOW_RANK_ATTRIBUTE
 from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patcher.out_of_memory import exhausted_memory
 
 #: a backend of torch.compile: its name, or a function of a graph and its example inputs
 Backend: TypeAlias = str | Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
@@ -93,6 +94,9 @@ class BlockCompiler:
             except errors.too_many_shapes:  # those that are compiled stay so
                 pass
             except errors.failed as error:  # before anything was computed
+                inner = getattr(error, "inner_exception", error)
+                if exhausted_memory(inner) is not None:  # no evidence about the class
+                    raise inner from None
                 self.refused[block_class] = reason = " ".join(str(error).partition("\n\n")[0].split())
                 self._compiled.pop(block_class, None)
                 _LOG.warning("blocks of %s run uncompiled: %s", block_class.__name__, reason)

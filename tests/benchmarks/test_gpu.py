@@ -22,9 +22,10 @@ from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import sampling, tiny_models
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
-from benchmarks.gpu.engine_jobs import EngineJobs, open_engine
+from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
 from benchmarks.gpu.setting import Setting
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.specs.spec import Role
 from tests.architecture.source_tree import ROOT
 
@@ -134,12 +135,23 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tiny_models, "FEW", 1)
     rows_path = tmp_path / "rows.jsonl"
     sampling.run(Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), "sd15")
+    extent, compiler = Extent(64, 64, 2), BlockCompiler()
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    monkeypatch.setattr(BlockCompiler, "open", lambda: compiler)
+    path, engine = tmp_path / "sd15.safetensors", open_engine("cpu")
+    texts = EngineJobs(path, engine).texts()
+    engine.close()
+    sampling.measure_compiled(
+        Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), path, extent, texts, 1
+    )
     tiny_models.compare_zoo(Record(rows_path, "zoo", 600), Setting("sim", True, tmp_path))
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
     for name in ("engine relative to diffusers eager", "sampling with half of the weights resident"):
         assert (rows[name].value or 0) > 0
+    assert (rows["engine compiled relative to diffusers compiled"].value or 0) > 0
+    assert [kind.__name__ for kind in compiler._compiled] == ["BasicTransformerBlock"]
     assert rows["diffusers compiled"].note == "skipped: only on CUDA"
     assert rows["auraflow, float32 with streamed float16 weights"].is_met
 

@@ -156,6 +156,21 @@ def test_a_class_that_cannot_be_compiled_runs_uncompiled_and_says_why(caplog: py
     assert is_as_before(case.module)
 
 
+def test_memory_that_runs_out_during_a_compilation_is_no_refusal() -> None:
+    """Found in a review: the blocks of the class ran uncompiled from then on, and nothing made room."""
+    case = build("qwenimage", torch.float16)
+
+    def full(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    compiler = BlockCompiler(full)
+    patcher = patcher_of(case, compiler)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        output(patcher, case)
+    assert compiler.refused == {}
+    assert is_as_before(case.module)
+
+
 def test_blocks_run_uncompiled_after_an_attention_kernel_refused_a_shape() -> None:
     """Found in a review: the run was tried again without the kernel, by compiled code that contained it."""
     case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
