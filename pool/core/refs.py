@@ -1,4 +1,5 @@
-"""References to files that tasks use: models, LoRAs, ControlNets, textual inversions; by name, path and content hash.
+"""References to files that tasks use: models, LoRAs, ControlNets, upscalers, textual inversions; by name, path and
+content hash.
 
 Values only; torch-free.
 """
@@ -137,6 +138,22 @@ class ControlRef:
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
         """Identity of the module, whatever its use."""
         return self.sha256, self.config_overrides
+
+
+@dataclass(frozen=True, slots=True)
+class UpscalerRef:
+    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: int
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+
+    @property
+    def content(self) -> str:
+        """Identity of the module."""
+        return self.sha256
 
 
 @dataclass(frozen=True, slots=True)
