@@ -44,6 +44,9 @@ def first_frame_inputs(
             if has_last_frame:
                 mask[:, -1, -1] = 1.0
             return {IMAGE: torch.cat([mask, image_BC], dim=1)}
+        case FirstFrameMode.FIRST_CELL:
+            empty = image_BC.new_zeros(*image_BC.shape[:2], cells - 1, *image_BC.shape[2:])
+            return {IMAGE: torch.cat([image_BC.unsqueeze(2), empty], dim=2)}
         case FirstFrameMode.LEADING_CELL:
             empty = image_BC.new_zeros(*image_BC.shape[:2], cells - 1, *image_BC.shape[2:])
             led = torch.cat([image_BC.unsqueeze(2), empty], dim=2)

@@ -124,6 +124,8 @@ class FirstFrameMode(Enum):
     #: its latent in an extra leading temporal cell, followed by zeros, concatenated with a mask; a thousandth of it is
     #: added to the initial noise; an image is required
     LEADING_CELL = "led"
+    #: its latent in the first temporal cell, followed by zeros, concatenated; an image is required
+    FIRST_CELL = "first cell"
 
     @property
     def is_required(self) -> bool:

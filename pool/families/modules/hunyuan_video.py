@@ -89,6 +89,13 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
+def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean, as `forward`. The model reads a guidance scale, which its pipeline sets to 1."""
+    import torch
+
+    return forward(module, x_BCTHW, level_B, {"guidance": torch.ones_like(level_B), **kwargs})
+
+
 def _reading(channels: int) -> Condition:
     """Return the condition for a model that reads `channels` channels and pooled texts, which the newer models of this
     layout lack."""
@@ -156,7 +163,6 @@ _I2V = replace(
     ),
     pipeline="HunyuanVideoImageToVideoPipeline",
 )  # fmt: skip
-#: requests have no input for its image
 _SKYREELS = replace(
     _T2V,
     name="skyreels_i2v",
@@ -169,10 +175,11 @@ _SKYREELS = replace(
         width=960,
         height=544,
         frames=97,
-        reads=("context", "pooled", "guidance", "image"),
-        sources="diffusers' HunyuanSkyreelsImageToVideoPipeline, which passes a guidance of 1; concatenated: latents "
-        "of the image, zeros after it",
+        reads=("context", "pooled", "image"),
+        begins=FirstFrameMode.FIRST_CELL,
+        sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     ),
+    forward=skyreels_forward,
     pipeline="HunyuanSkyreelsImageToVideoPipeline",
 )
 

@@ -4,6 +4,7 @@ from the words of a prompt on."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ FIELDS: dict[str, Any] = {
     "prompt": PROMPT, "frames": FRAMES, "steps": STEPS, "negative": NEGATIVE, "width": WIDTH, "height": HEIGHT,
     "seed": SEED,
 }  # fmt: skip
-PIPELINES = {"hunyuan_video_i2v": diffusers.HunyuanVideoImageToVideoPipeline}
+PIPELINES = {
+    "hunyuan_video_i2v": diffusers.HunyuanVideoImageToVideoPipeline,
+    "skyreels_i2v": diffusers.HunyuanSkyreelsImageToVideoPipeline,
+}
 
 
 def image(seed: int) -> Image.Image:
@@ -336,3 +340,51 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
 def test_a_vision_encoder_of_another_model_is_told(changed: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitecture, match=message):
         open_checkpoint(read_description(_described(tmp_path, changed(vision_file()))))
+
+
+#: HunyuanVideo retrained: it reads the latent of an image next to its own
+SKYREELS = replace(
+    FAMILIES["hunyuan_video"],
+    name="skyreels_i2v",
+    model=lambda: diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=32, out_channels=16, num_attention_heads=2, attention_head_dim=32, num_layers=1,
+        num_single_layers=1, num_refiner_layers=1, text_embed_dim=32, pooled_projection_dim=32,
+        rope_axes_dim=(4, 14, 14), guidance_embeds=True,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cfg", [1.0, 4.0], ids=["alone", "guided"])
+def test_a_video_of_skyreels_from_an_image_is_that_of_diffusers(
+    cfg: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image is the first cell of the latents that are concatenated; the pipeline takes a sample of the latents."""
+    model = TinyFamilyModel(tmp_path, SKYREELS)
+    assert model.family.name == "skyreels_i2v"
+    made = model.made(image=image(4), **FIELDS, cfg=cfg)
+    place = "diffusers.pipelines.hunyuan_video.pipeline_hunyuan_skyreels_image2video.retrieve_latents"
+    monkeypatch.setattr(place, lambda encoded, *_, **__: encoded.latent_dist.mode())
+    pipeline = PIPELINES["skyreels_i2v"](
+        None, None, model.module(Role.DIFFUSION_MODEL), model.module(Role.VAE),
+        FlowMatchEulerDiscreteScheduler(shift=7.0), None, None,
+    )  # fmt: skip
+    pipeline.set_progress_bar_config(disable=True)
+    (work,) = [one for one in made.works.values() if isinstance(one, SampleParams)]
+    noise = ImageNoise(SEED).draw((1, *sampled_shape(work, model.engine._opened(model.model).latent)))
+    texts: dict[str, Any] = {}
+    for name, own in zip(("", "negative_"), [o for o in made.of(EncodeParams) if isinstance(o, Encoded)], strict=False):
+        assert own.pooled_V is not None
+        context = torch.from_numpy(own.context_LD)[None]
+        texts[f"{name}prompt_embeds"] = context
+        mask = own.others.get("context_mask")
+        texts[f"{name}prompt_attention_mask"] = (
+            torch.ones(context.shape[:2]) if mask is None else torch.from_numpy(mask)[None]
+        ).long()
+        texts[f"{name}pooled_prompt_embeds"] = torch.from_numpy(own.pooled_V)[None]
+    with torch.no_grad():
+        expected = pipeline(
+            image(4), **texts, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS,
+            latents=noise, true_cfg_scale=cfg, guidance_scale=1.0, output_type="latent",
+        ).frames  # fmt: skip
+    assert_equal(made.latents[0], expected)
+    model.close()
