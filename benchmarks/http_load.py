@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: pause of a client between two questions about its image
 POLL_SECONDS = 0.5
+LAG_INTERVAL_SECONDS = 0.02
 #: longest time that a client waits for an answer, and for its image
 ANSWER_SECONDS, IMAGE_SECONDS = 30.0, 120.0
 #: what the server takes from a client that never reads before it has to wait for it
@@ -48,6 +49,8 @@ class Findings:
     ack_seconds: dict[str, list[float]] = field(default_factory=lambda: {"native": [], "comfyui": []})
     image_seconds: list[float] = field(default_factory=list)
     page_gaps_seconds: list[float] = field(default_factory=list)
+    #: by how much the clients themselves were late, on a machine that they share with the server
+    lag_seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     calls: int = 0
@@ -123,7 +126,8 @@ def main() -> None:
     print(f"{wanted.clients} clients, {wanted.seconds:g} s, a pause of {wanted.pause:g} s; {os.cpu_count()} cores\n")
     columns = (
         "images", "calls", "errors", "ack native p50, p99 ms", "ack comfyui p50, p99 ms", "image p50, p99 ms",
-        "page: longest gap s", "server CPU ms per call", "server CPU ms per image", "load",
+        "lag of the clients p50, p99 ms", "page: longest gap s", "server CPU ms per call", "server CPU ms per image",
+        "load",
     )  # fmt: skip
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for _ in range(wanted.runs):
@@ -142,6 +146,7 @@ def row(found: Findings, cpu_seconds: float) -> str:
         str(len(found.errors)),
         *(percentiles(found.ack_seconds[kind]) for kind in ("native", "comfyui")),
         percentiles(found.image_seconds),
+        percentiles(found.lag_seconds),
         f"{max(found.page_gaps_seconds, default=float('nan')):.1f}",
         f"{cpu_seconds * 1e3 / max(1, found.calls):.2f}",
         f"{cpu_seconds * 1e3 / max(1, len(found.image_seconds)):.1f}",
@@ -231,6 +236,7 @@ async def measured(wanted: argparse.Namespace, port: int, server_pid: int) -> tu
     await asyncio.gather(*(client(number, port, warm, time.monotonic() + 3, 0.5) for number in range(10)))
     found = Findings(errors=warm.errors)
     watcher = asyncio.create_task(viewer(port, found))
+    clock = asyncio.create_task(clock_lag(found))
     slow = [Connection(port, found), Connection(port, found)]
     await slow[0].open_unread("/api/live")
     _, many = await slow[1].call("POST", "/api/jobs", [native_body(-1 - i) for i in range(200)])
@@ -240,6 +246,7 @@ async def measured(wanted: argparse.Namespace, port: int, server_pid: int) -> tu
     await asyncio.gather(*clients)
     cpu_seconds = cpu_seconds_of(server_pid) - began_cpu
     watcher.cancel()
+    clock.cancel()
     for each in slow:
         each.close()
     return found, cpu_seconds
@@ -255,6 +262,14 @@ async def viewer(port: int, found: Findings) -> None:
             before = now
     except Exception as problem:
         found.errors.append(f"page: {type(problem).__name__} {problem}")
+
+
+async def clock_lag(found: Findings) -> None:
+    """Note by how much this process wakes up late."""
+    while True:
+        due = time.monotonic() + LAG_INTERVAL_SECONDS
+        await asyncio.sleep(LAG_INTERVAL_SECONDS)
+        found.lag_seconds.append(time.monotonic() - due)
 
 
 async def client(number: int, port: int, found: Findings, until: float, pause_seconds: float) -> None:

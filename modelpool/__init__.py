@@ -26,6 +26,7 @@ if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
 if TYPE_CHECKING:
     from modelpool.actors.api.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
     from modelpool.actors.api.jobs import JobHandle, Jobs
+    from modelpool.actors.http.read_requests import request_like
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -55,6 +56,7 @@ __all__ = [
     "UserError",
     "VideoResult",
     "WorkersFailed",
+    "request_like",
 ]
 
 _HOMES = {
@@ -78,6 +80,7 @@ _HOMES = {
     "PoolLost": "modelpool.actors.results.outcomes",
     "UserError": "modelpool.pool.core.errors",
     "WorkersFailed": "modelpool.actors.api.client",
+    "request_like": "modelpool.actors.http.read_requests",
 }
 
 #: deprecated names, with their replacements

@@ -44,7 +44,7 @@ def draw_pairs(model: Any, count: int) -> tuple[Tensor, Tensor, Tensor, list[str
     images = np.stack([drawing.draw(scene) for scene in scenes])
     masks = np.stack([drawing.signed_distance(scene.shapes[0], drawing.SIDE_PIXELS) < 0 for scene in scenes])
     latents = [
-        diffusion.encode_all(model.vae, vae.to_tensor(list(images[start : start + 64]))) * evaluate.LATENT_SCALE
+        vae.encode_all(model.vae, vae.to_tensor(list(images[start : start + 64]))) * evaluate.LATENT_SCALE
         for start in range(0, count, 64)
     ]
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()

@@ -20,6 +20,7 @@ from modelpool.actors.detached.records import (
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import OutputAddress, absolute_address
 from modelpool.pool.core.errors import UnknownName, UserError
 
@@ -52,6 +53,12 @@ class DetachedJobs:
             left_seconds -= LONGEST_WAIT_SECONDS
             if left_seconds <= 0:
                 raise TimeoutError(f"submission {self.id}: {record.pending} of {record.request_count} jobs are pending")
+
+    def previews(self) -> tuple[ImagePreview, ...]:
+        """Return the newest preview of each job that is being sampled, the latest last, and have some made for the next
+        10 s: call it repeatedly. Raises UnknownName if the submission was removed.
+        """
+        return self._connection.call(JobService.previews, self.id)
 
     def outcomes(self) -> Iterator[RequestOutcome]:
         """Yield the outcomes so far, in order of submission: the file of each output, or why there is none."""

@@ -36,7 +36,7 @@ def check_folders(config: PoolConfig) -> None:
 
 
 class NameCheck:
-    """Checks the names of models, LoRAs and ControlNets as the catalog of a pool would that is started here."""
+    """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
     def __init__(
         self, registry: Registry | None, on_found: Callable[[Sequence[Path]], object] = lambda files: None
@@ -78,10 +78,32 @@ class NameCheck:
             self._check("lora", lora.name)
         for control in request.controls:
             self._check("controlnet", control.model)
+        if request.upscale is not None:
+            self._check("upscaler", request.upscale.model)
+        if request.hires is not None and request.hires.upscaler is not None:
+            self._check("upscaler", request.hires.upscaler)
         for prompt in request.image_prompts:
             self._check("image_prompt", prompt.model)
             if prompt.encoder:
                 self._check("vision_encoder", prompt.encoder)
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether `name` means a file of this kind: "model", "lora", "controlnet" or "upscaler". True if files are not
+        known here."""
+        try:
+            self._check(kind, name)
+        except UserError:
+            return False
+        return True
+
+    def family_of(self, model: str) -> str:
+        """Return the title of the family of the model that `model` names; "" if it is not known here."""
+        if self._registry is None:
+            return ""
+        try:
+            return self._registry.facts(self._registry.find_model(model)).title
+        except UserError:
+            return ""
 
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
@@ -100,6 +122,7 @@ class NameCheck:
             "model": registry.find_model,
             "lora": registry.find_lora,
             "controlnet": registry.find_controlnet,
+            "upscaler": registry.find_upscaler,
             "image_prompt": registry.find_image_prompt,
             "vision_encoder": registry.find_vision_encoder,
         }[kind]

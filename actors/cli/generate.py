@@ -6,7 +6,7 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,20 @@ from modelpool.actors.cli.request_options import NO_FIELDS, Fields, with_request
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import unusable_field
 
+if TYPE_CHECKING:
+    from modelpool.actors.api.start_checks import NameCheck
+    from modelpool.actors.http.read_requests import ReadFields
+
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="FILE",
+        help="Use the settings in the metadata of an image (modelpool, A1111, ComfyUI), of a .txt with A1111 "
+        "parameters or of a .json workflow; other options are preferred to them.",
+        show_default=False,
+    ),
+]
 #: random seeds stay small enough to read out
 _DRAWN_SEEDS = 2**32
 _SEEDS = 2**64
@@ -25,12 +39,14 @@ _SEEDS = 2**64
 def generate(
     context: typer.Context,
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT", help="Text prompt; repeatable.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Text prompt; repeatable. Optional with --like.", show_default=False),
+    ] = None,
     model: options.Model = None,
     fields: Fields = NO_FIELDS,
     seed: options.Seed = None,
     n: options.Number = 1,
+    like: Like = None,
     out: options.Out = None,
     name: options.Name = None,
     resume: options.Resume = False,
@@ -47,8 +63,20 @@ def generate(
 ) -> None:
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    wanted = _PromptBatch.of(prompts, n, seed, model, dict(fields))
+    described = None if like is None else _read(like, session_of(context).check_names(where))
+    wanted = _PromptBatch.of(prompts or [], n, seed, model, dict(fields), described)
     raise typer.Exit(_make(context, where, wanted, out, resume, as_json, name, preview))
+
+
+def _read(path: str, names: NameCheck) -> ReadFields:
+    """Return what the metadata of an image describes, and print what of it is not used. Raises UserError."""
+    from modelpool.actors.cli.screen import say, user_console
+    from modelpool.actors.http.read_requests import read_fields
+
+    found = read_fields(path, names.family_of).named(names.knows)
+    for note in found.notes:
+        say(user_console(), f"{path}: {note}", "yellow")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +91,25 @@ class _PromptBatch:
 
     @classmethod
     def of(
-        cls, prompts: Sequence[str], n: int, seed: int | None, model: str | None, fields: dict[str, Any]
+        cls,
+        prompts: Sequence[str],
+        n: int,
+        seed: int | None,
+        model: str | None,
+        fields: dict[str, Any],
+        described: ReadFields | None = None,
     ) -> _PromptBatch:
-        """Create from the command line; draws a random seed if `seed` is None."""
-        first = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
-        return cls(tuple(prompts), n, first, model, fields)
+        """Create from the command line, which is preferred to what an image describes. Draws a random seed if neither
+        has one."""
+        if described is None:
+            if not prompts:
+                raise unusable_field("PROMPT", "nothing", "a text, or --like FILE")
+            return cls(tuple(prompts), n, _seed(seed), model, fields)
+        found = described.request(**{"prompt": "", **fields, **({} if model is None else {"model": model})})
+        known = {name: getattr(found, name) for name in found.model_fields_set} | fields
+        own = known.pop("prompt", ""), known.pop("seed", None), known.pop("model")
+        text = str(described.fields.get("prompt", own[0]))
+        return cls(tuple(prompts) or (text,), n, _seed(own[1] if seed is None else seed), own[2], known)
 
 
 def _make(
@@ -126,6 +168,10 @@ def _make(
             ),
             running,
         )
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
 
 
 def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from modelpool.pool.detection.facts import ComponentFacts, FileFacts, FolderFacts, PredictionHint
 
 _BILLION, _MILLION = 10**9, 10**6
+#: title of upscalers
+_UPSCALER = "an upscaler"
 #: how files that are not models are used, by the beginning of their titles
 _USES = {
     "a ControlNet": "with a matching model: --control NAME=IMAGE",
     "a textual inversion embedding": "in a prompt: embedding:NAME",
+    _UPSCALER: "for outputs: --upscale NAME",
 }
 #: options of `modelpool models assemble` for parts of models, by the name of their kind
 _PART_OPTIONS = {"VAE": "--vae", "text encoder": "--text-encoder", "vision encoder": "--vision-encoder"}
@@ -31,6 +34,11 @@ def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[st
     plain = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
     lines = [("file", str(path)), ("description", verdict(facts))]
     use = _use(facts)
+    if facts.title == _UPSCALER:
+        network, unknown = _network(path)
+        plain, use = {**plain, "network": network}, "" if unknown else use
+        problem = unknown or problem
+        lines += [("network", network)] if network else []
     if problem and use:
         lines.append(("usage", use))
     elif problem:
@@ -46,6 +54,18 @@ def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[st
     if facts.diffusion is not None:
         tables.append(facts_table(sizes(facts.diffusion)))
     return plain, tuple(tables)
+
+
+def _network(path: Path) -> tuple[str, str]:
+    """Return the network of an upscaler, or else why this version does not run it."""
+    from modelpool.pool.core.errors import UserError
+    from modelpool.pool.upscalers.open_upscaler import upscaler_plan_of
+
+    try:
+        # the caller has read the header; pickles run nothing
+        return upscaler_plan_of(str(path), allow_pickle=True).title, ""
+    except UserError as problem:
+        return "", str(problem)
 
 
 def _use(facts: FileFacts) -> str:

@@ -69,7 +69,7 @@ class MemoryPlan:
     kernels: dict[str, tuple[KernelCost, ...]]
 
 
-@with_request_options(("width", "loras", "steps", "cfg", "sampler"))
+@with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
@@ -378,8 +378,12 @@ def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
 
 
 def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
+    from modelpool.pool.core.stage_params import UpscaleParams
+
     task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
     work = graph.works[task.task_id]
+    if isinstance(work, UpscaleParams):
+        return catalog.upscalers.modules(work)
     return catalog.figures.modules(work.model, work)
 
 
@@ -387,11 +391,16 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
     """Return the activations of one run of all images by stage (the largest task of each stage); texts are encoded
     once in any case.
     """
+    from modelpool.pool.core.stage_params import UpscaleParams
+
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
     for task in graph.job.tasks:
         if task.stage.value in most_bytes:
             work = graph.works[task.task_id]
-            needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
+            if isinstance(work, UpscaleParams):
+                needed_bytes = catalog.upscalers.execution_modes(work)[0].activation_bytes * batch
+            else:
+                needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
             most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
     return most_bytes

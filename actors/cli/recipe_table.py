@@ -44,6 +44,9 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
         decoder = recipe.decoder
         parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
         yield "decoder", f"{decoder.model}, {parts}"
+    if (upscale := recipe.upscale) is not None:
+        tiles = f", tiles of {upscale.tile}" if upscale.tile else ""
+        yield "upscaler", f"{upscale.model}, scale {upscale.scale:g}{tiles}  (sha256 {upscale.sha256})"
     if recipe.low_noise is not None:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
     for lora in recipe.loras:
@@ -112,6 +115,8 @@ def _image(file: str, sha256: str, more: str = "") -> str:
 def _second_pass(hires: Mapping[str, Any]) -> str:
     """Format the fields as in a request; unset ones are left out."""
     known = {name: value for name, value in hires.items() if value is not None}
+    if (sha256 := known.pop("upscaler_sha256", None)) is not None:
+        known["upscaler"] = f"{known['upscaler']} (sha256 {sha256})"
     scale = f"scale {known.pop('scale'):g}" if "scale" in known else ""
     return ", ".join(filter(None, (scale, *(f"{name} {value}" for name, value in known.items()))))
 

@@ -33,7 +33,7 @@ class StatusSocket:
     def __init__(self, path: Path, read: Callable[[], PoolStatus]) -> None:
         """Listen at `path`, which must be short (some 100 bytes) and not exist. `read` is called by several threads."""
 
-        class Handler(socketserver.StreamRequestHandler):
+        class StatusHandler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 try:
                     answer: dict[str, Any] = {_STATUS: plain_status(read())}
@@ -42,7 +42,7 @@ class StatusSocket:
                 with contextlib.suppress(OSError):  # who asked has gone
                     self.wfile.write(json.dumps(answer).encode())
 
-        self._server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        self._server = socketserver.ThreadingUnixStreamServer(str(path), StatusHandler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="answer status", daemon=True)
         self._thread.start()

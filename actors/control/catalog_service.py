@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog, ImagePromptCatalog
+from modelpool.actors.graph.graph_catalog import (
+    ControlNetCatalog,
+    EmbeddingCatalog,
+    GraphCatalog,
+    ImagePromptCatalog,
+    UpscalerCatalog,
+)
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageRequest
@@ -31,7 +37,7 @@ from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, ModelStageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
@@ -371,6 +377,10 @@ class CachedCatalog:
         return self._catalog.controls
 
     @property
+    def upscalers(self) -> UpscalerCatalog:
+        return self._catalog.upscalers
+
+    @property
     def image_prompts(self) -> ImagePromptCatalog:
         return self._catalog.image_prompts
 
@@ -392,9 +402,9 @@ class CachedCatalog:
         return self._catalog.tokenize(work)
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         return self._catalog.execution_modes(model, work, context_tokens)
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         return self._catalog.run_seconds(model, work)

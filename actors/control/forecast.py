@@ -13,7 +13,7 @@ from modelpool.actors.graph.memory_fit import NOTHING_PINNED, largest_task
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.pool.core.errors import does_not_fit
 from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.core.stage_params import SampleParams, UpscaleParams
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
@@ -143,13 +143,15 @@ def forecast(
 
 
 def _samplers(graph: JobGraph) -> dict[TaskId, str]:
-    """Name the diffusion model of each task that samples, if they differ."""
+    """Name the diffusion model of each task that samples, if they differ, and the upscaler of each that enlarges."""
+    enlarged = {task: work.model.name for task, work in graph.works.items() if isinstance(work, UpscaleParams)}
     works = {task_id: work for task_id, work in graph.works.items() if isinstance(work, SampleParams)}
     if len({work.model.name for work in works.values()}) > 1:
-        return {task_id: work.model.name for task_id, work in works.items()}
+        return enlarged | {task_id: work.model.name for task_id, work in works.items()}
     if len({work.schedule.low_noise for work in works.values()}) > 1:
-        return {task_id: f"{LOW if work.schedule.low_noise else HIGH} noise" for task_id, work in works.items()}
-    return {}
+        names = {task_id: f"{LOW if work.schedule.low_noise else HIGH} noise" for task_id, work in works.items()}
+        return enlarged | names
+    return enlarged
 
 
 def needs_most(graph: JobGraph, rules: ResidencyRules = USUAL_RULES) -> tuple[TaskSpec, int]:

@@ -25,6 +25,7 @@ from modelpool.pool.core.stage_params import (
     PreloadRequest,
     SampleParams,
     StageParams,
+    UpscalerRef,
 )
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
@@ -353,8 +354,8 @@ class TaskStore:
 
 
 def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
-    """Return the files of sources that a run reads, by model, LoRA, ControlNet and embedding."""
-    refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef] = [work.model]
+    """Return the files of sources that a run reads, by model or upscaler, LoRA, ControlNet and embedding."""
+    refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef | UpscalerRef] = [work.model]
     if isinstance(work, (EncodeParams, SampleParams)):
         refs += work.loras
     if isinstance(work, SampleParams):

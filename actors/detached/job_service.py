@@ -33,6 +33,7 @@ from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.finished_output import fetch_output
 from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.detached.job_previews import DetachedPreviews
 from modelpool.actors.detached.journal import Fenced, Journal, JournalFailed
 from modelpool.actors.detached.records import (
     NewSubmission,
@@ -55,9 +56,11 @@ from modelpool.actors.request.labels import labels_of, output_key
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import file_of, output_address
 from modelpool.actors.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError, unknown_name
+from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -170,6 +173,7 @@ class JobService:
         #: submissions whose place of outputs is being opened
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
+        self._previews = DetachedPreviews()
         self._id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
@@ -220,6 +224,16 @@ class JobService:
                 in_pool=0 if feed is None else len(feed.in_pool),
                 waiting_for="" if running or not record.pending else record.trouble or self._trouble or opening,
             )
+
+    def previews(self, submission_id: str) -> tuple[ImagePreview, ...]:
+        """Return the newest previews of running jobs of a submission, and have some made for the next seconds. Raises
+        UnknownName.
+        """
+        name = self._journal.find(submission_id).submission_id
+        if self._previews.ask(name):
+            self._wake.set()
+        running = {task.index for task in self.progress(name).running}
+        return tuple(preview for preview in self._previews.newest(name) if preview.index in running)
 
     def wait(self, submission_id: str, timeout_seconds: float) -> SubmissionRecord:
         """Return the submission once it has ended, or after `timeout_seconds`, at most 10. Raises UnknownName."""
@@ -335,6 +349,7 @@ class JobService:
             while not self._stopping and not link.lost:
                 self._wake.clear()
                 self._cancel_in_pool(link)
+                link.want_previews(self._previews.wanted())
                 if not self._send_some(link):
                     self._wake.wait(IDLE_SECONDS)
         finally:
@@ -511,6 +526,12 @@ class JobService:
         with suppress(RuntimeError):  # the service stops: the request runs again
             self._writers.submit(self._finish, link, feed, job)
 
+    def note_preview(self, made: JobPreview) -> None:
+        """There is a new preview of a job."""
+        preview = made.preview
+        found = ImagePreview(preview.step, preview.steps, preview.content, index=made.index, job_id=made.job_id)
+        self._previews.note(name_of(made.submission_id), found)
+
     def note_lost(self) -> None:
         """The controller is gone."""
         self._wake.set()
@@ -614,6 +635,8 @@ class _Link:
         self._images = InputImages(connection.give)
         #: the ids under which the controller knows a submission; what is sent again has a new one
         self._ids: dict[str, list[SubmissionId]] = {}
+        #: those of them of which the controller has previews made
+        self._previewed: set[SubmissionId] = set()
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
@@ -642,6 +665,16 @@ class _Link:
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
         self.connection.call(Controller.submit, sent)
+        self._previewed.discard(ids[-1])  # the controller forgets it whenever all jobs of an id have ended
+
+    def want_previews(self, names: Container[str]) -> None:
+        """Have previews made of these submissions, and of no others."""
+        wanted = {each for name, ids in self._ids.items() if name in names for each in ids}
+        for submission_id in wanted - self._previewed:
+            self.connection.call(Controller.want_previews, CLIENT, submission_id, PreviewWish())
+        for submission_id in self._previewed - wanted:
+            self.connection.call(Controller.want_previews, CLIENT, submission_id, None)
+        self._previewed = wanted
 
     def cancel(self, name: str) -> None:
         """Cancel what is in the pool of a submission."""
@@ -672,7 +705,8 @@ class _Listener:
         self._service.note_running(self._submission_id, running)
 
     def on_preview(self, made: JobPreview) -> None:
-        """See `Listener`. Nobody can ask for previews of detached jobs, which have no driver to send them to."""
+        """See `Listener`."""
+        self._service.note_preview(made)
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""

@@ -18,7 +18,10 @@ from modelpool.scheduler.tables.messages import Outcome
 #: longest id that a driver may choose
 MAX_ID_LENGTH = 100
 #: fields of a request, and of its parts, that name files
-FILE_FIELDS = ("image", "mask", "last_image", "reference", "video", "video_mask", "controls", "regions")
+FILE_FIELDS = (
+    *("image", "mask", "last_image", "reference", "video", "video_mask"),
+    *("controls", "image_prompts", "regions"),
+)
 #: a deadline that has passed: as urgent as possible
 LEAST_DEADLINE_SECONDS = 1.0
 

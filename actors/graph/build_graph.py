@@ -31,8 +31,10 @@ from modelpool.actors.graph.sampling_runs import (
     sampling_passes,
     start_image_task,
 )
+from modelpool.actors.graph.schedule_guidance import sampler_warnings
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_params
 from modelpool.actors.graph.vision_graph import (
     first_frame_task,
     image_context_lengths,
@@ -84,6 +86,7 @@ def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) 
     request = with_defaults(request, model, defaults)
     builder = _GraphBuilder(catalog, StageRequest(Stage.DECODE, request))
     builder.warnings |= dict.fromkeys(edit_model_warnings(request, defaults.sampling, model))
+    builder.warnings |= dict.fromkeys(sampler_warnings(request, defaults.sampling))
     graph = builder.build(job_id)
     return recipe_of(request, graph, builder.loras), graph
 
@@ -239,7 +242,12 @@ class _GraphBuilder:
         if self._request.hires.via == "latent":
             return need
         pixels = self._tasks.add(_decode_params(self._model, work), {LATENT: need})
-        return self._tasks.add(EncodeImageParams(self._model, *run.size(run.scale)), {IMAGE: pixels})
+        size = run.size(run.scale)
+        if self._request.hires.upscaler is not None:
+            upscaler = self._catalog.upscalers.find(self._request.hires.upscaler)
+            enlarged = enlarged_to(upscaler, (work.shape.width, work.shape.height), size)
+            pixels = self._tasks.add(enlarged, {IMAGE: pixels})
+        return self._tasks.add(EncodeImageParams(self._model, *size), {IMAGE: pixels})
 
     def _image_embeds(self, is_model_input: bool = True, is_negative: bool = False) -> list[TaskId]:
         """Add the embeddings of the images that the vision encoder reads, if the model (`is_model_input`), or else its
@@ -256,7 +264,7 @@ class _GraphBuilder:
         if stage.latent is not None:
             check_decodes(self._model.name, self._facts)
             shape = output_shape_of(stage.latent.cells, self._model.name, self._defaults)
-            return self._tasks.add(DecodeParams(self._model, shape), {LATENT: stage.latent.task_id})
+            return self._decoded(DecodeParams(self._model, shape), {LATENT: stage.latent.task_id})
         model = catalog.find_model(stage.vae_model) if stage.vae_model else self._model
         need, sample = self._sample(self._passes[-1])
         if self._facts.is_prior_stage:
@@ -269,7 +277,16 @@ class _GraphBuilder:
                 IMAGE: input_image_id(self._request.image),
                 MASK: input_image_id(self._request.mask, is_mask=True),
             }
-        return self._tasks.add(_decode_params(model, sample, pastes), needs)
+        return self._decoded(_decode_params(model, sample, pastes), needs)
+
+    def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add the decoding of the output, and its upscaling."""
+        task = self._tasks.add(work, needs)
+        upscale = self._request.upscale
+        if upscale is None:
+            return task
+        upscaler = self._catalog.upscalers.find(upscale.model)
+        return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
 
     def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
         """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""

@@ -16,7 +16,9 @@ from modelpool.pool.core.stage_params import (
     ImagePromptRef,
     LoraRef,
     ModelRef,
-    StageParams,
+    ModelStageParams,
+    UpscaleParams,
+    UpscalerRef,
 )
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
@@ -30,6 +32,23 @@ class ControlNetCatalog(Protocol):
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """Return its size, and what a run with `model` needs of it."""
+
+
+class UpscalerCatalog(Protocol):
+    """The upscalers of a catalog; `pool.catalog.upscaler_index.UpscalerIndex` implements it. All methods may raise
+    UserError."""
+
+    def find(self, name: str) -> UpscalerRef:
+        """Return the upscaler called `name`."""
+
+    def needs(self, work: UpscaleParams) -> tuple[ComponentSpec, ComponentUse]:
+        """Return the size of the upscaler, and what a run needs of it."""
+
+    def execution_modes(self, work: UpscaleParams) -> tuple[ExecutionMode, ...]:
+        """Return the execution modes of `work`, the full one first, each needing less than the one before."""
+
+    def run_seconds(self, work: UpscaleParams) -> float:
+        """Return an initial estimate of the run time."""
 
 
 class ImagePromptCatalog(Protocol):
@@ -79,6 +98,10 @@ class GraphCatalog(Protocol):
         """The ControlNets."""
 
     @property
+    def upscalers(self) -> UpscalerCatalog:
+        """The upscalers."""
+
+    @property
     def image_prompts(self) -> ImagePromptCatalog:
         """The image prompt adapters."""
 
@@ -98,11 +121,11 @@ class GraphCatalog(Protocol):
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images."""
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return the execution modes of `work`, the full one first, each needing less than the one before: device
         memory in addition to weights and scratch, as calculated and as corrected by measurements. Sampling reads texts
         of `context_tokens`."""
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         """Return an initial estimate of the run time."""

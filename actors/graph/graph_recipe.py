@@ -17,6 +17,7 @@ from modelpool.actors.graph.recipe import (
     RecipeLowNoise,
     RecipeNoise,
     RecipeRegion,
+    RecipeUpscale,
 )
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
@@ -26,6 +27,8 @@ from modelpool.pool.core.stage_params import (
     LoraRef,
     SampleParams,
     SamplingSchedule,
+    StageParams,
+    UpscaleParams,
     VisionEncodeParams,
 )
 from modelpool.pool.core.task_inputs import IMAGE_PROMPT, numbered
@@ -52,7 +55,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         height=sample.shape.height,
         seed=sample.seed,
         warnings=graph.warnings,
-        pictures=_images(request, sample, _image_prompts(request, graph)),
+        pictures=_images(request, sample, works, _image_prompts(request, graph)),
         frames=sample.shape.frames,
         frame_rate=sample.shape.frame_rate,
         motion=sample.image_numbers.motion,
@@ -67,6 +70,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         noise=_noise(sample.schedule),
         sigmas=sample.schedule.sigmas,
         low_noise=_low_noise(request.low_noise),
+        upscale=_upscale(request, graph),
         options=sample.options.settings(),
     )
 
@@ -100,7 +104,10 @@ def _low_noise(options: LowNoiseRun | None) -> RecipeLowNoise | None:
 
 
 def _images(
-    request: GenerateRequest, sample: SampleParams, prompts: tuple[RecipeImagePrompt, ...]
+    request: GenerateRequest,
+    sample: SampleParams,
+    works: Sequence[StageParams],
+    prompts: tuple[RecipeImagePrompt, ...],
 ) -> RecipeImages | None:
     """Return the input images of `request`, whose first sampling is `sample`; None if it uses none."""
     sources = (request.image, request.reference, request.hires, request.video)
@@ -117,7 +124,7 @@ def _images(
         **files,
         first_step=sample.schedule.first_step,
         paste=request.mask is not None and request.paste,
-        hires={} if request.hires is None else request.hires.model_dump(),
+        hires=_hires(request, works),
         controls=_controls(request, sample),
         image_prompts=prompts,
         regions=tuple(
@@ -130,6 +137,27 @@ def _images(
         image_cfg=sample.guidance.image_cfg,
         noise_level=sample.image_numbers.noise_level,
     )
+
+
+def _hires(request: GenerateRequest, works: Sequence[StageParams]) -> dict[str, Any]:
+    """Return the second pass of `request`, with the upscaler of the first if it has one."""
+    if request.hires is None:
+        return {}
+    found = request.hires.model_dump()
+    del found["upscaler"]
+    if request.hires.upscaler is not None:
+        # the first upscaling: that of the output comes after the second pass
+        first = next(work for work in works if isinstance(work, UpscaleParams))
+        found |= {"upscaler": first.model.name, "upscaler_sha256": first.model.sha256}
+    return found
+
+
+def _upscale(request: GenerateRequest, graph: JobGraph) -> RecipeUpscale | None:
+    work = graph.works[graph.job.wanted]
+    if request.upscale is None or not isinstance(work, UpscaleParams):
+        return None
+    scale = float(work.model.scale if request.upscale.scale is None else request.upscale.scale)
+    return RecipeUpscale(work.model.name, work.model.sha256, scale, work.tile, work.overlap)
 
 
 def _controls(request: GenerateRequest, sample: SampleParams) -> tuple[RecipeControl, ...]:

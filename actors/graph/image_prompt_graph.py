@@ -42,7 +42,7 @@ def image_prompt_inputs(
             if found.ref.blank:
                 blank = VisionEncodeParams(found.encoder, use=found.use, blank=True)
                 yield numbered(IMAGE_PROMPT_BLANK, number), StageTask(blank, {})
-        if found.ref.faces:
+        if found.ref.face_version:
             yield numbered(IMAGE_PROMPT_FACE, number), input_faces_id(prompt.faces)
 
 
@@ -61,9 +61,9 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
         raise missing_field("image_prompts.image", f"adapter {ref.name!r} reads images")
     if found.encoder is None and prompt.images:
         raise UnusableField(f"image_prompts.image: not supported by adapter {ref.name!r}, which reads faces only")
-    if ref.faces and prompt.faces is None:
+    if ref.face_version and prompt.faces is None:
         raise missing_field("image_prompts.faces", f"adapter {ref.name!r} reads the embeddings of faces")
-    if prompt.faces is not None and not ref.faces:
+    if prompt.faces is not None and not ref.face_version:
         raise UnusableField(f"image_prompts.faces: not supported by adapter {ref.name!r}, which reads no faces")
     if isinstance(prompt.faces, InputFaces):
         if prompt.faces.width != found.face_width:

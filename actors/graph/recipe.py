@@ -103,6 +103,18 @@ class RecipeDecoder:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeUpscale:
+    """The upscaler of the output, as it was used: factor of both sides, edge of tiles and their overlap; 0 for those of
+    the pool."""
+
+    model: str
+    sha256: str
+    scale: float
+    tile: int = 0
+    overlap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeLowNoise:
     """The low-noise expert as it was run: the noise level below which it took over, and its guidance scale."""
 
@@ -212,6 +224,8 @@ class Recipe:
     sigmas: tuple[float, ...] = field(default=(), metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
+    #: None for an output in the size of its latent
+    upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
     #: all settings of the options of the run, by the name of the option
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
 

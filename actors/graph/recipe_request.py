@@ -53,6 +53,9 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         fields |= {"sigmas": recipe.sigmas, "schedule": None}
     if recipe.low_noise is not None:
         fields["low_noise"] = {name: getattr(recipe.low_noise, name) for name in ("cfg", "boundary")}
+    if (upscale := recipe.upscale) is not None:
+        tiles = {name: value for name in ("tile", "overlap") if (value := getattr(upscale, name))}
+        fields["upscale"] = {"model": upscale.model, "scale": upscale.scale, **tiles}
     if recipe.options:
         fields["options"] = recipe.options
     if recipe.pictures is not None:
@@ -102,7 +105,7 @@ def _strengths(recipe: Recipe) -> tuple[dict[str, float], ...]:
 def _image_fields(pictures: RecipeImages, find: Callable[[str], str]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "paste": pictures.paste,
-        "hires": dict(pictures.hires) or None,
+        "hires": {name: value for name, value in pictures.hires.items() if name != "upscaler_sha256"} or None,
         "reference_as": pictures.reference_as or None,
         "image_cfg": pictures.image_cfg or None,
         "noise_level": pictures.noise_level or None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from modelpool.actors.request.requests import resolve_sampling
+from collections.abc import Iterator
+
+from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults, SamplingFacts
-from modelpool.pool.sampling.names import ALIGNED_SCHEDULE, SAMPLERS
+from modelpool.pool.core.sampling_facts import Guidance, Prediction, SamplingDefaults, SamplingFacts
+from modelpool.pool.sampling.names import ALIGNED_SCHEDULE, NOT_FOR_FLOWS, SAMPLERS
 
 
 def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -> tuple[str, str]:
@@ -22,6 +24,17 @@ def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -
     if facts.defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
         return name, found
     return name, facts.defaults.schedule
+
+
+def sampler_warnings(request: GenerateRequest, facts: SamplingFacts) -> Iterator[str]:
+    """Yield the warning for a sampler that does not suit models of `facts`."""
+    name, _ = resolve_sampling(request.sampler, request.schedule)
+    if facts.prediction is Prediction.FLOW and name in NOT_FOR_FLOWS:
+        other = "Euler CFG++" if name.endswith("_cfg_pp") else "DPM++ 2M"
+        yield (
+            f"sampler {SAMPLERS[name].display}: model {request.model!r} predicts a flow, with which this sampler often "
+            f"renders wrong images; {other} suits it"
+        )
 
 
 def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:

@@ -13,12 +13,23 @@ from modelpool.pool.core.stage_params import (
     ModelRef,
     SampleParams,
     StageParams,
+    UpscaleParams,
     batch_key,
     role_of,
     stage_of,
     task_id,
 )
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    ExecutionMode,
+    JobId,
+    JobSpec,
+    Role,
+    TaskId,
+    TaskSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,14 @@ class TaskCollector:
         new = task_id(work, needs)
         if new not in self._tasks:
             uses = self._uses(work)
-            whole, *divided = self._catalog.execution_modes(work.model, work, context_tokens)
+            (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
             self._works[new] = work
             self._tasks[new] = TaskSpec(
                 task_id=new,
                 stage=stage_of(work),
                 uses=uses,
                 activation_bytes=whole.activation_bytes,
-                run_seconds=self._catalog.run_seconds(work.model, work),
+                run_seconds=run_seconds,
                 needs=tuple(needs.values()),
                 input_names=tuple(needs),
                 divisions=tuple(divided),
@@ -86,8 +97,21 @@ class TaskCollector:
         job = JobSpec(job_id, tasks, wanted, tuple(inputs))
         return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings))
 
+    def _modes_and_seconds(
+        self, work: StageParams, context_tokens: Sequence[int]
+    ) -> tuple[tuple[ExecutionMode, ...], float]:
+        """Return the execution modes of `work`, and a first estimate of its run time."""
+        if isinstance(work, UpscaleParams):
+            return self._catalog.upscalers.execution_modes(work), self._catalog.upscalers.run_seconds(work)
+        modes = self._catalog.execution_modes(work.model, work, context_tokens)
+        return modes, self._catalog.run_seconds(work.model, work)
+
     def _uses(self, work: StageParams) -> tuple[ComponentUse, ...]:
         """Return what a run of `work` needs of each component that it uses; note their sizes."""
+        if isinstance(work, UpscaleParams):
+            spec, use = self._catalog.upscalers.needs(work)
+            self._components[spec.key] = spec
+            return (use,)
         specs = self._catalog.components(work.model)
         roles = [role for role in specs if role.is_text_encoder] if isinstance(work, EncodeParams) else [role_of(work)]
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()

@@ -8,6 +8,7 @@ from modelpool.pool.core.stage_params import (
     ImagePromptRef,
     SampleParams,
     StageParams,
+    UpscaleParams,
     control_key,
     image_prompt_key,
     lora_key,
@@ -19,6 +20,8 @@ from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
     """Return the file of each component that the task uses, LoRAs, ControlNets and image prompt adapters included."""
+    if isinstance(work, UpscaleParams):
+        return {task.uses[0].component: FilePart(work.model.path, files=work.model.files)}
     files: dict[ComponentKey, FilePart] = {}
     for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
         if role is Role.CONTROLNET:

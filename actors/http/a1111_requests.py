@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from modelpool.actors.http.a1111_upscalers import scaling_fields
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
@@ -162,10 +163,10 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
     noise = {"eta": call.eta, "s_churn": call.s_churn, "s_noise": call.s_noise}
     fields |= {name: value for name, value in noise.items() if value is not None}
     if call.enable_hr and not call.init_images:
-        via = "latent" if (call.hr_upscaler or "Latent").startswith("Latent") else "picture"
         strength = 0.7 if call.denoising_strength is None else call.denoising_strength
         steps = call.hr_second_pass_steps or None
-        fields["hires"] = {"scale": call.hr_scale, "strength": strength, "steps": steps, "via": via}
+        scaling = scaling_fields(call.hr_upscaler)
+        fields["hires"] = {"scale": call.hr_scale, "strength": strength, "steps": steps, **scaling}
     if call.init_images:
         fields.update(_start_image(call, images))
     seed = secrets.randbits(32) if call.seed == -1 else call.seed

@@ -199,10 +199,10 @@ def _source(scope: _Scope, link: _Link) -> _Source:
     for _ in range(_MOST_LINKS):
         if link.source == str(_SUBGRAPH_INPUT):
             host, outer = scope.host, scope.outer
-            assert host is not None, "a subgraph has a node that stands for it"
-            assert outer is not None, "a subgraph has a node that stands for it"
+            if host is None or outer is None:
+                raise KeyError("a link of a subgraph outside of it")
             name = scope.inputs[link.source_slot]
-            given = next((each for each in host.get("inputs") or () if each["name"] == name), {})
+            given: Mapping[str, Any] = next((each for each in host.get("inputs") or () if each["name"] == name), {})
             if given.get("link") is None:
                 values = scope.values or {}
                 return _Value(values[_OWN_WIDGET, name]) if (_OWN_WIDGET, name) in values else None

@@ -39,6 +39,8 @@ from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 #: nodes of a workflow; published ones have some dozen
 MAX_NODES = 1000
+#: ComfyUI's names of samplers that draw their noise on the GPU
+_GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: names in the details of an error
 _MOST_NAMED = 20
 #: families whose CLIP is read one layer before the last by default, by the beginning of their title
@@ -72,7 +74,7 @@ class PoolNames:
         lists: Mapping[str, Sequence[str]] = {
             MODELS: tuple(self.models),
             LORAS: self.loras,
-            SAMPLER_NAMES: tuple(SAMPLERS),
+            SAMPLER_NAMES: (*SAMPLERS, *_GPU_SAMPLERS),
             SCHEDULE_NAMES: tuple(SCHEDULES),
             IMAGES: self.images or (),
         }
@@ -365,6 +367,13 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: ReadImage) -> d
     }
     if positive.guidance is not None or not family.startswith(_DISTILLED):
         fields["cfg"] = latent.cfg
+    if latent.model.options:
+        fields["options"] = dict(latent.model.options)
+    if positive.image_prompts:
+        fields["image_prompts"] = tuple(
+            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
+            for use in positive.image_prompts
+        )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
     fields |= _start_fields(latent, read_image)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy_values import ImageFile, ImagePad, ImageScale, MaskFile
-from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE
+from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: reads an uploaded image by its name
 ReadImage: TypeAlias = "Callable[[str], Image]"
 
+#: pixels of an image that was scaled or padded: a few bytes of a workflow must not take much memory
+MOST_PIXELS = 1 << 24
 #: Pillow's filters for ComfyUI's names
 _FILTERS = {
     "nearest-exact": "NEAREST",
@@ -127,5 +129,6 @@ def _pad_mask(size: tuple[int, int], pad: ImagePad) -> Image:
 
 
 def _check_size(size: tuple[int, int]) -> None:
-    if max(size) > MAX_SIDE or size[0] * size[1] > MAX_PIXELS:
-        raise NodeUnsupported(f"image: found {size[0]}x{size[1]} after scaling, expected sides up to {MAX_SIDE}")
+    if max(size) > MAX_SIDE or size[0] * size[1] > MOST_PIXELS:
+        expected = f"sides up to {MAX_SIDE} and up to {MOST_PIXELS} pixels"
+        raise NodeUnsupported(f"image: found {size[0]}x{size[1]} after scaling, expected {expected}")

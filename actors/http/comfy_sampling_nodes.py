@@ -266,8 +266,9 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
     if positive.controls != negative.controls and negative.controls:
         raise NodeUnsupported("negative: its ControlNets must be those of positive")
-    if negative.references and negative.references != positive.references:
-        raise NodeUnsupported("negative: its reference images must be those of positive")
+    for name in ("references", "image_prompts"):
+        if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
+            raise NodeUnsupported(f"negative: its {name} must be those of positive")
     if positive.guidance is not None and cfg != 1:
         raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
 

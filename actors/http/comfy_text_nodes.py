@@ -12,12 +12,21 @@ from modelpool.actors.http.comfy_node_types import (
     NodeType,
     NodeUnsupported,
     combo,
+    file_stem,
     link,
     number,
     text,
     whole,
 )
-from modelpool.actors.http.comfy_values import ControlUse, EncodedImage, ImageFile, MaskFile, RegionUse, TextValue
+from modelpool.actors.http.comfy_values import (
+    ControlUse,
+    EncodedImage,
+    ImageFile,
+    ImagePromptUse,
+    MaskFile,
+    RegionUse,
+    TextValue,
+)
 from modelpool.actors.request.image_fields import MAX_REFERENCES, MAX_REGION
 
 _CONDITIONING = link("conditioning", "CONDITIONING")
@@ -99,7 +108,7 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     first, second = given["conditioning_1"], given["conditioning_2"]
     if first.is_partial and not second.is_partial:
         first, second = second, first
-    for name in ("clip", "controls", "guidance", "references"):
+    for name in ("clip", "controls", "guidance", "references", "image_prompts"):
         if getattr(first, name) != getattr(second, name):
             raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
     if first.is_zero or second.is_zero:
@@ -143,6 +152,28 @@ def _referring(value: TextValue, *images: ImageFile) -> TextValue:
     if len(references) > MAX_REFERENCES:
         raise NodeUnsupported(f"found {len(references)} reference images, expected up to {MAX_REFERENCES}")
     return replace(value, references=references)
+
+
+def _style_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (file_stem(given["style_model_name"]),)
+
+
+def _vision_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (file_stem(given["clip_name"]),)
+
+
+def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(given["image"], ImageFile):
+        raise NodeUnsupported("image: expected an image of LoadImage")
+    return (given["image"],)
+
+
+def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["strength_type"] != "multiply":
+        raise NodeUnsupported(f"strength_type: found {given['strength_type']}, expected multiply")
+    value: TextValue = given["conditioning"]
+    use = ImagePromptUse(given["style_model"], given["clip_vision_output"], given["strength"])
+    return (replace(value, image_prompts=(*value.image_prompts, use)),)
 
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -266,6 +297,29 @@ TEXT_NODES = (
             *(link(name, "IMAGE", is_required=False) for name in ("image1", "image2", "image3")),
         ),
         _encoded_with_images,
+    ),
+    _row("CLIPVisionLoader", (text("clip_name"),), _vision_model, ("CLIP_VISION",)),
+    _row(
+        "CLIPVisionEncode",
+        (
+            link("clip_vision", "CLIP_VISION"),
+            link("image", "IMAGE"),
+            combo("crop", ("center", "none"), is_required=False),
+        ),
+        _seen,
+        ("CLIP_VISION_OUTPUT",),
+    ),
+    _row("StyleModelLoader", (text("style_model_name"),), _style_model, ("STYLE_MODEL",)),
+    _row(
+        "StyleModelApply",
+        (
+            _CONDITIONING,
+            link("style_model", "STYLE_MODEL"),
+            link("clip_vision_output", "CLIP_VISION_OUTPUT"),
+            number("strength", 1.0, 0.0, 10.0),
+            combo("strength_type", ("multiply", "attn_bias")),
+        ),
+        _with_style,
     ),
     _row(
         "SetUnionControlNetType",

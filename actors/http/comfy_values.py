@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs."""
+    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
+    options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
 
 
@@ -137,6 +139,15 @@ class RegionUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePromptUse:
+    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+
+    model: str
+    image: ImageFile
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -145,6 +156,7 @@ class TextValue:
     regions     texts for parts of the image besides it
     is_partial  it has regions only, and no text for the whole image
     references  images that the model reads together with the text
+    image_prompts  images whose tokens follow those of the text
     """
 
     text: str
@@ -156,6 +168,7 @@ class TextValue:
     regions: tuple[RegionUse, ...] = ()
     is_partial: bool = False
     references: tuple[ImageFile, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,9 @@ class HttpSubmission:
         requests: Sequence[GenerateRequest] = (),
         numbers: Iterator[int] | None = None,
     ) -> None:
-        """`want_previews` has previews made from now on, or no more; it may block. None: it has none. `requests` is
-        empty if another server took them. `numbers` gives each end one, in the order of all ends.
+        """`want_previews` has previews made from now on, or no more; it may block. None: its follower asks for them, as
+        long as `wants_previews`. `requests` is empty if another server took them. `numbers` gives each end one, in the
+        order of all ends.
         """
         self.id = submission_id
         self.requests = tuple(requests)
@@ -198,6 +199,11 @@ class HttpSubmission:
         if self._want_previews is not None and self._wanting is None and not self.over:
             self._wanting = asyncio.create_task(self._keep_wanting(self._want_previews))
 
+    def wants_previews(self) -> bool:
+        """Whether somebody wants previews, and there may be some."""
+        now = asyncio.get_running_loop().time()
+        return not self.over and (self._preview_readers > 0 or now < self._previews_until)
+
     @contextlib.contextmanager
     def previews_wanted(self) -> Iterator[None]:
         """Have previews made inside the block."""
@@ -209,15 +215,10 @@ class HttpSubmission:
             self._preview_readers -= 1
 
     async def _keep_wanting(self, want_previews: Callable[[bool], None]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def is_wanted() -> bool:
-            return not self.over and (self._preview_readers > 0 or loop.time() < self._previews_until)
-
         try:
-            while is_wanted():
+            while self.wants_previews():
                 await asyncio.to_thread(want_previews, True)
-                while is_wanted():
+                while self.wants_previews():
                     await asyncio.sleep(_PREVIEW_CHECK_SECONDS)
                 if not self.over:
                     await asyncio.to_thread(want_previews, False)
@@ -482,6 +483,11 @@ async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -
         began = time.monotonic()
         try:
             now = await asyncio.to_thread(jobs.progress)
+            if submission.wants_previews():
+                found = await asyncio.to_thread(jobs.previews)
+                submission.note_previews({preview.index: preview for preview in found})
+            else:
+                submission.note_previews({})
             record = now.record
             outcomes: list[RequestOutcome] = []
             if record.request_count - record.pending > len(submission.ends):

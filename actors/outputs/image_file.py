@@ -36,6 +36,9 @@ from modelpool.pool.sampling.names import display_name
 
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
+#: a value that is a JSON table or list, as extensions and sites write it
+_JSON_PAIR = re.compile(r"\s*([A-Za-z][\w /\-]*): ([{\[])")
+_BEGINS = re.compile(r"\s*Steps: \d")
 _THUMBNAIL_QUALITY = 80
 _FEWEST_PAIRS = 3  # a line with fewer is part of the prompt
 
@@ -164,6 +167,8 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
     if (second := recipe.decoder) is not None:
         pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
         pairs["Decoder CFG scale"] = f"{second.cfg:g}"
+    if (upscale := recipe.upscale) is not None:
+        pairs |= {"Postprocess upscale by": f"{upscale.scale:g}", "Postprocess upscaler": upscale.model}
     if (low := recipe.low_noise) is not None:
         pairs |= {"Low noise CFG scale": f"{low.cfg:g}", "Low noise below": f"{low.boundary:g}"}
     if recipe.loras:
@@ -188,7 +193,8 @@ def _image_pairs(recipe: Recipe) -> dict[str, str]:
     if made.hires:
         pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
         pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}
-        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else "Lanczos"
+        other = made.hires.get("upscaler", "Lanczos")
+        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else other
     return pairs
 
 
@@ -197,18 +203,32 @@ def _quoted(value: str) -> str:
 
 
 def _parsed_pairs(line: str) -> dict[str, str]:
-    """Parse a line of pairs; {} if any part of the line is something else."""
+    """Parse a line of pairs; {} if any part of the line is something else. Of a line that begins as the web UI writes
+    it, what extensions write in other forms is left out."""
     values: dict[str, str] = {}
-    position = 0
+    is_of_ui, position = _BEGINS.match(line) is not None, 0
     while position < len(line):
+        match = _JSON_PAIR.match(line, position)
+        if match is not None:
+            try:
+                _, position = json.JSONDecoder().raw_decode(line, match.start(2))
+            except (ValueError, RecursionError):
+                match = None
+            else:
+                values[match[1]] = line[match.start(2) : position]
+                position += line.startswith(",", position)
+                continue
         match = _PAIR.match(line, position)
-        if match is None:
-            return {}
         try:
-            values[match[1]] = parse_json(match[2].encode()) if match[2].startswith('"') else match[2]
+            if match is None:
+                raise NotJson("no pair")
+            values[match[1]] = parse_json(match[2].encode()) if match[2].startswith('"') else match[2].strip()
+            position = match.end()
         except NotJson:
-            return {}
-        position = match.end()
+            if not is_of_ui:
+                return {}
+            comma = line.find(",", position)
+            position = len(line) if comma < 0 else comma + 1
     return values
 
 

@@ -15,7 +15,9 @@ from modelpool.actors.graph.recipe import (
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
+    RecipeNoise,
     RecipeRegion,
+    RecipeUpscale,
 )
 from modelpool.actors.request.json_text import parse_json
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
@@ -44,6 +46,7 @@ def recipe_from_json(fields: Any) -> Recipe:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     _check_types(fields)
     pictures, second, low = fields.get("pictures"), fields.get("decoder"), fields.get("low_noise")
+    noise, upscale = fields.get("noise"), fields.get("upscale")
     try:
         return Recipe(
             **{
@@ -54,6 +57,9 @@ def recipe_from_json(fields: Any) -> Recipe:
                 "pictures": None if pictures is None else _images_from_json(pictures),
                 "decoder": None if second is None else RecipeDecoder(**second),
                 "low_noise": None if low is None else RecipeLowNoise(**low),
+                "noise": None if noise is None else RecipeNoise(**noise),
+                "sigmas": tuple(fields.get("sigmas", ())),
+                "upscale": None if upscale is None else RecipeUpscale(**upscale),
             }
         )
     except TypeError as error:  # a part has a field that is unknown

@@ -310,7 +310,18 @@ _ROWS = (
         "hires",
         "Generate a small image, scale it up, and regenerate it partly: scale, strength, steps.",
         option=Option(
-            "--hires", "X:Y:N", "Two-pass generation: scale, strength, steps, as in 2, 2:0.5 or 2:0.5:10.", INPUTS
+            "--hires",
+            "X:Y:N",
+            "Two-pass generation: scale, strength, steps, upscaler, as in 2, 2:0.5:10 or 2:0.5=NAME.",
+            INPUTS,
+        ),
+    ),
+    RequestField(
+        "upscale",
+        "Upscaler that enlarges the decoded output (ESRGAN and its relatives): its name, and the scale of the result, "
+        "the edge of its tiles and their overlap.",
+        option=Option(
+            "--upscale", "NAME:X", "Upscaler of the result, and its scale (default: that of the upscaler).", INPUTS
         ),
     ),
     RequestField(

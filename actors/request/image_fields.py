@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -282,17 +282,20 @@ class Region(Strict):
 
 class Hires(Strict):
     """A second pass: the image is generated at the requested size, scaled up, and partly regenerated. Accepts 2,
-    "2:0.5" (scale and strength), "2:0.5:10" (and steps) and {"scale":, "strength":, "steps":, "via":}.
+    "2:0.5" (scale and strength), "2:0.5:10" (and steps), any of these followed by "=NAME" (an upscaler), and
+    {"scale":, "strength":, "steps":, "via":, "upscaler":}.
 
     strength  denoising strength of the second pass
     steps     length of its full schedule; default: the steps of the first pass
-    via       what is scaled up: the "latent", or the decoded image ("picture")
+    via       what is scaled up: the "latent", or the decoded image ("picture"). Default: the latent without `upscaler`
+    upscaler  name of the upscaler that enlarges the decoded image; without one, it is scaled with Lanczos
     """
 
     scale: float = 2.0
     strength: float = 0.5
     steps: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
     via: Literal["latent", "picture"] = "latent"
+    upscaler: Annotated[str | None, Field(min_length=1)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -300,10 +303,16 @@ class Hires(Strict):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return {"scale": value}
         if isinstance(value, str):
-            parts = value.split(":")
+            numbers, equals, upscaler = value.partition("=")
+            parts = numbers.split(":")
             if len(parts) > 3:
                 raise unusable_field("hires", value, "SCALE, SCALE:STRENGTH or SCALE:STRENGTH:STEPS, such as 2:0.5:10")
-            return dict(zip(("scale", "strength", "steps"), (part.strip() for part in parts), strict=False))
+            found: Any = dict(zip(("scale", "strength", "steps"), (part.strip() for part in parts), strict=False))
+            value = found | ({"upscaler": upscaler.strip()} if equals else {})
+        if isinstance(value, Mapping) and value.get("upscaler") is not None:
+            if value.get("via", "picture") != "picture":
+                raise unusable_field("hires.via", value["via"], "'picture': an upscaler reads the decoded image")
+            return {**value, "via": "picture"}
         return value
 
     @field_validator("scale")

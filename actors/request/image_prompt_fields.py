@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from modelpool.actors.request.control_fields import split_numbers
-from modelpool.actors.request.face_fields import checked_faces
+from modelpool.actors.request.face_fields import Faces, FaceSource, checked_faces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
 from modelpool.actors.request.strict import Strict
@@ -109,6 +116,11 @@ class ImagePrompt(Strict):
         if self.image is None and self.faces is None:
             raise missing_field("image_prompts.image", f"set it to {IMAGE_FORMS}, or set image_prompts.faces")
         return self
+
+    @field_serializer("faces")
+    def _numbers(self, faces: FaceSource | None) -> list[list[float]] | str | None:
+        """Write embeddings as numbers, which can be read again, or as their hash where only the pool has them."""
+        return faces.rows.tolist() if isinstance(faces, Faces) else None if faces is None else faces.sha256
 
     @model_serializer(mode="wrap")
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

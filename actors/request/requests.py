@@ -38,6 +38,7 @@ from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.run_option_fields import is_run_option, parse_run_options
 from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
@@ -98,6 +99,7 @@ class GenerateRequest(Strict):
     strength: float | None = _field("strength")
     paste: bool = _field("paste")
     hires: Hires | None = _field("hires")
+    upscale: Upscale | None = _field("upscale")
     controls: tuple[Control, ...] = _field("controls")
     image_prompts: tuple[ImagePrompt, ...] = _field("image_prompts")
     regions: tuple[Region, ...] = _field("regions")

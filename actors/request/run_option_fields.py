@@ -49,7 +49,7 @@ def parse_run_options(value: Any) -> RunOptions | None:
         return None if value is None or value.is_empty else value
     if not isinstance(value, Mapping):
         raise unusable_field("options", value, _FORMS)
-    found = dict(_options(_nested(value)))
+    found: dict[str, Any] = dict(_options(_nested(value)))
     return RunOptions(**found) if found else None
 
 

@@ -32,7 +32,7 @@ from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 
-#: the one environment variable of modelpool: the configuration file if none is named
+#: names the configuration file if none is named otherwise
 CONFIG_VARIABLE = "MODELPOOL_CONFIG"
 #: the configuration file in the working folder
 CONFIG_NAME = "modelpool.toml"

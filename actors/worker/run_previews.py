@@ -102,6 +102,7 @@ class RunPreviews:
     def _make_and_send(
         self, request: RunRequest, wish: PreviewWish, latent_CHW: FloatArray, step: int, steps: int
     ) -> None:
+        assert isinstance(request.work, SampleParams), "only sampling runs have previews"
         content = self._make(request.work.model, latent_CHW, wish)
         if content is not None:
             preview = Preview(step, steps, content)

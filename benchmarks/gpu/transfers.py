@@ -39,6 +39,8 @@ def run(record: Record, setting: Setting) -> None:
     path = write_model("sdxl", setting.models, setting.small)
     file_bytes = path.stat().st_size
     record.add("writing the model", time.perf_counter() - started, "s", note=f"{file_bytes / 1e9:.2f} GB")
+    with record.attempting("pages of a file", least_seconds=5.0):
+        measure_pinned_pages(record, device, path, link)
     with record.attempting("load", least_seconds=5.0):
         load_with_engine(record, setting, path, link)
     with record.attempting("load with diffusers", least_seconds=5.0):
@@ -98,6 +100,22 @@ def measure_rates(record: Record, device: torch.device, size_bytes: int) -> floa
         uploader.close()
         record.add("pinned memory", note=pipeline.why_unpinned or "as requested")
     return link
+
+
+def measure_pinned_pages(record: Record, device: torch.device, path: Path, link: float) -> None:
+    """Record what pinning the pages of a file in place would take and bring. Weights are in private mappings, whose
+    pages the kernel would copy, so they are not pinned; this tells whether shared mappings are worth it."""
+    file = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+    with TransferPipeline.open(device) as pipeline:
+        started = time.perf_counter()
+        if not pipeline.pin(file):
+            record.skip("copy from pages of a file", pipeline.why_unpinned or "only on CUDA")
+            return
+        record.add(
+            "pinning the pages of a file", time.perf_counter() - started, "s", note=f"{file.nbytes / 1e9:.2f} GB"
+        )
+        rate = file.nbytes / median_seconds(device, lambda: pipeline.bring(file), 2)
+        record.add("copy from pages of a file", rate / 1e9, "GB/s", link / 1e9)
 
 
 def load_with_engine(record: Record, setting: Setting, path: Path, link: float) -> None:

@@ -19,6 +19,7 @@ from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.catalog.image_prompt_index import ImagePromptIndex
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
+from modelpool.pool.catalog.upscaler_index import UpscalerIndex
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
@@ -29,8 +30,8 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    ModelStageParams,
     SampleParams,
-    StageParams,
     VisionEncodeParams,
     component_key,
     lora_key,
@@ -108,6 +109,8 @@ class Catalog:
         kind = device if isinstance(device, str) else device.kind.value
         #: the ControlNets
         self.controls = ControlNetIndex(self.registry, device, self._open)
+        #: the upscalers
+        self.upscalers = UpscalerIndex(self.registry, device, allow_pickle)
         #: the textual inversions that prompts name
         self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
         #: the image prompt adapters
@@ -244,7 +247,7 @@ class Catalog:
         return self.tokenize(EncodeParams(model, (), text, embeddings=self.embeddings.of(text), seen=seen)).length
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
         estimated activation bytes, corrected by measurements."""
@@ -254,7 +257,7 @@ class Catalog:
         """Record the `cost` of a successful run of `task`, to correct later estimates."""
         self.figures.learn(task, cost)
 
-    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+    def run_seconds(self, model: ModelRef, work: ModelStageParams) -> float:
         """Return a first estimate of the run time of `work` with everything resident; accurate to an order of
         magnitude."""
         spec = self.components(model)[role_of(work)]

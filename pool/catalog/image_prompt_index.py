@@ -59,14 +59,14 @@ class ImagePromptIndex:
             count = 0
         else:
             found = self._encoder(name, plan.state_width, kind.use, encoder)
+        is_plus = kind.use is not None
         appended = images * (plan.tokens or self._states(found, kind.use)) if kind.appends else 0
         ref = replace(
             ref,
             images=count,
-            faces=kind.reads_face,
+            face_version=0 if not kind.reads_face else 2 if is_plus and _VERSION_2 in file.path.name.lower() else 1,
             blank=kind.use is VisionEncoderUse.PENULTIMATE,
             appended=appended,
-            shortcut=kind.reads_face and kind.use is not None and _VERSION_2 in file.path.name.lower(),
         )
         return FoundImagePrompt(ref, found, "" if kind.use is None else kind.use.value, plan.face_width)
 

@@ -12,13 +12,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
+from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, ModelKwargs
 
 #: (hooks of a condition or None, noise level): sets the model's weights for the condition
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
 
 #: indices of the prompt and of the negative prompt among the conditions, as in "cond_or_uncond"
 COND, UNCOND = 0, 1
+
+#: model inputs that the host computes with: reading them from a device would wait for all of its work, in each step
+HOST_INPUTS = frozenset({FRAME_RATE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +38,10 @@ class Condition:
     model_kwargs: ModelKwargs = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Condition:
-        """Return the same on `device`."""
-        model_kwargs = {name: value.to(device) for name, value in self.model_kwargs.items()}
+        """Return the same on `device`; numbers of `HOST_INPUTS` stay on the host."""
+        model_kwargs = {
+            name: value if name in HOST_INPUTS else value.to(device) for name, value in self.model_kwargs.items()
+        }
         return Condition(self.context_BLD.to(device), self.hooks, model_kwargs)
 
 

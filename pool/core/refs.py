@@ -1,4 +1,5 @@
-"""References to files that tasks use: models, LoRAs, ControlNets, textual inversions; by name, path and content hash.
+"""References to files that tasks use: models, LoRAs, ControlNets, upscalers, textual inversions; by name, path and
+content hash.
 
 Values only; torch-free.
 """
@@ -140,15 +141,30 @@ class ControlRef:
 
 
 @dataclass(frozen=True, slots=True)
+class UpscalerRef:
+    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: int
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+
+    @property
+    def content(self) -> str:
+        """Identity of the module."""
+        return self.sha256
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePromptRef(WireValue):
     """An image prompt adapter (IP-Adapter, Redux) and its use: strength, and start and end as fractions of the steps.
 
     images   number of its images; 0 if it reads only faces
-    faces    it reads the embeddings of faces
+    face_version  it reads the embeddings of faces: 1, or 2 for FaceID Plus of version 2; 0 if it reads none
     blank    it reads the states of no image for the negative prompt
     blocks   factors of the strength by block of the diffusion model; others are 0. Empty: 1 for all
     appended  tokens that it appends to the prompt
-    shortcut  FaceID Plus of version 2
     files    as of a model
     """
 
@@ -159,11 +175,10 @@ class ImagePromptRef(WireValue):
     start: float = 0.0
     end: float = 1.0
     images: int = 1
-    faces: bool = False
+    face_version: int = 0
     blank: bool = False
     blocks: tuple[tuple[str, float], ...] = ()
     appended: int = 0
-    shortcut: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property

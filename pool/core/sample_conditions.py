@@ -171,5 +171,5 @@ def image_prompt_inputs(prompt: ImagePromptRef, number: int) -> tuple[str, ...]:
     """Return the names of the inputs of an image prompt: the states of its images, of no image, and of faces."""
     names = [numbered(IMAGE_PROMPT, number)] if prompt.images else []
     names += [numbered(IMAGE_PROMPT_BLANK, number)] if prompt.blank else []
-    names += [numbered(IMAGE_PROMPT_FACE, number)] if prompt.faces else []
+    names += [numbered(IMAGE_PROMPT_FACE, number)] if prompt.face_version else []
     return tuple(names)

@@ -25,6 +25,7 @@ from modelpool.pool.core.refs import FoundImagePrompt as FoundImagePrompt
 from modelpool.pool.core.refs import ImagePromptRef as ImagePromptRef
 from modelpool.pool.core.refs import LoraRef as LoraRef
 from modelpool.pool.core.refs import ModelRef as ModelRef
+from modelpool.pool.core.refs import UpscalerRef as UpscalerRef
 from modelpool.pool.core.results import AudioSamples as AudioSamples
 from modelpool.pool.core.results import Encoded as Encoded
 from modelpool.pool.core.results import FloatArray as FloatArray
@@ -321,7 +322,30 @@ class DecodeParams(WireValue):
     pastes: bool = False
 
 
-StageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
+@dataclass(frozen=True, slots=True)
+class UpscaleParams(WireValue):
+    """Enlarge an image of this width and height with an upscaler, then scale the result to `out_width` by `out_height`.
+    Result: `ImagePixels`; `VideoFrames` for a video of `frames`.
+
+    Reads "image".
+
+    tile     edge of the tiles in pixels of the image; 0 is one tile if memory allows it
+    overlap  of neighbouring tiles, in pixels of the image; 0 is that of `pool.upscalers.upscale`
+    """
+
+    model: UpscalerRef
+    width: int
+    height: int
+    out_width: int
+    out_height: int
+    frames: int = 0
+    tile: int = 0
+    overlap: int = 0
+
+
+#: what a component of a checkpoint computes
+ModelStageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
+StageParams: TypeAlias = ModelStageParams | UpscaleParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -396,6 +420,8 @@ def role_of(work: StageParams) -> Role:
             return Role.VISION_ENCODER
         case EncodeImageParams() | DecodeParams():
             return Role.VAE
+        case UpscaleParams():
+            return Role.UPSCALER
 
 
 _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
@@ -414,6 +440,11 @@ def control_key(control: ControlRef) -> ComponentKey:
     """Component key of a ControlNet, independent of its use."""
     overrides = "".join(f"+{name}={value}" for name, value in control.config_overrides)
     return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{overrides}")
+
+
+def upscaler_key(upscaler: UpscalerRef) -> ComponentKey:
+    """Component key of an upscaler."""
+    return component_key(upscaler.name, Role.UPSCALER, upscaler.sha256)
 
 
 def image_prompt_key(prompt: ImagePromptRef) -> ComponentKey:
@@ -438,7 +469,7 @@ def stage_of(work: StageParams) -> Stage:
             return Stage.ENCODE
         case SampleParams():
             return Stage.SAMPLE
-        case DecodeParams():
+        case DecodeParams() | UpscaleParams():
             return Stage.DECODE
 
 
@@ -449,6 +480,7 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"text", "is_negative", "embeddings"}),
         SampleParams: frozenset({"seed"}),
         DecodeParams: frozenset(),
+        UpscaleParams: frozenset(),
     }
 )
 #: the names of all fields of the identity by class, and of those that tasks of one batch share
@@ -498,6 +530,8 @@ def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
     """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
     and the inputs by name."""
     content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
+    if isinstance(work, VisionEncodeParams):  # fields that were added later: ids without them are what they were
+        content = {name: value for name, value in content.items() if name not in ("use", "blank") or value}
     text = _JSON.encode([type(work).__name__, content, dict(needs)])
     return TaskId(f"{stage_of(work).value}-{_digest(text)[:20]}")
 
@@ -511,7 +545,7 @@ def _without_places(value: Any) -> Any:
 
     Written out for each kind of file: it runs for every requested task, and `dataclasses.asdict` takes three times as
     long."""
-    if isinstance(value, ModelRef):
+    if isinstance(value, ModelRef | UpscalerRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
         found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}
@@ -528,7 +562,7 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, ImagePromptRef):
         found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
         found |= {"images": value.images, "blocks": value.blocks}
-        return found | ({"shortcut": True} if value.shortcut else {})
+        return found | ({"face_version": value.face_version} if value.face_version else {})
     if (names := _PARTS.get(type(value))) is not None:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):

@@ -15,6 +15,7 @@ sample             positive, negative, region.N: `Encoded`; image_embeds: `Image
                    image_prompt_blank.N of no image, image_prompt_face.N of faces; sampler_state: `SamplerState` of the
                    other expert
 decode             latent: `Latent`; image: `ImagePixels` to keep outside of mask: `Mask`
+upscale            image: `ImagePixels` or `VideoFrames`
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("backbone.embeddings.patch_embeddings.projection.", "a Depth Anything 3 model"),
     ("conv_first.weight", "an upscaler"),
     ("model.0.weight", "an upscaler"),
+    ("body.0.weight", "an upscaler"),
 )
 
 #: files with one component of a model folder that the table of families does not know

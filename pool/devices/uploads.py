@@ -23,6 +23,9 @@ from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 #: default device memory for copies ahead of use
 AHEAD_BYTES = 256 << 20
 
+#: of that memory, at most this fraction is for copies that are kept for a run: the factors of LoRAs
+KEPT_SHARE = 0.75
+
 #: maximum tensors of one pass; a model has some thousands
 MOST_HOSTS = 1 << 16
 
@@ -46,6 +49,15 @@ class Uploader(Protocol):
         kept."""
         ...
 
+    def upload_to_keep(self, host: Tensor) -> Tensor:
+        """As `upload`, for a small tensor that every pass reads and nobody writes: `kept` returns the copy from now on,
+        if there is room for it."""
+        ...
+
+    def kept(self, host: Tensor) -> Tensor | None:
+        """Return the copy of `host` that is kept, which must not be written; None if there is none."""
+        ...
+
     def close(self) -> None:
         """Release everything. Idempotent."""
         ...
@@ -61,6 +73,14 @@ class DirectUploader:
     def upload(self, host: Tensor) -> Tensor:
         """As `Uploader.upload`."""
         return host.to(self._device)
+
+    def upload_to_keep(self, host: Tensor) -> Tensor:
+        """As `Uploader.upload_to_keep`; keeps nothing: no memory is set aside for it."""
+        return self.upload(host)
+
+    def kept(self, host: Tensor) -> Tensor | None:
+        """As `Uploader.kept`."""
+        return None
 
     def close(self) -> None:
         """As `Uploader.close`."""
@@ -101,7 +121,7 @@ class OrderRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class CopyEnd:
     """The end of a copy.
 
     done    happens on the device when the copy is done, once it is recorded
@@ -129,7 +149,7 @@ class _Ahead:
 
     host: Tensor
     copy: Tensor
-    arrival: Arrival
+    end: CopyEnd
 
     @property
     def key(self) -> HostKey:
@@ -143,8 +163,8 @@ class StreamingUploader:
     one that was not copied ahead in time. Memory is allocated by the requesting thread, whose stream a copy stream has
     waited for by then (`pool.devices.copy_streams`).
 
-    Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use take at most
-    `ahead_bytes` of the device.
+    Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use and kept copies
+    together take at most `ahead_bytes` of the device.
     """
 
     def __init__(
@@ -169,6 +189,9 @@ class StreamingUploader:
         self._recorder = OrderRecorder()
         self._ahead: deque[_Ahead] = deque()
         self._ahead_bytes = 0
+        #: host tensors and their copies that are kept until `close`
+        self._kept: dict[HostKey, tuple[Tensor, Tensor]] = {}
+        self._kept_bytes = 0
         self._places: dict[HostKey, int] = {}
         self.order = StreamOrder()
         self.hits = 0
@@ -182,11 +205,11 @@ class StreamingUploader:
         found = self._claim(key)
         if found is None:
             self.misses += 1
-            copy, arrival = self._start_now(host)
+            copy, end = self._start_now(host)
         else:
             self.hits += 1
-            copy, arrival = found.copy, found.arrival
-        self._streams.maker.current().wait_event(arrival.event())
+            copy, end = found.copy, found.end
+        self._streams.maker.current().wait_event(end.event())
         ended = self._recorder.record(host)
         if ended is not None and len(ended.hosts) >= len(self.order.hosts):  # a shorter one is a loop inside a pass
             self._follow(ended)
@@ -195,9 +218,28 @@ class StreamingUploader:
             self._look_ahead(place)
         return copy
 
+    def upload_to_keep(self, host: Tensor) -> Tensor:
+        """As `Uploader.upload_to_keep`: kept copies take at most `KEPT_SHARE` of the memory for copies ahead."""
+        if self._kept_bytes + host.nbytes > KEPT_SHARE * self._most_ahead_bytes:
+            return self.upload(host)
+        while self._ahead and self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
+            self._drop_last()
+        copy, end = self._start_now(host)
+        self._streams.maker.current().wait_event(end.event())
+        self._kept[key_of(host)] = host, copy
+        self._kept_bytes += host.nbytes
+        return copy
+
+    def kept(self, host: Tensor) -> Tensor | None:
+        """As `Uploader.kept`."""
+        found = self._kept.get(key_of(host))
+        return None if found is None else found[1]
+
     def close(self) -> None:
         """Drop unused copies and the references of the order, and wait for the copier. Idempotent."""
         self._drop(len(self._ahead))
+        self._kept.clear()
+        self._kept_bytes = 0
         if self._copier is not None:
             self._copier.drain()
         self._follow(StreamOrder())
@@ -225,8 +267,13 @@ class StreamingUploader:
     def _drop(self, count: int) -> None:
         for _ in range(count):
             dropped = self._ahead.popleft()
-            dropped.arrival.cancel()
+            dropped.end.cancel()
             self._ahead_bytes -= dropped.host.nbytes
+
+    def _drop_last(self) -> None:
+        dropped = self._ahead.pop()
+        dropped.end.cancel()
+        self._ahead_bytes -= dropped.host.nbytes
 
     def _look_ahead(self, place: int) -> None:
         """Start copies of the tensors after `place`, within the byte limit."""
@@ -240,18 +287,18 @@ class StreamingUploader:
             expected = self.order.after(expected)
         while len(self._ahead) < len(hosts) - 1:
             host = hosts[expected]
-            if self._ahead_bytes + host.nbytes > self._most_ahead_bytes:
+            if self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
                 return
             try:
-                copy, arrival = self._start(host)
+                copy, end = self._start(host)
             except torch.OutOfMemoryError:  # a prediction must not fail a run
                 self._drop(len(self._ahead))
                 return
-            self._ahead.append(_Ahead(host, copy, arrival))
+            self._ahead.append(_Ahead(host, copy, end))
             self._ahead_bytes += host.nbytes
             expected = self.order.after(expected)
 
-    def _start_now(self, host: Tensor) -> tuple[Tensor, Arrival]:
+    def _start_now(self, host: Tensor) -> tuple[Tensor, CopyEnd]:
         """As `_start`, for a required copy: on out-of-memory, copies ahead are dropped first."""
         try:
             return self._start(host)
@@ -261,7 +308,7 @@ class StreamingUploader:
             self._drop(len(self._ahead))
         return self._start(host)
 
-    def _start(self, host: Tensor) -> tuple[Tensor, Arrival]:
+    def _start(self, host: Tensor) -> tuple[Tensor, CopyEnd]:
         """A copy in flight, and its end."""
         stream, done = self._streams.take(), self._streams.maker.new_event()
         is_direct = self._goes_direct(host)
@@ -274,14 +321,14 @@ class StreamingUploader:
                 if not is_direct:
                     self._by_staging(host, copy, stream)
                 done.record(stream)
-                return copy, Arrival(done)
+                return copy, CopyEnd(done)
 
         def issue() -> None:
             with self._streams.maker.on(stream):
                 self._by_staging(host, copy, stream)
             done.record(stream)
 
-        return copy, Arrival(done, self._copier.submit(issue))
+        return copy, CopyEnd(done, self._copier.submit(issue))
 
     def _goes_direct(self, host: Tensor) -> bool:
         if not self._staging or not host.is_contiguous():

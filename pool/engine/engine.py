@@ -39,10 +39,12 @@ from modelpool.pool.core.stage_params import (
     RunState,
     SampleParams,
     StageParams,
+    UpscaleParams,
     VisionEncodeParams,
     control_key,
     image_prompt_key,
     role_of,
+    upscaler_key,
 )
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
@@ -76,6 +78,8 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
+from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
+from modelpool.pool.upscalers.upscale import upscale_images
 from modelpool.pool.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
@@ -159,6 +163,7 @@ class Engine:
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
+        self._upscalers = AttachedPatchers(*shared, Role.UPSCALER, upscaler_key, OpenUpscaler)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
@@ -396,6 +401,10 @@ class Engine:
 
     def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
         """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
+        if isinstance(work, UpscaleParams):
+            if any(use.component not in self._patchers for use in task.uses):
+                return None
+            return TaskRun(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
         opened = self._models.get(work.model.sha256)
         loras = () if isinstance(work, DecodeParams | EncodeImageParams | VisionEncodeParams) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
@@ -432,11 +441,15 @@ class Engine:
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
+            case UpscaleParams():
+                return self._upscalers.of((work.model,))
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
+        if isinstance(works[0], UpscaleParams):
+            return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:

@@ -37,13 +37,13 @@ from modelpool.pool.core.stage_params import (
     Latent,
     LoraRef,
     ModelRef,
+    ModelStageParams,
     OutputShape,
     PixelArray,
     Result,
     RunHooks,
     SampleParams,
     SamplingSchedule,
-    StageParams,
     Stopped,
     stage_of,
     task_id,
@@ -280,7 +280,7 @@ class LoadedModel:
 
     def _run(
         self,
-        work: StageParams,
+        work: ModelStageParams,
         inputs: Mapping[str, Result],
         components: tuple[ExplicitComponent, ...],
         on_step: OnStep | None = None,

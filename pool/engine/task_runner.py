@@ -194,7 +194,8 @@ class TaskRunner:
             ended = time.perf_counter()
             run_peak_bytes = memory.peak_bytes()
             is_streaming = lease.plan.streamed_bytes > 0
-            taken_ahead_bytes = ahead_bytes if is_streaming else 0
+            copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
+            taken_ahead_bytes = ahead_bytes if copies_ahead else 0
             cost = RunCost(
                 load_seconds=loaded - started,
                 run_seconds=ended - loaded,

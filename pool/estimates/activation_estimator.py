@@ -28,8 +28,8 @@ from modelpool.pool.core.stage_params import (
     ImagePromptRef,
     MaskCondition,
     ModelRef,
+    ModelStageParams,
     SampleParams,
-    StageParams,
     StartCondition,
     VisionEncodeParams,
     role_of,
@@ -125,7 +125,7 @@ class ActivationEstimator:
         read = self._text_read(work)
         return TokenizedPrompt(read.tokens, read.shape.tokens)
 
-    def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
+    def activation_bytes(self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()) -> int:
         """Return the device memory of `work` in full execution, without weights and scratch.
 
         `context_tokens` are the lengths of the texts that sampling reads; typical lengths if omitted.
@@ -136,12 +136,12 @@ class ActivationEstimator:
             return counted_bytes  # refusals are based on counted bytes
         return figure_bytes
 
-    def counted_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
+    def counted_bytes(self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()) -> int:
         """Return `activation_bytes` as counted, without corrections."""
         return self._mode_bytes(model, work, context_tokens, ExecutionMode(0))
 
     def execution_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return full execution of `work`, then `divisions`, each with counted and corrected bytes."""
         counted_bytes = self.counted_bytes(model, work, context_tokens)
@@ -149,7 +149,7 @@ class ActivationEstimator:
         return (whole, *self.divisions(model, work, context_tokens))
 
     def divisions(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return the divided execution modes of `work`, the least divided first; each needs less than the one before.
 
@@ -186,7 +186,7 @@ class ActivationEstimator:
         """Return the errors of counted estimates, by component and stage."""
         return self._calibration.report()
 
-    def _execution_modes(self, model: ModelRef, work: StageParams) -> Iterator[ExecutionMode]:
+    def _execution_modes(self, model: ModelRef, work: ModelStageParams) -> Iterator[ExecutionMode]:
         """Execution modes that may need less, without sizes."""
         if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
@@ -196,7 +196,7 @@ class ActivationEstimator:
             yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
     def _counted_modes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int]
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int]
     ) -> tuple[ExecutionMode, ...]:
         """Divided modes of `work` with counted bytes, each less than the one before."""
         found: list[ExecutionMode] = []
@@ -209,7 +209,7 @@ class ActivationEstimator:
         return tuple(found)
 
     def _mode_bytes(
-        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int], mode: ExecutionMode
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int], mode: ExecutionMode
     ) -> int:
         lengths = tuple(context_tokens) or _typical_tokens(work)
         shape: TextShape | tuple[int, ...] = lengths
@@ -220,7 +220,7 @@ class ActivationEstimator:
         key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
 
-    def _structure_read(self, model: ModelRef, work: StageParams) -> str:
+    def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
 
         def find() -> str:
@@ -233,7 +233,7 @@ class ActivationEstimator:
 
         return self._read.get((model.sha256, stage_of(work), role_of(work)), find)
 
-    def _controls_read(self, work: StageParams) -> Iterator[tuple[str, bool]]:
+    def _controls_read(self, work: ModelStageParams) -> Iterator[tuple[str, bool]]:
         """The same for each ControlNet of `work`, and whether it has an inpaint mask."""
         for control in work.controls if isinstance(work, SampleParams) else ():
 
@@ -243,7 +243,7 @@ class ActivationEstimator:
 
             yield self._read.get((control.content,), find), control.mask_mode is not None
 
-    def _corrected(self, model: ModelRef, work: StageParams, mode: ExecutionMode, counted_bytes: int) -> int:
+    def _corrected(self, model: ModelRef, work: ModelStageParams, mode: ExecutionMode, counted_bytes: int) -> int:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
@@ -252,7 +252,7 @@ class ActivationEstimator:
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)
         return max(figure_bytes, counted_bytes) if self._device_kind in WITHOUT_MARGIN else figure_bytes
 
-    def _counted(self, model: ModelRef, work: StageParams, lengths: Sequence[int], mode: ExecutionMode) -> int:
+    def _counted(self, model: ModelRef, work: ModelStageParams, lengths: Sequence[int], mode: ExecutionMode) -> int:
         opened = self._open(model)
         latent, family = opened.latent, opened.checkpoint.family
         match work:
@@ -361,7 +361,7 @@ class ActivationEstimator:
             self._tokenizer = ClipTokenizer.load()
         return self._tokenizer
 
-    def batch_bytes(self, model: ModelRef, work: StageParams, images: int, context_tokens: int) -> int:
+    def batch_bytes(self, model: ModelRef, work: ModelStageParams, images: int, context_tokens: int) -> int:
         """Return the device memory of one model call for `images` images at once, without weights and scratch. No run
         does that: for comparison only."""
         opened = self._open(model)
@@ -372,7 +372,7 @@ class ActivationEstimator:
         counted = self._stage_module(module, dtype).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
-    def modules(self, model: ModelRef, work: StageParams) -> tuple[ModuleBytes, ...]:
+    def modules(self, model: ModelRef, work: ModelStageParams) -> tuple[ModuleBytes, ...]:
         """Return the modules of the component that `work` runs, with operation counts, in pass order."""
         opened = self._open(model)
         component = opened.component(role_of(work))
@@ -385,7 +385,7 @@ class ActivationEstimator:
         return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
 
 
-def _image_prompts_read(work: StageParams) -> Iterator[tuple[str, int]]:
+def _image_prompts_read(work: ModelStageParams) -> Iterator[tuple[str, int]]:
     """Everything of the image prompts of `work` that its activations depend on."""
     for prompt in work.image_prompts if isinstance(work, SampleParams) else ():
         yield prompt.content, prompt.images
@@ -431,7 +431,7 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 
 
-def _size_of(work: StageParams) -> tuple[object, ...]:
+def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
         case EncodeParams():
@@ -454,7 +454,7 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
             return (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
 
 
-def _roles_read(opened: OpenModel, work: StageParams) -> tuple[Role, ...]:
+def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:
     """The components whose modules a dry run of `work` reads: what it runs, and what its inputs come from."""
     family = opened.checkpoint.family
     if isinstance(work, VisionEncodeParams | EncodeImageParams | DecodeParams):
@@ -465,7 +465,7 @@ def _roles_read(opened: OpenModel, work: StageParams) -> tuple[Role, ...]:
     return (*runs, *(family.text_encoders if family.text_set or not runs else ()), *seen)
 
 
-def _typical_tokens(work: StageParams) -> tuple[int, ...]:
+def _typical_tokens(work: ModelStageParams) -> tuple[int, ...]:
     """Typical text lengths if they are unknown."""
     if not isinstance(work, SampleParams):
         return ()

@@ -42,9 +42,9 @@ from modelpool.pool.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     MaskCondition,
+    ModelStageParams,
     RunHooks,
     SampleParams,
-    StageParams,
     StartCondition,
     Stopped,
     VisionEncodeParams,
@@ -255,7 +255,7 @@ def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
 
 
 def stage_call(
-    work: StageParams,
+    work: ModelStageParams,
     compute_dtype: torch.dtype,
     latent: LatentFacts,
     facts: SamplingFacts = PLAIN_SAMPLING,

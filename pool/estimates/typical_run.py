@@ -15,12 +15,12 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     GuidanceParams,
     ImageCondition,
+    ModelStageParams,
     OutputShape,
     PriorCondition,
     SampleCondition,
     SampleParams,
     SamplingSchedule,
-    StageParams,
     VisionEncodeParams,
 )
 from modelpool.pool.estimates.activation_estimator import empty_conditioning
@@ -35,7 +35,7 @@ from modelpool.pool.specs.spec import Role
 _CELLS = 2
 
 
-def typical_params(opened: OpenModel, role: Role) -> StageParams:
+def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
     """Return the parameters of a typical run of the component `role`."""
     model, checkpoint = opened.ref, opened.checkpoint
     width, height = native_size(checkpoint.family, checkpoint.header)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from modelpool.pool.conditioning.micro_conditioning import FEATURES
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import DeepCache
 from modelpool.pool.extensions.step_clock import StepClock
@@ -35,9 +36,11 @@ class DeepLayers:
 
     option: DeepCache
     clock: StepClock
-    features: dict[object, Tensor] = field(default_factory=dict)
+    features: dict[object, Tensor | tuple[Tensor, ...]] = field(default_factory=dict)
     _key: object = None
     _skips: bool = False
+    #: levels whose blocks add the features of T2I-Adapters themselves, of those that run in each step
+    _adapted_levels: int = 0
 
     def computes(self, step: int) -> bool:
         """Return whether the deep layers are computed in `step`."""
@@ -49,6 +52,8 @@ class DeepLayers:
         facts = extra_options(_NO_OPTIONS)
         self._key = facts.get("members"), facts.get(PERTURBED)
         self._skips = self._key in self.features and not self.computes(self.clock.now)
+        if self._skips and kwargs.get(FEATURES):
+            kwargs = {**kwargs, FEATURES: kwargs[FEATURES][: self._adapted_levels]}
         return forward(*args, **kwargs)
 
     def install(self, overlays: Overlays, unet: nn.Module) -> None:
@@ -57,6 +62,7 @@ class DeepLayers:
         first, *deeper = plain.down_blocks
         *upper, last = plain.up_blocks
         layers = self.option.layers
+        self._adapted_levels = int(getattr(first, "has_cross_attention", False))
         if layers > len(first.resnets):
             expected = f"at most {len(first.resnets)}, the residual layers of the first level of this model"
             raise unusable_field("options.deepcache.layers", layers, expected)

@@ -61,4 +61,5 @@ def low_frequencies_scaled(x_BCHW: Tensor, factor: float) -> Tensor:
     scale_HW = torch.ones(x_BCHW.shape[-2:], device=x_BCHW.device)
     scale_HW[max(0, row - _LOW) : row + _LOW, max(0, column - _LOW) : column + _LOW] = factor
     filtered = torch.fft.ifftn(torch.fft.ifftshift(spectrum * scale_HW, dim=(-2, -1)), dim=(-2, -1)).real
-    return filtered.to(x_BCHW.dtype)
+    typed: Tensor = filtered.to(x_BCHW.dtype)
+    return typed

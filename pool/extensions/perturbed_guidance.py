@@ -29,8 +29,9 @@ def perturbed_guidance(name: str, option: PerturbedAttention | SkipLayers, clock
         if not clock.acts(option):
             return denoised_BCHW
         with call_facts(**{PERTURBED: name}):
-            perturbed_BCHW = args["predict_prompt"](args["input"])
-        return denoised_BCHW + (args["cond_denoised"] - perturbed_BCHW) * option.scale
+            perturbed_BCHW: Tensor = args["predict_prompt"](args["input"])
+        cond_BCHW: Tensor = args["cond_denoised"]
+        return denoised_BCHW + (cond_BCHW - perturbed_BCHW) * option.scale
 
     return guide
 
@@ -49,7 +50,7 @@ def self_attention_guidance(option: SelfAttention, clock: StepClock, attended: A
         degraded_BCHW = torch.lerp(plain_BCHW, blurred(plain_BCHW, option.blur), mask_B1HW)
         predict = args["predict_prompt"] if args["uncond"] is None else args["predict_negative"]
         with call_facts(**{PERTURBED: "sag"}):
-            perturbed_BCHW = predict(degraded_BCHW + (x_BCHW - plain_BCHW))
+            perturbed_BCHW: Tensor = predict(degraded_BCHW + (x_BCHW - plain_BCHW))
         return denoised_BCHW + (degraded_BCHW - perturbed_BCHW) * option.scale
 
     return guide

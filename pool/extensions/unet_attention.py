@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import COND, UNCOND
+from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import HyperTile, RunOptions
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions
-from modelpool.pool.patcher.blocks.diffusers_names import attentions_of, unet_blocks
+from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, unet_blocks
 
 #: the fact of a model call that names the option for whose guidance it is made
 PERTURBED = "perturbed"
@@ -39,12 +40,17 @@ def with_unet_attention(
     transformer: TransformerOptions, options: RunOptions, unet: nn.Module, clock: StepClock, attended: AttendedTokens
 ) -> TransformerOptions:
     """Return `transformer` with the self-attention that `options` need in `unet`. Replacements that it already has
-    still run, inside."""
+    still run, inside. Raises UnusableField for a UNet without the attention that an option perturbs."""
     table = transformer.patches_replace.get(ReplacePoint.ATTN1, {})
-    for block in unet_blocks(unet):
-        names = [name for layer in block.layers for _, name, _ in attentions_of(unet.get_submodule(layer))]
-        is_middle = block.key[0] == "middle" and (options.pag is not None or options.sag is not None)
-        if "attn1" not in names or not (is_middle or options.hypertile is not None):
+    blocks = unet_blocks(unet)
+    for name in ("pag", "sag"):
+        if getattr(options, name) is not None and not any(
+            _is_middle(block) and _attends(block, unet) for block in blocks
+        ):
+            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
+    for block in blocks:
+        is_middle = _is_middle(block) and (options.pag is not None or options.sag is not None)
+        if not _attends(block, unet) or not (is_middle or options.hypertile is not None):
             continue
         below = {key: patch for key, patch in table.items() if key[:2] == block.key} or {block.key: _attend}
         for key, patch in below.items():
@@ -52,6 +58,15 @@ def with_unet_attention(
             function = _replacement(patch, options, clock, attended, is_middle)
             transformer = transformer.with_attn1_replace(function, *block.key, number)
     return transformer
+
+
+def _is_middle(block: UnetBlockInfo) -> bool:
+    return block.key[0] == "middle"
+
+
+def _attends(block: UnetBlockInfo, unet: nn.Module) -> bool:
+    """Whether `block` has self-attention."""
+    return any(name == "attn1" for layer in block.layers for _, name, _ in attentions_of(unet.get_submodule(layer)))
 
 
 def _replacement(
@@ -79,7 +94,8 @@ def _attend(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, extra: Extra) -> Tensor
 
 def _heads(x_BLD: Tensor, heads: int) -> Tensor:
     """Return [B, H, L, E]."""
-    return x_BLD.unflatten(-1, (heads, -1)).transpose(1, 2)
+    heads_BHLE: Tensor = x_BLD.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return heads_BHLE
 
 
 def _remember(attended: AttendedTokens, q_BLD: Tensor, k_BLD: Tensor, extra: Extra) -> None:
@@ -103,8 +119,7 @@ def in_tiles(
     height, width = extra["original_shape"][-2:]
     level = _level(q_BLD.shape[1], height, width, option.depth)
     if level is None:
-        out_BLD: Tensor = attend(q_BLD, k_BLD, v_BLD, extra)
-        return out_BLD
+        return attend(q_BLD, k_BLD, v_BLD, extra)
     height, width = height >> level, width >> level
     least = option.tile // _CELL_PIXELS
     rows, columns = height // smallest_tile(height, least), width // smallest_tile(width, least)
@@ -113,7 +128,8 @@ def in_tiles(
     sizes = rows, height // rows, columns, width // columns
     out = attend(*(_tiles(x_BLD, *sizes) for x_BLD in (q_BLD, k_BLD, v_BLD)), extra)
     joined = out.unflatten(0, (-1, rows, columns)).unflatten(3, (height // rows, width // columns)).transpose(2, 3)
-    return joined.reshape(q_BLD.shape)
+    out_BLD: Tensor = joined.reshape(q_BLD.shape)
+    return out_BLD
 
 
 def smallest_tile(side: int, least: int) -> int:
@@ -123,8 +139,8 @@ def smallest_tile(side: int, least: int) -> int:
 
 def _tiles(x_BLD: Tensor, rows: int, high: int, columns: int, wide: int) -> Tensor:
     """Return the tokens of each tile: [B * rows * columns, tokens of a tile, D]."""
-    x = x_BLD.unflatten(1, (rows, high, columns, wide)).transpose(2, 3)
-    return x.reshape(-1, high * wide, x_BLD.shape[-1])
+    tiles_BLD: Tensor = x_BLD.unflatten(1, (rows, high, columns, wide)).transpose(2, 3)
+    return tiles_BLD.reshape(-1, high * wide, x_BLD.shape[-1])
 
 
 def _level(tokens: int, height: int, width: int, depth: int) -> int | None:

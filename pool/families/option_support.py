@@ -82,10 +82,11 @@ def families_with(option: str) -> tuple[str, ...]:
 
 
 def family_name(facts: SamplingFacts) -> str:
-    """Return the name of the family of `facts`; of several with equal facts, the first."""
+    """Return the name of the family of `facts`; of several with equal facts, the one that others are variants of."""
     if facts.model:
         return facts.model
-    return next((name for name, family in running_families().items() if family.sampling == facts), "sd1")
+    named = [family for family in running_families().values() if family.sampling == facts]
+    return min(named, key=lambda family: bool(family.relative)).name if named else _UNET
 
 
 @cache

@@ -32,9 +32,11 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
 
 
 def rescale_to_deviation(guided_BCHW: Tensor, cond_BCHW: Tensor, factor: float) -> Tensor:
-    """Return `guided_BCHW`, scaled by `factor` of the way to the standard deviation of `cond_BCHW`, for each image."""
+    """Return `guided_BCHW`, scaled by `factor` of the way to the standard deviation of `cond_BCHW`, for each image; a
+    constant prediction, such as that of CFG-Zero* in the first steps, stays as it is."""
     sides = tuple(range(1, cond_BCHW.dim()))
-    ratio = cond_BCHW.std(sides, keepdim=True) / guided_BCHW.std(sides, keepdim=True)
+    deviations = guided_BCHW.std(sides, keepdim=True)
+    ratio = torch.where(deviations > 0, cond_BCHW.std(sides, keepdim=True) / deviations, 1.0)
     return guided_BCHW * (ratio * factor + (1.0 - factor))
 
 

@@ -20,6 +20,7 @@ from modelpool.pool.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import FloatArray, RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_if_asked
+from modelpool.pool.devices.pinned_memory import sent
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
 from modelpool.pool.guidance.guiders import Guider
 from modelpool.pool.guidance.model_guiders import NO_FIRST_FRAME, FirstFrame
@@ -184,7 +185,7 @@ def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, ...], device: torch.de
 
     def draw() -> Tensor:
         drawn = [image.draw((1, *shape_CHW)) for image in images]
-        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).to(device)
+        return sent(drawn[0] if len(drawn) == 1 else torch.cat(drawn), device)
 
     return draw
 

@@ -143,7 +143,7 @@ class _Called:
     def tokens(self, read: TaskInputs) -> Tensor:
         """Return the tokens of all its images, [1, N*T, D]."""
         states = self._read(read, IMAGE_PROMPT, self.ref.images) if self.ref.images else None
-        faces = self._read(read, IMAGE_PROMPT_FACE, 1)[0] if self.ref.faces else None
+        faces = self._read(read, IMAGE_PROMPT_FACE, 1)[0] if self.ref.face_version else None
         if states is not None and faces is not None and len(states) < len(faces):
             states = states.expand(len(faces), -1, -1)
         tokens_NTD = self._call(states, faces)
@@ -158,7 +158,7 @@ class _Called:
             states = self._read(read, IMAGE_PROMPT_BLANK, 1)
         elif self.ref.images:
             states = torch.zeros_like(self._read(read, IMAGE_PROMPT, self.ref.images)[:1])
-        if self.ref.faces:
+        if self.ref.face_version:
             faces = torch.zeros_like(self._read(read, IMAGE_PROMPT_FACE, 1)[0][:1])
         tokens = self._call(states, faces)
         return tokens.repeat(1, like.shape[1] // tokens.shape[1], 1)
@@ -171,7 +171,7 @@ class _Called:
     def _call(self, states: Tensor | None, faces: Tensor | None) -> Tensor:
         some = states if states is not None else faces
         assert some is not None, "an image prompt has images or faces"
-        return self.module.tokens(some if states is None else states, faces, self.ref.shortcut)
+        return self.module.tokens(some if states is None else states, faces, self.ref.face_version == 2)
 
 
 def _with_rows(condition: Condition, first: int) -> Condition:

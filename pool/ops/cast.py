@@ -39,6 +39,21 @@ def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Se
     return weight
 
 
+def cast_kept(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """As `cast`, for a small plain tensor that every pass reads: its copy stays on the device until the run ends, where
+    the uploader has room for it."""
+    context = current()
+    uploader = None if context is None else context.uploader
+    if context is None or uploader is None or weight.device == device or torch.compiler.is_compiling():
+        return cast(weight, device, dtype)
+    copy = uploader.kept(weight)
+    if copy is None:
+        if context.ledger is not None:
+            context.ledger.add_h2d(weight.nbytes)
+        copy = uploader.upload_to_keep(weight)
+    return cast(copy, device, dtype)
+
+
 def apply_weight_functions(
     weight: Tensor,
     functions: Sequence[WeightFunction],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from modelpool.pool.ops.cast import cast
+from modelpool.pool.ops.cast import cast_kept
 
 #: attribute of an instance with its low-rank path
 LOW_RANK_ATTRIBUTE = "_low_rank_path"
@@ -19,8 +19,8 @@ LOW_RANK_ATTRIBUTE = "_low_rank_path"
 
 @dataclass(frozen=True, slots=True)
 class LowRankPath:
-    """Factors of a delta for a weight of shape (O, I). They may be on another device or in another dtype; cast at
-    use."""
+    """Factors of a delta for a weight of shape (O, I). They may be on another device or in another dtype; cast at use,
+    and kept on the device for the run if there is room."""
 
     up_OR: Tensor
     down_RI: Tensor
@@ -30,8 +30,8 @@ class LowRankPath:
 
         In place: no other tensor of the size of `out` is allocated.
         """
-        low_NR = F.linear(x, cast(self.down_RI, x.device, x.dtype)).reshape(-1, self.down_RI.shape[0])
-        up_OR = cast(self.up_OR, x.device, x.dtype)
+        low_NR = F.linear(x, cast_kept(self.down_RI, x.device, x.dtype)).reshape(-1, self.down_RI.shape[0])
+        up_OR = cast_kept(self.up_OR, x.device, x.dtype)
         if not out.is_contiguous():
             return out.add_((low_NR @ up_OR.t()).view(out.shape))
         out.view(-1, out.shape[-1]).addmm_(low_NR, up_OR.t())

@@ -296,6 +296,11 @@ class ModelPatcher:
         """Names of the modules that are on the device now."""
         return self._weights.resident_modules
 
+    @property
+    def streams(self) -> bool:
+        """Whether a run moves weights or patches to the device while it computes."""
+        return self._weights.stream_history is not None
+
     def resident(self) -> Resident:
         """Return what is on the device now and the patch set it was realized with (not necessarily this clone's)."""
         return self._weights.resident()

@@ -34,12 +34,15 @@ def run_tiled(
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
+    context: Sequence[int] = (),
 ) -> Tensor:
     """Compute `call(x_BC)` tile by tile: float32 on `device`, where the result is summed.
 
     `tile` and `overlap` are in positions of the input, `scales` map them to positions of the result (a number: a
     factor); one entry for each dimension after the channels. `call` gets the complete batch. A single tile is one plain
     call, bit for bit equal to one without tiles.
+    `context` are positions around each tile that `call` gets too, as far as there are any, and whose results are
+    dropped: what is near the edge of a tile depends on what is beyond. It needs scales that are numbers.
     `finish` is applied to the result in float32: that of a single tile is still where `call` computed it and moves to
     `device` afterwards, so that a smaller result moves faster.
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
@@ -54,7 +57,7 @@ def run_tiled(
     for done, tile_spans in enumerate(itertools.product(*axes), 1):
         if before_tile is not None:
             before_tile()
-        part_BC = call(_cut(x_BC, tile_spans))
+        part_BC = call(_cut(x_BC, tile_spans)) if not any(context) else _within(call, x_BC, tile_spans, context, scales)
         _check(part_BC, tile_spans)
         if count == 1 and finish is not None:
             out_BC = finish(part_BC.to(torch.float32)).to(device)
@@ -105,6 +108,19 @@ def _axes(
 def _cut(x_BC: Tensor, tile_spans: tuple[Span, ...]) -> Tensor:
     places = [slice(None)] * 2 + [slice(span.start, span.start + span.length) for span in tile_spans]
     return x_BC[tuple(places)]
+
+
+def _within(
+    call: TileCall, x_BC: Tensor, tile_spans: tuple[Span, ...], context: Sequence[int], scales: Sequence[Scale | int]
+) -> Tensor:
+    """Return the result of a tile that is computed with what is around it."""
+    read, kept = [slice(None)] * 2, [slice(None)] * 2
+    for span, more, scale, size in zip(tile_spans, context, scales, x_BC.shape[2:], strict=True):
+        assert isinstance(scale, int), "tiles with context need scales that are numbers"
+        begin = max(0, span.start - more)
+        read.append(slice(begin, min(size, span.start + span.length + more)))
+        kept.append(slice((span.start - begin) * scale, (span.start - begin + span.length) * scale))
+    return call(x_BC[tuple(read)])[tuple(kept)]
 
 
 def _weights(tile_spans: tuple[Span, ...]) -> Tensor:

@@ -32,6 +32,7 @@ class FileKind(Enum):
 MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
 LORAS = frozenset({FileKind.LORA})
 CONTROLNETS = frozenset({FileKind.CONTROLNET})
+UPSCALERS = frozenset({FileKind.UPSCALER})
 IMAGE_PROMPTS = frozenset({FileKind.IMAGE_PROMPT})
 VISION_ENCODERS = frozenset({FileKind.CLIP_VISION})
 #: kinds with components: equal ones are found by content
@@ -104,6 +105,9 @@ _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
     ("vision_model.encoder.", FileKind.CLIP_VISION),
     ("visual.transformer.resblocks.", FileKind.CLIP_VISION),
     ("conv_first.", FileKind.UPSCALER),
+    ("body.0.weight", FileKind.UPSCALER),
+    ("module.conv_first.", FileKind.UPSCALER),
+    ("module.model.0.weight", FileKind.UPSCALER),
     ("model.0.weight", FileKind.UPSCALER),
 )
 #: an embedding of SDXL has only these tensors

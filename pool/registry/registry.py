@@ -43,6 +43,7 @@ from modelpool.pool.registry.kinds import (
     IMAGE_PROMPTS,
     LORAS,
     MODELS,
+    UPSCALERS,
     VISION_ENCODERS,
     WITH_COMPONENTS,
     FileKind,
@@ -255,6 +256,10 @@ class Registry:
         """Return the ControlNet that `name` means. Raises as `find`."""
         return self.find(name, CONTROLNETS, "ControlNet")
 
+    def find_upscaler(self, name: str) -> WeightsFile:
+        """Return the upscaler that `name` means. Raises as `find`."""
+        return self.find(name, UPSCALERS, "upscaler")
+
     def find_image_prompt(self, name: str) -> WeightsFile:
         """Return the image prompt adapter that `name` means. Raises as `find`."""
         return self.find(name, IMAGE_PROMPTS, "image prompt adapter")
@@ -391,8 +396,8 @@ class Registry:
             return refused[bad]
         for file in candidates:
             kind = self.kind(file)
-            is_what = f"a {kind.value}" if kind is not None else "of no known kind"
-            return UnknownName(f"{name!r} is {is_what}, expected a {what} ({file.path})")
+            is_what = with_article(kind.value) if kind is not None else "of no known kind"
+            return UnknownName(f"{name!r} is {is_what}, expected {with_article(what)} ({file.path})")
         # by their folders: reading thousands of headers would take too long
         forms = (
             FileForm if MODELS.intersection(kinds) else (FileForm.FILE, FileForm.SHARDED)
@@ -494,3 +499,8 @@ def _ambiguous(name: str, what: str, files: Sequence[WeightsFile], all_paths: Se
         f"{what} {name!r} can mean {len(files)} files: {listed}{more}. Use one of these names, a path or a hash, or "
         f"set an alias: modelpool models alias NAME {names[files[0].path]}"
     )
+
+
+def with_article(noun: str) -> str:
+    """Return "a model", "an upscaler"."""
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"

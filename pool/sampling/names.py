@@ -55,9 +55,19 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
 
 #: means the one of `ays_sd1`, `ays_sdxl` and `ays_svd` that was published for the model; A1111's name has no model
 ALIGNED_SCHEDULE, _ALIGNED_DISPLAY = "ays", "Align Your Steps"
+#: other names of schedules: those of A1111 and Forge
+_OTHER_SCHEDULE_NAMES: Mapping[str, str] = MappingProxyType({"uniform": "normal", "align_your_steps_gits": "gits"})
 #: what a recipe calls levels that the request lists
 EXPLICIT_SCHEDULE = "sigmas"
 
+#: samplers whose formulas do not suit flows: they assume that noise is added to an image of full scale, or place too
+#: few steps at high noise. Measured in benchmarks/RESULTS.md
+NOT_FOR_FLOWS = frozenset(
+    {
+        *("dpm_fast", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_2m_cfg_pp", "res_multistep_cfg_pp"),
+        *("res_multistep_ancestral_cfg_pp", "gradient_estimation_cfg_pp"),
+    }
+)
 #: samplers that place their own steps: two experts cannot share them, nor images of a batch those of "dpm_adaptive"
 OWN_STEPS = frozenset({"dpm_fast", "dpm_adaptive", "restart"})
 
@@ -140,7 +150,8 @@ def resolve_schedule_name(name: str) -> str:
 
 def _schedule_spellings() -> dict[str, str]:
     names = {**SCHEDULES, ALIGNED_SCHEDULE: _ALIGNED_DISPLAY}
-    return {spelling: key for key, display in names.items() for spelling in (key, _normalised(display))}
+    spellings = {spelling: key for key, display in names.items() for spelling in (key, _normalised(display))}
+    return {**spellings, **_OTHER_SCHEDULE_NAMES}
 
 
 def display_name(sampler: str, schedule: str) -> tuple[str, str]:

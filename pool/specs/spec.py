@@ -47,6 +47,7 @@ class Role(Enum):
     DIFFUSION_MODEL_2 = "diffusion_model_2"
     VAE = "vae"
     CONTROLNET = "controlnet"
+    UPSCALER = "upscaler"
     IMAGE_PROMPT = "image_prompt"
     LORA = "lora"
 
@@ -124,7 +125,8 @@ class ExecutionMode(WireValue):
 
     activation_bytes  activations of the largest part, without weights and scratch
     batch             maximum batch of one model call; 0 is the full batch
-    tile              edge of a tile in latent cells, for tiled VAE decoding and encoding; 0 is untiled
+    tile              edge of a tile in latent cells, for tiled VAE decoding and encoding, or in pixels for upscaling; 0
+                      is untiled
     slowdown          expected run time as a multiple of full execution
     counted_bytes     `activation_bytes` before correction by measurements; 0 if it was not corrected
     """

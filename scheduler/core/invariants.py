@@ -327,9 +327,14 @@ def _pool(state: SchedulerState) -> None:
 
 def _no_startable_task_waits(state: SchedulerState) -> None:
     """Idle workers and tasks that they can run coexist only while busy workers should be sooner; never for an overdue
-    task. In a pool that ends, all tasks wait."""
+    task. In a pool that ends, all tasks wait; and those that wait for the ends of the other tasks of a batch, which are
+    reported one after the other."""
     idle = state.worker_table.usable(WorkerState.IDLE)
-    if not idle or state.ends_at is not None:
+    batches = [
+        worker for worker in state.worker_table.usable(WorkerState.BUSY) if worker.batch_mates or worker.members > 1
+    ]
+    is_in_parts = any(len(worker.task_ids) < worker.members for worker in batches)
+    if not idle or state.ends_at is not None or is_in_parts:
         return
     largest_bytes = max(w.capacity_bytes or 0 for w in idle)
     could_start = [
@@ -351,7 +356,12 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 def _predictions(state: SchedulerState) -> None:
     """The cached estimate of a cost class on a worker equals a new plan."""
     counts = Counter(task.cost_class for task in state.demand.tasks.values())
+    on_workers = Counter(task.cost_class for task in state.demand.tasks.values() if task.on_worker)
     for cost_class, count in counts.items():
+        assert cost_class.on_workers == on_workers[cost_class], (
+            f"workers have {on_workers[cost_class]} tasks of {cost_class.stage} {cost_class.uses}, "
+            f"not {cost_class.on_workers}"
+        )
         assert cost_class.tasks == count, (
             f"{count} tasks have {cost_class.stage} {cost_class.uses}, not {cost_class.tasks}"
         )

@@ -244,7 +244,8 @@ class SchedulerState:
             self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
         if self.ends_at is None:
-            self._start_ready_tasks()
+            if not self._is_reported_in_parts(event):
+                self._start_ready_tasks()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
         else:
@@ -300,6 +301,14 @@ class SchedulerState:
             if query.switch_seconds > 0.0 and decision.spent_seconds == 0.0:
                 self.switch_budget.nothing_due(self.at)
             self._start(decision)
+
+    def _is_reported_in_parts(self, event: Event) -> bool:
+        """Whether this is the end of one task of a batch that has succeeded: those of the others follow at once. What
+        they lead to can then share runs, and starts with the last of them."""
+        if self.batching.limit == 1 or not isinstance(event, RunEnded) or event.report.error is not None:
+            return False
+        worker = self.worker_table.current(event.report.worker_id, event.report.incarnation)
+        return worker is not None and worker.task_id is not None and len(worker.task_ids) < worker.members
 
     def _plan_ahead(self) -> None:
         """Ask queued tasks back that should not start where they are, and send workers whose run ends soon the task
@@ -516,6 +525,7 @@ class SchedulerState:
         task.ready_at = None
         task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
+        task.cost_class.on_workers += 1
         task.started_at = self.at
 
     def _task_start(self, task: Task, worker: Worker, why: Why) -> TaskStart:

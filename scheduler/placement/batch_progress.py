@@ -17,6 +17,7 @@ from __future__ import annotations
 from itertools import islice
 
 from modelpool.scheduler.placement.eviction_harm import demanded_seconds
+from modelpool.scheduler.placement.gathering import gathered
 from modelpool.scheduler.placement.idle_workers import best_idle
 from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.placement.waiting import Reservations, first_to_start
@@ -44,12 +45,12 @@ def further_along(reservations: Reservations, chosen: PlacementDecision) -> Plac
             return None
         if line.cost_class.rank <= rank or line.head.batch != task.batch or line.head.priority != task.priority:
             continue
-        if len(line.tasks) < query.config.batch_limit:
-            continue
         best = best_idle(query, line.head)
         if best is None:
             continue
         worker, extra_seconds = best
+        if query.config.batch_limit > 1 and len(line.tasks) < gathered(query, line.head, worker):
+            continue
         recurring_seconds = _recurring_seconds(query, line, worker, extra_seconds)
         if recurring_seconds > RECURRING_SHARE * _waiting_seconds(query, line, worker):
             continue

@@ -1,5 +1,7 @@
 """Selects waiting tasks that run in one batch with a task that is about to start. Changes only what it learns.
 
+What gathers tasks in the queue for that is in `scheduler.placement.gathering`.
+
 Tasks may share a run if they have one cost class (equal weights, patches and sizes), the same `TaskSpec.together` and
 the same expected length. Rules
 1. No weights are moved for a batch mate: the activations of all fit next to the weights that stay after the first
@@ -8,16 +10,17 @@ the same expected length. Rules
    no mates while a task is urgent, or one of a higher priority waits that fits on the worker.
 3. A task that failed before runs alone (`Task.alone`): it affects others at most once.
 4. Other workers take their part: those that would finish one of the tasks before the end of the batch count as many
-   tasks as this one.
+   tasks as this one. Busy ones also have their part of the tasks whose inputs do not exist yet: mostly, these are what
+   they work on.
 5. Only profitable sizes: a larger batch is chosen if its tasks take less time each than in the next smaller size, as
    measured for such batches on such GPUs. Sizes without measurements are tried in ascending order until one does not
-   pay.
+   pay. A size that was not used for long counts as not measured (`scheduler.tables.run_kinds`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -53,7 +56,7 @@ class Batching:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         #: the sizes that are tried, ascending; few, since kernels are selected again for each
-        self.sizes = _sizes(limit)
+        self.sizes = batch_sizes(limit)
         self._most: OrderedDict[_Place, int] = OrderedDict()
 
     def batch_mates(self, query: PlacementQuery, decision: PlacementDecision) -> tuple[Task, ...]:
@@ -87,17 +90,25 @@ class Batching:
 
     def _members(self, query: PlacementQuery, task: Task, worker: Worker, most: int, waiting: int) -> int:
         """Rules 4 and 5: number of tasks of the run, up to `most`, if `waiting` tasks wait, including the first."""
-        chosen, least_seconds = 1, query.costs.batch_seconds(task.spec, task.cost_class, worker, 1)
+        fair: list[int] = []
         for members in self.sizes:
             if members > most or _fair_part(query, task, worker, members, waiting) < members:
                 break
-            seconds = query.costs.batch_seconds(task.spec, task.cost_class, worker, members) / members
-            if query.costs.batch_runs(task.cost_class, worker, members) < LEAST_RUNS:
-                return members
-            if seconds > PAYS_BELOW * least_seconds:
-                break
-            chosen, least_seconds = members, seconds
-        return chosen
+            fair.append(members)
+        return paying_size(query.costs, task, worker, fair)
+
+
+def paying_size(costs: Costs, task: Task, worker: Worker, sizes: Iterable[int]) -> int:
+    """Rule 5: the size of a run with `task` on `worker`, one of these, in ascending order, or 1."""
+    chosen, least_seconds = 1, costs.batch_seconds(task.spec, task.cost_class, worker, 1)
+    for members in sizes:
+        seconds = costs.batch_seconds(task.spec, task.cost_class, worker, members) / members
+        if costs.batch_runs(task.cost_class, worker, members) < LEAST_RUNS:
+            return members
+        if seconds > PAYS_BELOW * least_seconds:
+            break
+        chosen, least_seconds = members, seconds
+    return chosen
 
 
 def _has_urgent_task(query: PlacementQuery, task: Task, worker: Worker) -> bool:
@@ -160,14 +171,18 @@ def _fair_part(query: PlacementQuery, task: Task, worker: Worker, members: int, 
     """Rule 4: how many of the waiting tasks `worker` takes, if it could run a batch of `members`."""
     costs, at = query.costs, query.at
     batch_seconds = costs.batch_seconds(task.spec, task.cost_class, worker, members)
-    helpers = 0
+    idle = busy = 0
     for other in _others(query, task.cost_class, worker):
         wait_seconds, extra_seconds = other.wait_seconds(at), costs.extra_seconds(task.spec, task.cost_class, other)
         if wait_seconds is None or extra_seconds is None:
             continue
         run_seconds = costs.resident_seconds(task.spec, task.cost_class, other)
-        helpers += wait_seconds + extra_seconds + run_seconds <= batch_seconds
-    return -(-waiting // (1 + helpers))
+        if wait_seconds + extra_seconds + run_seconds <= batch_seconds:
+            idle += other.is_idle
+            busy += not other.is_idle
+    line = query.backlog.line(task.cost_class)
+    coming = task.cost_class.tasks - task.cost_class.on_workers - (0 if line is None else len(line.tasks))
+    return min(-(-waiting // (1 + idle)), -(-(waiting + coming) // (1 + idle + busy)))
 
 
 def _others(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> Sequence[Worker]:
@@ -179,7 +194,7 @@ def _others(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> Seq
     return list(found)
 
 
-def _sizes(limit: int) -> tuple[int, ...]:
+def batch_sizes(limit: int) -> tuple[int, ...]:
     """Powers of two up to `limit`, and `limit`."""
     powers = [1 << power for power in range(1, limit.bit_length()) if 1 << power < limit]
     return (*powers, limit) if limit > 1 else ()

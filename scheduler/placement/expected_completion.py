@@ -36,6 +36,7 @@ from itertools import chain, islice
 from modelpool.scheduler.costs.cost_model import least_extra_seconds
 from modelpool.scheduler.placement.batch_progress import further_along
 from modelpool.scheduler.placement.eviction_harm import eviction_seconds
+from modelpool.scheduler.placement.gathering import feed_first
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.placement.overlap import can_preload_all
 from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
@@ -156,7 +157,7 @@ def _within_window(reservations: Reservations, oldest: Task, latest_start: float
     decision = _resident(reservations, oldest, latest_start) or _cheapest(reservations, oldest, latest_start)
     if decision is None:
         return None
-    decision = further_along(Reservations(query), decision) or decision
+    decision = further_along(Reservations(query), decision) or feed_first(query, decision) or decision
     return _long_waiting(query, oldest, decision) or decision
 
 

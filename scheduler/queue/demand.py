@@ -219,6 +219,7 @@ class Demand:
         """No worker has the task any more; cancelled jobs that only waited for that are resolved."""
         self.fair_queue.end(task)
         task.worker_id = None
+        task.cost_class.on_workers -= 1
         if not task.awaited_by:
             return
         waiting, task.awaited_by = task.awaited_by, {}

@@ -182,7 +182,9 @@ class CostClass:
     size: int
     #: `RunKind.ratios` of that size class
     ratios: dict[str, float]
-    #: number of its tasks, and the sum of their prior estimates
+    #: number of its tasks that workers have
+    on_workers: int = 0
+    #: number of all its tasks, and the sum of their prior estimates
     tasks: int = 0
     prior_seconds: float = 0.0
     #: the same of all tasks that were added since autoscaling looked

@@ -22,6 +22,9 @@ LEAST_OF_SIZE = 3
 LEAST_COMPARED = 3
 #: a smaller relative change of speed is not worth computing everything again
 LEAST_DIFFERENCE = 0.05
+#: tasks in smaller runs, for each task of a batch, after which what was measured of that batch is forgotten: other load
+#: on the machine decides that it did not pay, or drivers and temperatures change. A sixteenth of the tasks tries it
+FORGOTTEN_AFTER = 32
 #: device names that are remembered
 MOST_NAMES = 256
 
@@ -34,6 +37,15 @@ class Measured:
     of_size: dict[int, Estimate] = field(default_factory=dict)
     #: share of one task in batched runs; by batch size and size class
     of_batch: dict[tuple[int, int], Estimate] = field(default_factory=dict)
+    #: tasks that ran alone or in smaller batches since such a batch was measured
+    since_batch: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def count_smaller(self, members: int, size: int) -> None:
+        """A run of this many tasks ended: forget larger batches of this size class that were not measured for long."""
+        for key in [key for key in self.of_batch if key[0] > members and key[1] == size]:
+            self.since_batch[key] += members
+            if self.since_batch[key] >= FORGOTTEN_AFTER * key[0]:
+                del self.of_batch[key], self.since_batch[key]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +122,11 @@ class RunKinds:
         record = kind.measured.get(gpu)
         if record is None:
             record = kind.measured[gpu] = Measured()
+        if record.of_batch:
+            record.count_smaller(members, size)
         if members > 1:
             record.of_batch.setdefault((members, size), Estimate()).add(measured)
+            record.since_batch[members, size] = 0
             if len(record.all_sizes):
                 return  # the time of one task alone is known; until then, the share is the best estimate
         of_size = record.of_size.get(size)

@@ -56,8 +56,11 @@ from modelpool.pool.core.stage_params import (
     SamplerState,
     StageParams,
     Stopped,
+    UpscaleParams,
+    UpscalerRef,
     VideoFrames,
     control_key,
+    upscaler_key,
 )
 from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.families.unet_families import CASCADES
@@ -90,6 +93,8 @@ LORAS = {
 }
 #: the model that is told which part of an image to make anew
 FILLS_HOLES = "filler"
+#: the upscaler
+UPSCALER = "double"
 CONTROLS = ("canny", "depth", "union", "inpaint", "repaint", "beside")
 #: those that read latents; the first has modes
 READS_LATENT = ("union", "beside")
@@ -152,6 +157,25 @@ class FakeControls:
         return ComponentSpec(key, Role.CONTROLNET, 2 * MIB, 2 * MIB), ComponentUse(key, MIB, passes=passes)
 
 
+class FakeUpscalers:
+    """One upscaler without a file, which doubles the sides."""
+
+    def find(self, name: str) -> UpscalerRef:
+        if name != UPSCALER:
+            raise unknown_name("upscaler", name, (UPSCALER,))
+        return UpscalerRef(name, f"/upscalers/{name}.pth", sha(name), 2)
+
+    def needs(self, work: UpscaleParams) -> tuple[ComponentSpec, ComponentUse]:
+        key = upscaler_key(work.model)
+        return ComponentSpec(key, Role.UPSCALER, MIB, MIB), ComponentUse(key, MIB)
+
+    def execution_modes(self, work: UpscaleParams) -> tuple[ExecutionMode, ...]:
+        return (ExecutionMode(work.width * work.height),)
+
+    def run_seconds(self, work: UpscaleParams) -> float:
+        return 0.001
+
+
 class FakeImagePrompts:
     """No image prompt adapters."""
 
@@ -173,6 +197,7 @@ class FakeCatalog:
     """Two models and three LoRAs without files."""
 
     controls = FakeControls()
+    upscalers = FakeUpscalers()
     image_prompts = FakeImagePrompts()
     embeddings = FakeEmbeddings()
 
@@ -382,8 +407,10 @@ class FakeEngine:
         return (self._folder / pipe).read_text()
 
 
-def spec_of(model: ModelRef, key: ComponentKey) -> ComponentSpec:
+def spec_of(model: ModelRef | UpscalerRef, key: ComponentKey) -> ComponentSpec:
     """The sizes that `FakeCatalog` tells."""
+    if isinstance(model, UpscalerRef):
+        return FakeUpscalers().needs(UpscaleParams(model, 1, 1, 2, 2))[0]
     catalog = FakeCatalog()
     controls = [catalog.controls.use_with(model, catalog.controls.find(name, 1.0, 0.0, 1.0))[0] for name in CONTROLS]
     return next(spec for spec in (*catalog.components(model).values(), *controls) if spec.key == key)
@@ -422,6 +449,10 @@ def result_of(work: StageParams, inputs: Mapping[str, Result], image_side: int =
             if shape.seconds:
                 return AudioSamples(random.random((int(shape.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+        case UpscaleParams():
+            image = inputs["image"]
+            assert isinstance(image, ImagePixels)
+            return ImagePixels(np.resize(image.pixels_HWC, (work.out_height, work.out_width, 3)))
 
 
 def _bytes_of_all(inputs: Mapping[str, Result]) -> bytes:

@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "guidance",
         "extensions",
         "controlnets",
+        "upscalers",
         "image_prompts",
         "estimates",
         "saving",

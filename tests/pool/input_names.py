@@ -51,7 +51,7 @@ def inputs_of(work: StageParams, *results: Result) -> TaskInputs:
 def _texts(work: StageParams) -> Iterator[str]:
     if isinstance(work, SampleParams):
         yield names.POSITIVE
-        if work.guidance.cfg != 1:
+        if work.reads_negative:
             yield names.NEGATIVE
         yield from names.enumerated(names.REGION, work.regions)
 

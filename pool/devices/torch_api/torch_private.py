@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Registers the process's one out-of-tree device type with Python objects for its guard, hooks and module. Experimental
-# in torch 2.13: https://github.com/pytorch/pytorch/pull/157859
-register_python_backend = _setup_privateuseone_for_python_backend
+
+def register_python_backend(rename: str, backend_module: object) -> None:
+    """Register the process's one out-of-tree device type with Python objects for its guard, hooks and module.
+
+    Experimental in torch 2.13: https://github.com/pytorch/pytorch/pull/157859. Only the simulated device needs it:
+    raises RuntimeError in a torch without it.
+    """
+    register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if register is None:
+        raise RuntimeError(f"torch {torch.__version__} has no devices in Python, which the simulated device is")
+    register(rename, backend_module=backend_module)
+
 
 # Makes a tensor that has a shape, strides, a dtype and a device, but no data: the class's `__torch_dispatch__` answers
 # for what happens to it.
@@ -30,9 +39,17 @@ no_torch_function = torch._C._disabled_torch_function_impl
 # The name under which the process's one out-of-tree device type is known; "privateuseone" until it is claimed.
 python_backend_name = torch._C._get_privateuse1_backend_name
 
-# Changes the settings of the process's caching allocator, in the form of PYTORCH_ALLOC_CONF. Torch's public way is that
-# environment variable, which a process reads once, before this project has a say.
-set_allocator_settings: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+
+def set_allocator_settings(settings: str) -> None:
+    """Change the settings of the process's caching allocator, in the form of PYTORCH_ALLOC_CONF.
+
+    Torch's public way is that environment variable, which a process reads once, before this project has a say. Does
+    nothing in a torch without either of the private names for it.
+    """
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = change or getattr(torch._C, "_cuda_cudaCachingAllocator_set_allocator_settings", None)
+    if change is not None:
+        change(settings)
 
 
 def constant_when_compiled(function: _Function) -> _Function:

@@ -394,3 +394,30 @@ def test_the_only_model_is_found_before_a_pool_starts(command: Command) -> None:
     assert "--model is required; models of this pool: portraits, shapes" in ended.err
     assert command("generate", "a", "--out", "p", pool=pool, names=KnownNames("portraits")).code == 0
     assert [request.model for request in pool.submitted] == ["portraits"]
+
+
+def test_an_image_of_another_program_gives_the_settings_and_options_change_them(
+    command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.txt"
+    file.write_text(
+        "a barn\nNegative prompt: cows\nSteps: 12, Sampler: DPM++ 2M Karras, CFG scale: 4, Seed: 77, Size: 64x96, "
+        "Model: shapes, ADetailer model: faces"
+    )
+    settings = {"model": "shapes", "negative": "cows", "sampler": "DPM++ 2M Karras", "cfg": 4.0, "width": 64}
+    for arguments, changed in (
+        ((), {"prompt": "a barn", "steps": 12, "seed": 77}),
+        (("a mill", "--steps", "5", "--seed", "1"), {"prompt": "a mill", "steps": 5, "seed": 1}),
+    ):
+        pool = FakePool()
+        ended = command("generate", *arguments, "--like", str(file), pool=pool)
+        assert ended.code == 0, ended.err
+        assert "ADetailer model: not used" in ended.err
+        (request,) = pool.submitted
+        assert {name: getattr(request, name) for name in settings} == settings
+        assert {name: getattr(request, name) for name in changed} == changed
+
+
+def test_without_a_prompt_there_is_nothing_to_generate(command: Command) -> None:
+    ended = command("generate", "--model", "shapes", pool=FakePool())
+    assert (ended.code, "PROMPT: found 'nothing', expected a text, or --like FILE" in ended.err) == (2, True)

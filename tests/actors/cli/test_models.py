@@ -153,6 +153,23 @@ def test_a_configuration_may_keep_its_registry_elsewhere(command: Command, comfy
     assert open_store().locations() == ()
 
 
+def test_commands_write_to_the_folders_of_the_users_state_and_caches_alone(
+    command: Command, comfy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the home otherwise, nor to the working folder."""
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "MODELPOOL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    before = set(tmp_path.rglob("*"))
+    for arguments in (["models", "add", str(comfy / "loras")], ["models"], ["status"], ["down"]):
+        command(*arguments)
+    command("inspect", str(comfy / "loras" / "light.safetensors"))
+    written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path not in before and path.is_file()}
+    folders = (Path("home/.local/state/modelpool"), Path("home/.cache/modelpool"))
+    assert [path for path in written if not any(path.is_relative_to(one) for one in folders)] == []
+    assert folders[0] / "models.sqlite3" in written
+
+
 def test_added_models_go_before_the_example_and_its_small_budget(command: Command, comfy: Path) -> None:
     assert settings_for(PoolOptions()).pool.vram == "64MiB"
     command("models", "add", "--no-hash", str(comfy))

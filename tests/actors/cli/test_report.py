@@ -137,9 +137,7 @@ def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(c
     folder = batch(command)
     record = SubmissionRecord("night", SubmissionState.ENDED, str(folder.absolute()), "", 6, 0.0, 4, 1, 1)
     outcomes = (
-        RequestOutcome(
-            "night", 1, Outcome.FAILED, error_kind="bad_input", message="no <such> file", labels=Labels("x")
-        ),
+        RequestOutcome("night", 1, Outcome.FAILED, error_kind="bad_input", message="no <b> file", labels=Labels("x")),
         RequestOutcome("night", 2, Outcome.CANCELLED),
     )
     jobs = SimpleNamespace(progress=lambda: JobsProgress(record, (), 0, ""), outcomes=lambda: iter(outcomes))
@@ -156,7 +154,7 @@ def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(c
         ended = command("report", "night", "--out", "r.html", pool=JobsPool())
         assert (ended.code, ended.opened[0].pool) == (0, "mine"), ended.err
         words = " ".join(Page(Path("r.html").read_text()).words.split())
-        assert "Jobs that failed 1 job 1 (x) bad_input: no <such> file" in words
+        assert "Jobs that failed 1 job 1 (x) bad_input: no <b> file" in words
         assert "unknown submission 'day'" in command("report", "day", pool=JobsPool()).err
     finally:
         remove_run_file(running)

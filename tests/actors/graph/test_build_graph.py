@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.memory_fit import check_fits
+from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
@@ -223,3 +224,28 @@ def test_strengths_of_a_lora_reach_the_stages_that_they_are_for() -> None:
     (lora,) = recipe.loras
     assert (lora.strength, lora.text_strength, lora.end) == (0.8, 0.25, 0.5)
     assert lora.blocks == (("BASE", 0.5), ("MID", 0.0))
+
+
+def test_cfg_plus_plus_reads_the_negative_prompt_at_cfg_1() -> None:
+    """Its noise comes from the prediction for the negative prompt, at every guidance scale."""
+    fields = {"model": "shapes", "prompt": "a red circle", "negative": "blurry", "cfg": 1.0, "seed": 1}
+    for sampler, reads in (("euler_cfg_pp", True), ("euler", False)):
+        _, made = cut(GenerateRequest(sampler=sampler, **fields))
+        (sample,) = (task for task in made.job.tasks if task.stage is Stage.SAMPLE)
+        texts = {work.text for work in made.works.values() if isinstance(work, EncodeParams)}
+        assert ("blurry" in texts) is reads
+        assert len(sample.needs) == 1 + reads
+
+
+def test_options_of_a_run_separate_tasks_and_batches_and_are_in_the_recipe() -> None:
+    fields = {"model": "shapes", "prompt": "a red circle", "seed": 1}
+    made = [cut(GenerateRequest(**fields, options=options)) for options in (None, {"pag": 2}, {"pag": 3}, {"pag": "3"})]
+    tasks = [next(t for t in graph.job.tasks if t.stage is Stage.SAMPLE) for _, graph in made]
+    assert [len({task.task_id for task in tasks[:n]}) for n in (2, 3, 4)] == [2, 3, 3]
+    assert [len({task.together for task in tasks[:n]}) for n in (2, 3, 4)] == [2, 3, 3]
+    recipes = [recipe for recipe, _ in made]
+    assert "options" not in recipes[0].as_json()
+    assert recipes[2].options == {"pag": {"scale": 3.0, "start": 0.0, "end": 1.0}}
+    assert recipes[2].digest == recipes[3].digest != recipes[1].digest != recipes[0].digest
+    (again, *_) = requests_of(recipes[2], lambda file: file)
+    assert again.options == GenerateRequest(**fields, options={"pag": 3}).options

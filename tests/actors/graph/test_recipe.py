@@ -11,11 +11,13 @@ from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,
+    RecipeImagePrompt,
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
     RecipeNoise,
     RecipeRegion,
+    RecipeUpscale,
 )
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -32,7 +34,7 @@ OTHER = {
     "quality": 80,
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "noise": RecipeNoise(eta=0.0), "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
-    "low_noise": RecipeLowNoise(0.9, 3.0),
+    "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 
 
@@ -76,6 +78,7 @@ OTHER_IMAGES = {
     "image_sha256": "ee", "mask_sha256": "ff", "first_step": 3, "paste": False,
     "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
+    "image_prompts": (RecipeImagePrompt("plus", "ab", "clip", "cd", 1.0, 0.0, 1.0, ("ef",), ("a.png",)),),
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
     "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
     "more_references": ("mn",), "reference_as": "numbered", "video_sha256": "op", "video_mask_sha256": "qr",

@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from modelpool.actors.http.comfy_export import api_format
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.actors.http import comfy_examples as examples
+from tests.actors.http.test_fuzzed_bodies import damaged
 
 NAMES = PoolNames(
     {"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL", "flux": "Flux dev", "sd3": "Stable Diffusion 3"},
@@ -164,3 +167,64 @@ def test_subgraphs_that_contain_themselves_are_refused() -> None:
     subgraph["nodes"] += [{"id": number, "type": subgraph["id"]} for number in (7, 8)]
     with pytest.raises(WorkflowRejected, match="more than"):
         api_format(workflow)
+
+
+def test_changes_of_a_model_become_options_of_its_runs() -> None:
+    node = examples.node
+    graph = examples.basic(model=["rescaled", 0])
+    graph["freeu"] = node("FreeU_V2", model=["model", 0], b1=1.2, b2=1.4, s1=0.9, s2=0.2)
+    graph["perturbed"] = node("PerturbedAttentionGuidance", model=["freeu", 0], scale=2.0)
+    graph["rescaled"] = node("RescaleCFG", model=["perturbed", 0], multiplier=0.6)
+    options = made(graph)[0].run_options
+    assert options.freeu is not None
+    assert (options.freeu.b1, options.freeu.version) == (1.2, 2)
+    assert options.pag is not None
+    assert options.pag.scale == 2.0
+    assert options.rescale_cfg is not None
+    assert options.rescale_cfg.factor == 0.6
+    graph["rescaled"] = node("FreeU", model=["perturbed", 0], b1=1.0, b2=1.0, s1=1.0, s2=1.0)
+    assert "freeu is set" in refusal(graph)
+    graph["rescaled"] = node(
+        "SkipLayerGuidanceSD3", model=["freeu", 0], layers="7, x", scale=3.0, start_percent=0.0, end_percent=0.2
+    )
+    assert "whole numbers" in refusal(graph)
+    graph["rescaled"]["inputs"]["layers"] = "7,8"
+    slg = made(graph)[0].run_options.slg
+    assert slg is not None
+    assert (slg.layers, slg.end) == ((7, 8), 0.2)
+
+
+def test_redux_is_an_image_prompt() -> None:
+    graph = examples.flux()
+    graph["loaded"] = examples.node("LoadImage", image="red.png")
+    graph["vision"] = examples.node("CLIPVisionLoader", clip_name="siglip.safetensors")
+    graph["seen"] = examples.node("CLIPVisionEncode", clip_vision=["vision", 0], image=["loaded", 0], crop="center")
+    graph["style"] = examples.node("StyleModelLoader", style_model_name="redux.safetensors")
+    graph["styled"] = examples.node(
+        "StyleModelApply",
+        conditioning=["guided", 0], style_model=["style", 0], clip_vision_output=["seen", 0], strength=0.6,
+        strength_type="multiply",
+    )  # fmt: skip
+    graph["guider"]["inputs"]["conditioning"] = ["styled", 0]
+    (request,) = made(graph)
+    (prompt,) = request.image_prompts
+    assert (prompt.model, prompt.strength, len(prompt.images), request.cfg) == ("redux", 0.6, 1, 3.0)
+    graph["styled"]["inputs"]["strength_type"] = "attn_bias"
+    assert "expected multiply" in refusal(graph)
+
+
+def test_damaged_workflows_are_refused_or_mean_something() -> None:
+    """Neither the conversion of the editor's format nor a node raises anything but an error of the user."""
+    chance = random.Random(22)
+    graphs = (
+        examples.flux(), examples.sd3(), examples.turbo(), examples.areas(), examples.with_image(),
+        examples.outpainting(), examples.two_samplers("xl"), examples.upscaled(), examples.editor_format(4, 5),
+    )  # fmt: skip
+    refused = 0
+    for number in range(450):
+        graph = damaged(graphs[number % len(graphs)], chance)
+        try:
+            assert all(isinstance(request, GenerateRequest) for request in made(api_format(graph)))
+        except UserError:
+            refused += 1
+    assert 100 < refused < 450

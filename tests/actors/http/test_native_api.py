@@ -123,6 +123,7 @@ def test_no_file_of_the_server_is_read_for_a_caller(server: str, name: str, tmp_
     Image.new("RGB", (64, 64)).save(path)
     value: Any = {
         "controls": [{"model": "canny", "image": path}],
+        "image_prompts": [{"model": "plus", "image": [path]}],
         "regions": [{"prompt": "x", "mask": path}],
         "reference": [path],
         "video": [path],

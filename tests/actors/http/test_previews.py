@@ -21,6 +21,8 @@ import websockets
 from PIL import Image
 
 from modelpool import GenerateRequest, ImagePreview, ModelPool
+from modelpool.actors.detached.job_service import JobService
+from modelpool.actors.detached.journal import Journal
 from modelpool.actors.http import submissions as submissions_module
 from modelpool.actors.http.comfy_prompts import Socket
 from modelpool.actors.http.submissions import Submissions
@@ -93,6 +95,36 @@ def test_the_newest_preview_of_a_job_is_served_while_it_is_sampled_and_named_by_
     assert {answer.headers["content-type"] for answer in shown} == {"image/webp"}
     assert {opened(answer.content).size for answer in shown} == {(64, 64)}
     assert requests.get(f"{address}/preview", timeout=60).status_code == 204
+
+
+def test_a_detached_job_has_previews_while_somebody_asks(
+    slow_pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submissions_module, "DETACHED_SECONDS", 0.05)
+    service = JobService(Journal(tmp_path / "journal.sqlite"), lambda: slow_pool._connection)
+
+    class Direct:
+        def call(self, question: Any, *args: Any) -> Any:
+            return question(service, *args)
+
+    pool = ModelPool(slow_pool._connection, lambda: None, None, jobs=Direct)
+    try:
+        with served(pool, tmp_path / "out") as address:
+            submitted = requests.post(
+                f"{address}/api/jobs", json={"requests": [BODY], "detached": True}, timeout=60
+            ).json()
+            preview, answers = f"{address}/api/jobs/{submitted['id']}/preview?index=0", []
+            while requests.get(f"{address}/api/jobs/{submitted['id']}", timeout=60).json()["state"] == "active":
+                answers.append(requests.get(preview, timeout=60))
+        shown = [answer for answer in answers if answer.status_code == 200]
+        assert submitted["detached"]
+        assert shown
+        assert {opened(answer.content).size for answer in shown} == {(64, 64)}
+        assert all(1 <= int(answer.headers["x-step"]) <= STEPS for answer in shown)
+        assert pool.attach(submitted["id"]).previews() == (), "it has ended"
+    finally:
+        service.close()
+        pool.close()
 
 
 def test_a_stream_of_the_images_api_begins_with_partial_images(server: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -115,6 +116,23 @@ def test_only_a_ray_of_a_living_process_of_ours_gets_our_token(tmp_path, monkeyp
     ended.wait()
     note.write_text(json.dumps({"pid": ended.pid, "started_at": psutil.Process().create_time()}))
     assert not is_ours("127.0.0.1:6379")
+
+
+def test_a_ray_that_an_earlier_version_has_started_is_joined_with_its_token(tmp_path, monkeypatch) -> None:
+    """Its note and its token are where that version has written them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    for name in (*ray_session.TOKEN_VARIABLES, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", ray_session.LOOPBACK_VARIABLE):
+        monkeypatch.setenv(name, "restored after the test")
+        monkeypatch.delenv(name)
+    note = write_note("127.0.0.1:6379")
+    former = tmp_path / "runtime" / "modelpool"
+    former.mkdir(parents=True)
+    note.rename(former / note.name)
+    assert is_ours("127.0.0.1:6379")
+    monkeypatch.delitem(sys.modules, "ray")  # as before its import
+    ray_session._prepare_environment(ray_session._token_folder("127.0.0.1:6379"))
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(former / ray_session.TOKEN_NAME)
 
 
 def test_the_users_packages_stay_before_ours_and_nothing_is_listed_twice() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import backend_registration
 
 from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.devices import torch_modules
@@ -24,6 +25,7 @@ from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
 from modelpool.pool.devices.kinds import CpuMemory, device_kind, open_device
 from modelpool.pool.devices.memory_limits import HostMemory
+from modelpool.pool.devices.torch_api import torch_private
 from modelpool.pool.devices.torch_modules import device_count, device_module
 from tests.architecture.source_tree import ROOT
 from tests.pool.devices.fake_modules import (
@@ -140,6 +142,13 @@ def test_segments_grow_unless_the_user_chose_otherwise(
     kind: str, environment: dict[str, str], platform: str, expected: str | None
 ) -> None:
     assert allocator_settings(DeviceKind(kind), environment, platform) == expected
+
+
+def test_only_the_simulated_device_needs_a_torch_with_devices_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: an older torch could not even import the module that opens its GPU."""
+    monkeypatch.delattr(backend_registration, "_setup_privateuseone_for_python_backend")
+    with pytest.raises(RuntimeError, match="has no devices in Python"):
+        torch_private.register_python_backend("sim", object())
 
 
 def test_apples_gpu_has_what_the_system_recommends_and_the_host_has() -> None:

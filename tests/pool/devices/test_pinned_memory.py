@@ -18,6 +18,7 @@ from modelpool.pool.devices.pinned_memory import (
     PinnedPages,
     StagingRing,
     is_copied_when_pinned,
+    sent,
 )
 from modelpool.pool.devices.pinned_memory import pinned_budget_bytes as budget_of
 from tests.pool.devices.fake_streams import FakeEvent
@@ -244,3 +245,22 @@ def test_a_driver_without_pinned_memory_gives_no_buffers() -> None:
     ring = StagingRing.allocate(ledger, 10, 3, refuse)
     assert (len(ring), ledger.pinned_bytes) == (0, 0)
     assert ring.shortfall == "0 of 3 staging buffers: no more memory can be pinned (cannot pin)"
+
+
+def test_what_was_computed_on_the_cpu_is_sent_without_waiting() -> None:
+    """Found in a review: the noise of each step of an ancestral sampler was copied from pageable memory, which waits
+    for all work of the device."""
+    said: list[object] = []
+
+    class Host:
+        def pin_memory(self) -> Host:
+            said.append("pinned")
+            return self
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> Host:
+            said.append((device.type, non_blocking))
+            return self
+
+    for kind in ("cuda", "meta"):
+        sent(Host(), torch.device(kind))  # type: ignore[arg-type]
+    assert said == ["pinned", ("cuda", True), ("meta", False)]

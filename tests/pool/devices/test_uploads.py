@@ -7,6 +7,7 @@ through it bit for bit.
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -62,9 +63,9 @@ class Watched(StreamingUploader):
         super().__init__(*args, **kwargs)
 
     def _start(self, host: Tensor) -> tuple[Tensor, Any]:
-        copy, arrival = super()._start(host)
-        self.done[id(copy)] = arrival.done
-        return copy, arrival
+        copy, end = super()._start(host)
+        self.done[id(copy)] = end.done
+        return copy, end
 
 
 def ask(uploader: Watched, trace: Trace, host: Tensor) -> None:
@@ -294,6 +295,36 @@ def test_a_copy_that_the_copier_cannot_make_fails_for_who_requests_it(device: to
         uploader.upload(weights(1)[0])
     uploader.close()
     copier.close()
+    gc.collect()  # the error and its frames, as after each failed run
+    assert sim.memory_stats(INDEX).used_bytes == 0
+
+
+def test_what_every_pass_reads_is_kept_within_the_bytes_for_copies_ahead(device: torch.device) -> None:
+    """Found in a review: both factors of each LoRA on packed weights were uploaded again in each step."""
+    trace, hosts, factors = Trace(), weights(4), weights(5)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=4 * KIB, order=StreamOrder(tuple(hosts)))
+    _keep_factors(uploader, trace, hosts, factors)
+    uploader.close()
+    assert uploader.kept(factors[0]) is None
+    assert sim.memory_stats(INDEX).used_bytes == 0
+
+
+def _keep_factors(uploader: Watched, trace: Trace, hosts: list[Tensor], factors: list[Tensor]) -> None:
+    ask(uploader, trace, hosts[0])
+    assert uploader.ahead_bytes == 3 * KIB
+    kept = []
+    for place, factor in enumerate(factors):
+        assert uploader.kept(factor) is None
+        kept.append(uploader.upload_to_keep(factor))
+        assert torch.equal(kept[-1].cpu(), factor)
+        assert (uploader.kept(factor) is kept[-1]) == (place < 3), "a quarter is left for copies ahead"
+    assert uploader.ahead_bytes == KIB
+    copies = len(trace.copies)
+    assert all(uploader.kept(factor) is copy for factor, copy in zip(factors[:3], kept, strict=False))
+    assert len(trace.copies) == copies
+    for host in hosts[1:] * 2:
+        ask(uploader, trace, host)
+        assert uploader.ahead_bytes <= KIB
 
 
 def test_an_order_ends_where_it_begins_again() -> None:

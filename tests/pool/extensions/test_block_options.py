@@ -114,7 +114,9 @@ def test_slg_guides_away_from_what_diffusers_predicts_without_the_layers() -> No
 
     def predict(x: Tensor, t: Tensor, context: Tensor, **more: Any) -> Tensor:
         pooled = context.mean(1).repeat(1, 2)
-        return plain(x, encoder_hidden_states=context, pooled_projections=pooled, timestep=t, **more).sample
+        found = plain(x, encoder_hidden_states=context, pooled_projections=pooled, timestep=t, **more)
+        predicted: Tensor = found.sample
+        return predicted
 
     time = torch.full((1,), table.time_input(sigma))
     cond, uncond = (predict(x, time, text) for text in texts)
@@ -189,7 +191,8 @@ def test_every_supported_transformer_repeats_its_prediction_for_equal_inputs(nam
 def test_each_group_of_texts_has_its_own_state() -> None:
     """A call for other texts is no reason to skip: with equal inputs, the first call of each is computed."""
     case = build("sd3")
-    calls = counted({"last": inner(case.module.transformer_blocks[1])})
+    plain: Any = case.module
+    calls = counted({"last": inner(plain.transformer_blocks[1])})
     with extended(case.module, RunOptions(fbcache=FirstBlockCache())) as run:
         for step in range(2):
             run.step(step)

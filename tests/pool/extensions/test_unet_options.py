@@ -56,13 +56,15 @@ def noise(module: nn.Module, x: Tensor, text: Tensor) -> Tensor:
     """The UNet's prediction for a noisy latent at `SIGMA`."""
     plain: Any = module
     timestep = torch.full((len(x),), TABLE.time_input(SIGMA))
-    return plain(x / math.sqrt(SIGMA**2 + 1), timestep, text).sample
+    predicted: Tensor = plain(x / math.sqrt(SIGMA**2 + 1), timestep, text).sample
+    return predicted
 
 
 def denoised(run: Extended, x: Tensor = X, cfg: float = CFG, max_batch: int = 0) -> Tensor:
     def predict(x: Tensor, t: Tensor, context: Tensor) -> Tensor:
         plain: Any = run.module
-        return plain(x, t, context).sample
+        predicted: Tensor = plain(x, t, context).sample
+        return predicted
 
     options = run.extension.model_options
     uncond = None if cfg == 1 else UNCOND[: len(x)]
@@ -153,7 +155,7 @@ def test_attention_in_tiles_is_attention_of_each_tile() -> None:
     images = [x.unflatten(1, (8, 12)) for x in (q, k, v)]
     for row, column in ((0, 0), (4, 0), (4, 8)):
         parts = [x[:, row : row + 4, column : column + 4].flatten(1, 2) for x in images]
-        expected = attend(*parts, None).unflatten(1, (4, 4))
+        expected = attend(parts[0], parts[1], parts[2], None).unflatten(1, (4, 4))
         torch.testing.assert_close(found[:, row : row + 4, column : column + 4], expected)
     whole = attend(q, k, v, None).unflatten(1, (8, 12))
     assert torch.equal(in_tiles(attend, q, k, v, extra, HyperTile(tile=32)).unflatten(1, (8, 12)), whole)
@@ -231,6 +233,22 @@ def test_deepcache_keeps_the_features_of_each_text(unet: Case) -> None:
             torch.testing.assert_close(denoised(run, max_batch=max_batch), first, atol=1e-4, rtol=0)
         assert run.extension.deep_layers is not None
         assert len(run.extension.deep_layers.features) == 2 + 3 - 1, "prompt, negative, both, and the perturbed prompt"
+
+
+@pytest.mark.parametrize("name", ["unet", "unet_sdxl"])
+def test_deepcache_runs_with_the_features_of_a_t2i_adapter(name: str) -> None:
+    unet = build(name)
+
+    def run() -> Tensor:
+        features = [latents(2, 32, 8 if name == "unet" else 4, 8 if name == "unet" else 4), latents(2, 64, 4, 4)]
+        found: Tensor = unet.module(**unet.inputs, down_intrablock_additional_residuals=features).sample
+        return found
+
+    plain = run()
+    with extended(unet.module, RunOptions(deepcache=DeepCache())) as extension:
+        for step in range(3):
+            extension.step(step)
+            torch.testing.assert_close(run(), plain, atol=1e-6, rtol=0)
 
 
 def test_deepcache_runs_with_the_residuals_of_a_controlnet(unet: Case) -> None:

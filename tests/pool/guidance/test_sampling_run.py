@@ -152,3 +152,19 @@ def test_no_gradients_are_kept() -> None:
     weight = torch.nn.Parameter(torch.tensor(0.9))
     result = denoise_image(lambda x, t, c: x * weight, WORK, SHAPE, COND, UNCOND, CPU, QUIET)
     assert not result.requires_grad
+
+
+def test_cfg_plus_plus_takes_its_noise_from_the_negative_prompt_at_cfg_1() -> None:
+    """Algorithm 2 of the paper at scale 1: the image of the prompt, with the noise of the negative prompt."""
+    schedule = SamplingSchedule(2, "euler_cfg_pp", "normal")
+    found = image(dataclasses.replace(WORK, schedule=schedule, guidance=GuidanceParams(1.0)))
+    table = sd1_sigma_table()
+    first, second, _ = make_sigmas("normal", 2, table).tolist()
+
+    def noise(x: Tensor, text: Tensor, sigma: float) -> Tensor:
+        timestep = torch.full((1,), table.time_input(sigma))
+        return predict_noise(x[None] / math.sqrt(sigma**2 + 1), timestep, text[None])[0]
+
+    x = ImageNoise(WORK.seed).draw((1, *SHAPE))[0] * math.sqrt(1 + first**2)
+    x = x - first * noise(x, COND, first) + second * noise(x, UNCOND, first)
+    torch.testing.assert_close(found, x - second * noise(x, COND, second), atol=1e-5, rtol=1e-5)

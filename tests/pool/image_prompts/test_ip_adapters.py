@@ -15,9 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPImageProcessor
 
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.recipe_request import requests_of
+from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.recipe_json import recipe_from_text
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import VisionEncodeParams
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.specs.spec import JobId, Role
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.image_prompts.tiny_adapters import (
@@ -204,3 +210,28 @@ def test_face_id_plus_reads_an_image_and_a_face(sd1: Adapted) -> None:
     both = torch.cat([torch.zeros_like(embeds), embeds])
     expected = sd1.latent(made, ("faceid_plus",), [0.7], with_states, ip_adapter_image_embeds=[both])
     assert_close(made.latents[0], expected)
+
+
+def test_its_recipe_leads_to_the_same_output(sd1: Adapted, tmp_path: Path) -> None:
+    """With the hashes of the adapter, the encoder and the image; another strength or image is another output."""
+
+    def recipe(**fields: Any) -> Recipe:
+        return of_request(GenerateRequest(model="tiny", prompt="x", seed=1, image_prompts=[fields], **SIZE, **FIELDS))
+
+    def of_request(request: GenerateRequest) -> Recipe:
+        brought, _ = InputImages(lambda result: result).bring(request)  # type: ignore[arg-type, return-value]
+        found, _ = build_graph(brought, JobId("job"), sd1.tiny.catalog)
+        return found
+
+    IMAGES["canny"].save(tmp_path / "seen.png")
+    prompt = {"model": "base", "image": str(tmp_path / "seen.png"), "strength": 0.7, "blocks": {"up.1": 1.0}}
+    found = recipe(**prompt)
+    read = recipe_from_text(found.to_json())
+    assert read == found
+    assert read.pictures is not None
+    (used_prompt,) = read.pictures.image_prompts
+    assert (used_prompt.name, used_prompt.encoder) == ("base", "image_encoder/model")
+    again = {of_request(request).digest for request in requests_of(read, lambda file: str(tmp_path / file))}
+    assert found.digest in again
+    others = {recipe(**{**prompt, "strength": 0.6}).digest, recipe(**{**prompt, "image": IMAGES["depth"]}).digest}
+    assert len({found.digest, *others}) == 3

@@ -13,7 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.uploads import StreamOrder
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
@@ -31,6 +35,7 @@ class RecordingUploader:
         self.known = known
         self.asked: list[Tensor] = []
         self.closed = False
+        self.held: dict[int, Tensor] = {}
 
     @property
     def order(self) -> StreamOrder:
@@ -40,6 +45,13 @@ class RecordingUploader:
         assert not self.closed
         self.asked.append(host)
         return host.to("sim:0")
+
+    def upload_to_keep(self, host: Tensor) -> Tensor:
+        self.held[host.data_ptr()] = self.upload(host)
+        return self.held[host.data_ptr()]
+
+    def kept(self, host: Tensor) -> Tensor | None:
+        return self.held.get(host.data_ptr())
 
     def close(self) -> None:
         self.closed = True
@@ -135,3 +147,21 @@ def test_a_linear_kernel_is_asked_first_and_may_decline() -> None:
     patcher = patcher_with(RunTools(linear=kernel))
     assert torch.equal(output(patcher), output(patcher_with(None)))
     assert len(asked) == 2
+
+
+def test_the_factors_beside_a_packed_layer_are_uploaded_once_in_a_run() -> None:
+    """Found in a review: both of them crossed the bus at each layer in each step."""
+    sim.install()
+    sim.configure(0, 1 << 20)
+    layer = torch.nn.Linear(6, 4, bias=False).requires_grad_(False)
+    x_NI = torch.randn(3, 6)
+    path = LowRankPath(torch.randn(4, 2), torch.randn(2, 6))
+    expected = x_NI @ (layer.weight + path.up_OR @ path.down_RI).T
+    swap_to_casting(layer)
+    set_low_rank_path(layer, path)
+    layer.to("sim:0")
+    uploader = RecordingUploader(None)
+    with compute(torch.device("sim:0"), torch.float32, uploader=uploader):
+        for _ in range(3):
+            torch.testing.assert_close(layer(x_NI.to("sim:0")).cpu(), expected)
+    assert len(uploader.asked) == 2

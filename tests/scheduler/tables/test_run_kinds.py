@@ -6,7 +6,7 @@ import pytest
 
 from modelpool.pool.specs.spec import ComponentKey, Stage
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS
-from modelpool.scheduler.tables.run_kinds import RunKind, RunKinds
+from modelpool.scheduler.tables.run_kinds import FORGOTTEN_AFTER, RunKind, RunKinds
 
 SMALL, LARGE = 20, 24
 H100, RTX4090, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
@@ -154,6 +154,24 @@ def test_what_a_batch_saves_is_learnt_for_its_number_of_members() -> None:
     assert kinds.batch_share(kind, A100, 4, SMALL) == 0.75
     assert kinds.batch_share(kind, A100, 2, SMALL) == 1.0
     assert kinds.ratio(kind, A100, SMALL) == 2.0, "what one takes alone is not what one of four takes"
+
+
+def test_a_batch_that_did_not_pay_is_tried_again_after_many_smaller_runs() -> None:
+    """Two measurements while the machine had other load would decide for ever. One that is in use is not forgotten."""
+    kinds = RunKinds()
+    kind = of(kinds)
+    for members in (1, 1, 2, 2, 4, 4):
+        kinds.learn(kind, A100, SMALL, 1.0, members)
+    kinds.learn(kind, A100, SMALL, 1.0, 2)
+    for _ in range(FORGOTTEN_AFTER * 2):
+        assert kinds.batch_runs(kind, A100, 2, SMALL) == 3
+        kinds.learn(kind, A100, LARGE, 1.0)
+        kinds.learn(kind, A100, SMALL, 1.0)
+    assert (kinds.batch_runs(kind, A100, 2, SMALL), kinds.batch_share(kind, A100, 2, SMALL)) == (0, 1.0)
+    assert kinds.batch_runs(kind, A100, 4, SMALL) == 2
+    for _ in range(FORGOTTEN_AFTER * 2):
+        kinds.learn(kind, A100, SMALL, 0.5, 2)
+    assert (kinds.batch_runs(kind, A100, 2, SMALL), kinds.batch_runs(kind, A100, 4, SMALL)) == (7, 0)
 
 
 def test_what_a_batch_saves_is_held_against_runs_of_its_size() -> None:

@@ -1,0 +1,36 @@
+"""Builds the upscaling of an output, and of the first pass of two.
+
+Pure functions of values. Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+from modelpool.actors.graph.output_shape import kind_of
+from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.upscale_fields import Upscale
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
+
+
+def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for an upscaler of audio."""
+    if request.upscale is not None and kind_of(facts) == "audio":
+        raise unsupported_field("upscale", request.model, "generates audio clips")
+
+
+def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:
+    """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large."""
+    scale = upscaler.scale if upscale.scale is None else upscale.scale
+    width, height = round(shape.width * scale), round(shape.height * scale)
+    if max(width, height) > MAX_SIDE:
+        raise unusable_field("upscale.scale", scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
+    tiles = upscale.tile or 0, upscale.overlap or 0
+    return UpscaleParams(upscaler, shape.width, shape.height, width, height, shape.frames, *tiles)
+
+
+def enlarged_to(upscaler: UpscalerRef, before: tuple[int, int], after: tuple[int, int]) -> UpscaleParams:
+    """Return the parameters that enlarge an image from one size to another."""
+    return UpscaleParams(upscaler, *before, *after)

@@ -1,0 +1,180 @@
+"""Requests that metadata of images describes: the values that its readers return, and how a pool's names complete them.
+
+`modelpool.request_like` and `modelpool generate --like` read recipes of modelpool, `parameters` of the A1111 web UI and
+its relatives, and workflows of ComfyUI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, RECIPE_KEY, is_image, texts_of_image
+from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError, unusable_field
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: (name of a model) -> title of its family
+FamilyOf: TypeAlias = Callable[[str], str]
+#: text of a PNG in which ComfyUI writes the workflow that made it, in the API format
+PROMPT_KEY = "prompt"
+#: files of metadata are text; an image is not read as text
+_MAX_TEXT_BYTES = 16 << 20
+_FORMS = "an image with metadata of modelpool, A1111 or ComfyUI, a .txt with parameters, or a .json workflow"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFields:
+    """Fields of a request, as metadata has them.
+
+    model, model_hash  the name of the checkpoint, and the first digits of its hash; "" if unknown
+    lora_hashes        first digits of the hashes of LoRAs, by name
+    notes              what the metadata has and the request has not
+    """
+
+    fields: Mapping[str, Any]
+    model: str = ""
+    model_hash: str = ""
+    lora_hashes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def request(self, **changes: Any) -> GenerateRequest:
+        """Return the request with these fields set or replaced. Without a start image, the denoising strength of one is
+        left out. Raises UserError."""
+        fields = {"model": self.model or self.model_hash, **self.fields, **changes}
+        if "strength" in self.fields and "strength" not in changes and fields.get("image") is None:
+            del fields["strength"]
+        if not fields["model"]:
+            raise unusable_field("model", "nothing", "the name of a model: the metadata names none")
+        return GenerateRequest(**{name: value for name, value in fields.items() if value is not None})
+
+    def named(self, is_known: Callable[[str, str], bool]) -> ReadFields:
+        """Return the same with hashes instead of the names of models ("model") and LoRAs ("lora") that are not known.
+        Files are renamed more often than they are changed."""
+        model = self.model
+        if self.model_hash and not (model and is_known("model", model)) and is_known("model", self.model_hash):
+            model = self.model_hash
+        loras = tuple(
+            each.model_copy(update={"name": digits})
+            if (digits := self.lora_hashes.get(each.name)) and not is_known("lora", each.name)
+            else each
+            for each in self.fields.get("loras", ())
+        )
+        found = {**self.fields, "loras": loras} if loras else self.fields
+        return replace(self, model=model, fields=found)
+
+
+def read_fields(path: str | Path, family_of: FamilyOf = lambda model: "") -> ReadFields:
+    """Return the fields of the request that the metadata at `path` describes: an image, a .txt with A1111 parameters,
+    or a .json with a workflow of ComfyUI in either format. `family_of` returns the title of the family of a model, by
+    its name; "" if it is unknown.
+
+    Of several texts in an image, that of modelpool counts first, then that of A1111. Raises UserError.
+    """
+    place = Path(path)
+    try:
+        with place.open("rb") as opened:
+            start = opened.read(16)
+            if is_image(start):
+                return fields_of_texts(texts_of_image(place), place, family_of)
+            if len(content := start + opened.read(_MAX_TEXT_BYTES)) > _MAX_TEXT_BYTES:
+                raise unusable_field(str(place), "a large file", _FORMS)
+    except OSError as error:
+        raise UserError(f"{place}: cannot be read ({error.strerror})") from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise unusable_field(str(place), "bytes", _FORMS) from None
+    key = PROMPT_KEY if text.lstrip().startswith("{") else PARAMETERS_KEY
+    return fields_of_texts({key: text}, place, family_of)
+
+
+def fields_of_texts(
+    texts: Mapping[str, str], place: Path = Path(), family_of: FamilyOf = lambda model: ""
+) -> ReadFields:
+    """Return the fields of the request that the texts of an image describe. Images that it names are searched next to
+    `place`. Raises UserError."""
+    if RECIPE_KEY in texts:
+        return _of_recipe(texts[RECIPE_KEY], place)
+    if PARAMETERS_KEY in texts:
+        from modelpool.actors.http.a1111_parameters import fields_of_parameters
+        from modelpool.actors.outputs.image_file import parse_parameters
+
+        parsed = parse_parameters(texts[PARAMETERS_KEY])
+        values = parsed.values
+        return fields_of_parameters(parsed, family_of(values.get("Model") or values.get("Model hash", "")))
+    if PROMPT_KEY in texts:
+        return _of_workflow(texts[PROMPT_KEY], place, family_of)
+    raise unusable_field(str(place), f"the texts {', '.join(sorted(texts)) or 'none'}", _FORMS)
+
+
+def _of_recipe(text: str, place: Path) -> ReadFields:
+    from modelpool.actors.graph.recipe_request import InputMissing, requests_of
+    from modelpool.actors.outputs.recipe_json import recipe_from_text
+
+    recipe = recipe_from_text(text)
+
+    def find(name: str) -> str:
+        found = place.parent / Path(name).name
+        if not found.is_file():
+            raise InputMissing(f"the input {name} is not in {place.parent}")
+        return str(found)
+
+    likeliest = requests_of(recipe, find)[0]
+    fields = {name: getattr(likeliest, name) for name in likeliest.model_fields_set if name != "model"}
+    return ReadFields(fields, recipe.model, recipe.model_sha256, {each.name: each.sha256 for each in recipe.loras})
+
+
+def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
+    from modelpool.actors.http.comfy_export import api_format
+    from modelpool.actors.http.comfy_graph import PoolNames, outputs_of, requests_of
+    from modelpool.actors.http.comfy_node_types import LORAS, MODELS, file_stem
+    from modelpool.actors.http.comfy_nodes import NODE_TYPES
+
+    try:
+        graph = api_format(parse_json(text.encode("utf-8", "surrogatepass")))
+    except NotJson as problem:
+        raise UserError(f"{place}: {problem}") from None
+    named: dict[Any, list[str]] = {MODELS: [], LORAS: []}
+    for node in graph.values():
+        kind = NODE_TYPES.get(node.get("class_type", "")) if isinstance(node, dict) else None
+        for given in () if kind is None else kind.inputs:
+            value = node.get("inputs", {}).get(given.name)
+            if given.choices in named and isinstance(value, str):
+                named[given.choices].append(file_stem(value))
+    names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])
+    outputs = outputs_of(graph, names)
+    found = requests_of(outputs[0], names, lambda name: _image(name, place))[0]
+    fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}
+    more = len(outputs) - 1
+    notes = (f"the workflow has {more} more outputs: not used",) if more else ()
+    return ReadFields(fields, found.model, notes=notes)
+
+
+def _image(name: str, place: Path) -> Image:
+    from modelpool.actors.request.image_fields import image_of_bytes
+
+    plain = name.removesuffix(" [input]")
+    for path in (place.parent / plain, place.parent / "input" / plain):
+        if path.is_file():
+            return image_of_bytes(name, path.read_bytes())
+    raise unusable_field("image", name, f"a file next to {place}")
+
+
+def request_like(path: str | Path, **changes: Any) -> GenerateRequest:
+    """Return the request that the metadata of an image describes: of modelpool, of the A1111 web UI and its relatives,
+    or of ComfyUI; or that of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
+
+    Warns of what has no meaning here (UserWarning). Raises UserError.
+    """
+    import warnings
+
+    read = read_fields(path)
+    for note in read.notes:
+        warnings.warn(f"{path}: {note}", UserWarning, stacklevel=2)
+    return read.request(**changes)

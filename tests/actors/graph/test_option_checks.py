@@ -1,0 +1,70 @@
+"""Options of a run are checked against the model's family before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelpool.actors.graph.option_checks import check_options
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.run_options import RUN_OPTIONS
+from modelpool.pool.families.option_support import families_with, family_name, supported_options
+from modelpool.pool.families.supported import running_families
+
+FAMILIES = running_families()
+
+
+def check(family: str, options: Any, **fields: Any) -> None:
+    check_options(GenerateRequest(model="m", prompt="p", options=options, **fields), FAMILIES[family].sampling)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("sd1", {"freeu": True, "pag": 3, "sag": True, "hypertile": True, "deepcache": True, "rescale_cfg": True}),
+        ("sdxl", {"tiled": True, "rescale_cfg": 0.7}),
+        ("sd3", {"slg": True, "fbcache": True, "cfg_zero": True}),
+        ("flux_dev", {"teacache": 0.3}),
+        ("wan_t2v", {"slg.layers": 9, "cfg_zero": True, "fbcache": 0.1}),
+    ],
+    ids=str,
+)
+def test_a_family_takes_its_options(family: str, options: Any) -> None:
+    check(family, options)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("sd3", {"freeu": True}, r"options\.freeu: not supported by model 'm' of the family sd3; families .*sd1.*sdxl"),
+        ("sd1", {"slg": True}, r"options\.slg: not supported by model 'm' of the family sd1; families .*sd3"),
+        ("sd1", {"fbcache": True}, r"options\.fbcache: not supported"),
+        ("flux_dev", {"cfg_zero": True}, r"options\.cfg_zero: not supported by model 'm' of the family flux_dev"),
+        ("flux_dev", {"rescale_cfg": True}, r"options\.rescale_cfg: not supported"),
+        ("wan_t2v", {"teacache": True}, r"options\.teacache: not supported by model 'm' of the family wan_t2v"),
+        ("sd1_inpaint", {"tiled": True}, r"options\.tiled: not supported"),
+        ("cascade_c", {"pag": True}, r"options\.pag: not supported by model 'm' of the family cascade_c"),
+        ("sd3", {"fbcache": True, "teacache": True}, r"options\.teacache: found together with fbcache"),
+        ("sd1", {"tiled": True, "sag": True}, r"options\.tiled: found together with options\.sag"),
+    ],
+    ids=str,
+)
+def test_another_family_refuses_them_by_name(family: str, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(family, options)
+
+
+def test_options_of_guidance_need_guidance() -> None:
+    check("sd1", {"rescale_cfg": True}, cfg=5)
+    with pytest.raises(UserError, match=r"options\.rescale_cfg: found cfg 1, expected guidance"):
+        check("sd1", {"rescale_cfg": True}, cfg=1)
+
+
+def test_every_option_has_a_family_and_every_family_is_listed_for_its_options() -> None:
+    for option in RUN_OPTIONS:
+        named = families_with(option)
+        assert named
+        assert named == tuple(sorted(n for n, f in FAMILIES.items() if option in supported_options(f.sampling)))
+    assert {family_name(FAMILIES[name].sampling) for name in ("sd1", "sdxl", "sd3")} == {"sd1", "sdxl", "sd3"}
