@@ -22,6 +22,7 @@ from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
+from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.specs.spec import TaskId
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
@@ -80,6 +81,13 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     assert plan.open_engine.args[0] == kind
     found = plan.open_engine.keywords
     assert (found["vram_policy"], found["reserve_bytes"]) == (chosen, 1 << 30)
+
+
+def test_the_configured_products_reach_the_engine() -> None:
+    config = PoolConfig.model_validate({"pool": {"device": "cpu", "products": "reference"}})
+    engine = plan_pool(config, 0, can_grow=False).open_engine()
+    assert engine._products is Products.REFERENCE
+    engine.close()
 
 
 @pytest.mark.parametrize("allowed", [False, True])
