@@ -165,17 +165,23 @@ def test_each_task_of_a_batch_has_a_checkpoint_and_resumes_from_it(tmp_path: Pat
 def test_a_disk_that_never_answers_delays_neither_the_run_nor_what_is_sent(tmp_path: Path) -> None:
     """The first state is being written for as long as the run takes; all others are skipped there, and none is
     awaited."""
-    gate, sent = threading.Event(), list[int]()
+    begun, gate, sent = threading.Event(), threading.Event(), list[int]()
     bench = Saving(tmp_path, send=lambda saved, state: sent.append(saved.step))
     hung, save = list[int](), bench.disk.folder.save
 
     def hang(task_id, state):  # type: ignore[no-untyped-def]
         hung.append(state.step)
+        begun.set()
         assert gate.wait(60.0)
         return save(task_id, state)
 
+    def after(step: int) -> None:
+        if step > 1:  # the first state is offered after the first step
+            assert begun.wait(60.0), "the first state is not being written"
+        bench.worker._checkpoints._sending.flush(60.0)
+
     bench.disk.folder.save = hang  # type: ignore[method-assign]
-    bench.engine.after = lambda step: bench.worker._checkpoints._sending.flush(60.0)
+    bench.engine.after = after
     report, result = bench.run()
     assert report.error is None
     assert isinstance(result, Latent)
