@@ -41,6 +41,10 @@ def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
     for prompt in request.image_prompts:
         yield "image_prompts", prompt.model
         yield from [("image_prompts", prompt.encoder)] if prompt.encoder else ()
+    if request.upscale is not None:
+        yield "upscale", request.upscale.model
+    if request.hires is not None and request.hires.upscaler is not None:
+        yield "hires.upscaler", request.hires.upscaler
     if request.decoder is not None:
         yield "decoder", request.decoder.model
     texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
