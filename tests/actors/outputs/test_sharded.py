@@ -396,7 +396,7 @@ def test_a_failed_shard_concerns_the_place_and_is_reported_by_one_of_its_writers
     outputs = opened(tmp_path / "outputs")
     assert isinstance(outputs, ShardedOutputs)
     outputs._packed = packed = PackedMeanwhile(outputs, OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(FolderFailed, match="no shard can be created: .*No space left"):
+    with pytest.raises(FolderFailed, match="no shard can be created"):
         outputs._raise_problem(wait=False)
     outputs._raise_problem(wait=False)
     assert packed.found == []
