@@ -126,7 +126,8 @@ def main() -> None:
     print(f"{wanted.clients} clients, {wanted.seconds:g} s, a pause of {wanted.pause:g} s; {os.cpu_count()} cores\n")
     columns = (
         "images", "calls", "errors", "ack native p50, p99 ms", "ack comfyui p50, p99 ms", "image p50, p99 ms",
-        "lag of the clients p50, p99 ms", "page: longest gap s", "server CPU ms per call", "server CPU ms per image", "load",
+        "lag of the clients p50, p99 ms", "page: longest gap s", "server CPU ms per call",
+        "server CPU ms per image", "load",
     )  # fmt: skip
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for _ in range(wanted.runs):

@@ -123,11 +123,14 @@ class WorkflowRejected(UserError):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowOutput:
-    """A node that saves or previews images, and the sampler that generates them."""
+    """A node that saves or previews images, and the sampler that generates them. `upscaler` enlarges them by `scale`,
+    or by its own factor; "": none does."""
 
     node_id: str
     is_preview: bool
     latent: SampledLatent
+    upscaler: str = ""
+    scale: float | None = None
 
     @property
     def count(self) -> int:
@@ -168,7 +171,9 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
     images = [(node_id, graph.values[node_id][0]) for node_id in outputs]
     return tuple(
-        WorkflowOutput(node_id, graph.nodes[node_id]["class_type"] == "PreviewImage", image.latent)
+        WorkflowOutput(
+            node_id, graph.nodes[node_id]["class_type"] == "PreviewImage", image.latent, image.upscaler, image.scale
+        )
         for node_id, image in images
         if isinstance(image, DecodedImage)
     )
@@ -185,6 +190,8 @@ def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage)
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
     fields |= _fields(latent, names, images)
+    if output.upscaler:
+        fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
     return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
 
@@ -451,7 +458,8 @@ def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"
         raise NodeUnsupported(f"node {latent.node_id}: found another {found} than node {first.node_id}, expected none")
-    return {"scale": start.scale, "strength": _strength(latent), "steps": latent.steps, "via": start.via}
+    scaling = {"scale": start.scale, "via": start.via, "upscaler": start.upscaler or None}
+    return {**scaling, "strength": _strength(latent), "steps": latent.steps}
 
 
 def _strength(latent: SampledLatent) -> float:

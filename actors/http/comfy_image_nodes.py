@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy_node_types import (
     NodeType,
     NodeUnsupported,
     combo,
+    file_stem,
     link,
     number,
     text,
@@ -87,7 +88,7 @@ def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not width and not height:
         return (image,)
     if isinstance(image, DecodedImage):
-        return (_scaled_by(image, scale_to(image.latent, width, height) / image.scale),)
+        return (replace(image, scale=scale_to(image.latent, width, height)),)
     scale = ImageScale(given["upscale_method"], size=(width, height), crops=given["crop"] == "center")
     return (_with_step(image, scale),)
 
@@ -99,7 +100,20 @@ def _scaled_by_factor(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _scaled_by(image: DecodedImage, factor: float) -> DecodedImage:
+    if image.scale is None:
+        raise NodeUnsupported("image: the factor of its upscaler is not known here; scale it to a width and a height")
     return replace(image, scale=image.scale * factor)
+
+
+def _upscaler(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (file_stem(given["model_name"]),)
+
+
+def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    image = given["image"]
+    if not isinstance(image, DecodedImage) or image.scale != 1:
+        raise NodeUnsupported("image: expected a generated image as it was decoded")
+    return (replace(image, scale=None, upscaler=given["upscale_model"]),)
 
 
 def _scaled_to_pixels(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -126,9 +140,9 @@ def _with_step(image: ImageFile, step: ImageScale | ImagePad) -> ImageFile:
 def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     image = given["pixels"]
     if isinstance(image, DecodedImage):
-        if image.scale <= 1:
-            raise NodeUnsupported("pixels: a generated image is only encoded again after it was scaled up")
-        return (ScaledLatent(image.latent, image.scale, "picture"),)
+        if image.scale is None or image.scale <= 1:
+            raise NodeUnsupported("pixels: a generated image is only encoded again after it was scaled up to a size")
+        return (ScaledLatent(image.latent, image.scale, "picture", image.upscaler),)
     return (EncodedImage(_file(image, "pixels")),)
 
 
@@ -148,7 +162,7 @@ def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     image = given["images"]
     if not isinstance(image, DecodedImage):
         raise NodeUnsupported("images: expected images that are generated, from VAEDecode")
-    if image.scale != 1:
+    if image.scale != 1 and not image.upscaler:
         raise NodeUnsupported("images: expected them as they were decoded, or sampled again after they were scaled")
     return (image,)
 
@@ -195,6 +209,8 @@ IMAGE_NODES = (
         _scaled_to_pixels,
         "IMAGE",
     ),
+    _row("UpscaleModelLoader", (text("model_name"),), _upscaler, "UPSCALE_MODEL", category="loaders"),
+    _row("ImageUpscaleWithModel", (link("upscale_model", "UPSCALE_MODEL"), _IMAGE), _upscaled, "IMAGE"),
     _row("FluxKontextImageScale", (_IMAGE,), _scaled_for_kontext, "IMAGE"),
     _row(
         "ImagePadForOutpaint",

@@ -236,19 +236,23 @@ class SampledLatent:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
-    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images."""
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images,
+    with an upscaler of the pool or without ("")."""
 
     latent: SampledLatent
     scale: float
     via: Literal["latent", "picture"] = "latent"
+    upscaler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """The images of sampled latents, scaled up by a factor."""
+    """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
+    None for the factor of the upscaler, which is not known here."""
 
     latent: SampledLatent
-    scale: float = 1.0
+    scale: float | None = 1.0
+    upscaler: str = ""
 
 
 LatentValue: TypeAlias = BlankLatent | EncodedImage | SampledLatent | ScaledLatent

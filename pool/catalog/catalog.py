@@ -264,7 +264,7 @@ class Catalog:
         if isinstance(work, EncodeParams | VisionEncodeParams):
             return _PRIOR_SECONDS
         latent = self._open(model).latent
-        passes = work.schedule.steps_run * work.texts if isinstance(work, SampleParams) else 16
+        passes = work.predictions if isinstance(work, SampleParams) else 16
         if isinstance(work, EncodeImageParams):
             shape = latent_shape(work.width, work.height, work.frames, latent)
         else:

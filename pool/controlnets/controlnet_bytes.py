@@ -95,7 +95,8 @@ def control_bytes(controls: Sequence[ControlStage], model: StageModule, control_
         made = made.to(dtype)
         total = made if total is None else total.plus(made, blocks_of(kind, model.module))
         added_bytes = said_bytes + made_bytes + total.held_bytes if said_bytes else 0
-        peak_bytes = max(peak_bytes, said_bytes + batch * image_bytes + called_bytes, added_bytes)
+        rows = 1 if kind.reads_image_only else batch
+        peak_bytes = max(peak_bytes, said_bytes + rows * image_bytes + called_bytes, added_bytes)
         images_bytes += image_bytes
     assert total is not None
     to_prompt, blocks = reads_prompt_only(controls), blocks_of(kind_of(controls[0].stage.module), model.module)
@@ -117,9 +118,8 @@ def _called(
     """Return the peak of one call in addition to its inputs, and the residuals."""
     made: list[ControlResiduals] = []
     control = used.stage
-    images = _empty_images(kind, control.module, cells, len(control_inputs.x_BC), used.has_hole).to(
-        control.compute_dtype
-    )
+    rows = 1 if kind.reads_image_only else len(control_inputs.x_BC)
+    images = _empty_images(kind, control.module, cells, rows, used.has_hole).to(control.compute_dtype)
     inputs = replace(control_inputs, images_BC=images, mode=_first_mode(kind, control.module))
     if kind.reads_rows(control.module):
         inputs = replace(inputs, x_BC=_rows(control_inputs.x_BC, control.module))

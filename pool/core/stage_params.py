@@ -250,6 +250,11 @@ class SampleParams(WireValue):
         return own + len(self.regions) + self.guidance.without_image
 
     @property
+    def predictions(self) -> int:
+        """Predictions of all steps, each for one text."""
+        return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
+
+    @property
     def reads_negative(self) -> bool:
         """It reads the negative prompt: with guidance, and with a sampler that reads the prediction without guidance
         for its noise."""

@@ -45,18 +45,19 @@ from modelpool.pool.estimates.activation_counts import ActivationCounts
 from modelpool.pool.estimates.stage_peak_bytes import (
     TILES,
     TYPICAL_TOKENS,
+    AdapterStage,
     EmptyConditioning,
     TextShape,
     TextStage,
     decode_bytes,
     encode_bytes,
     encode_image_bytes,
-    image_prompt_bytes,
     sample_bytes,
     stage_call,
     text_shape,
     tile_slowdown,
     vision_encode_bytes,
+    with_image_prompts,
 )
 from modelpool.pool.families.modules.stable_cascade import empty_text
 from modelpool.pool.families.text_readings import readings_of
@@ -269,7 +270,7 @@ class ActivationEstimator:
                 sampled = sample_bytes(
                     module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls
                 )
-                return sampled + (image_prompt_bytes(self._adapters(work)) if work.image_prompts else 0)
+                return with_image_prompts(sampled, self._adapters(work)) if work.image_prompts else sampled
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
                 return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
@@ -301,14 +302,15 @@ class ActivationEstimator:
         stage = self._stage_module(opened.module, opened.form.compute_dtype)
         return ControlStage(stage, control.mask_mode is not None)
 
-    def _adapters(self, work: SampleParams) -> list[tuple[StageModule, Callable[[nn.Module], object]]]:
+    def _adapters(self, work: SampleParams) -> list[AdapterStage]:
         assert self._open_image_prompt is not None, f"{work} has image prompts"
         found = []
         for prompt in work.image_prompts:
             opened = self._open_image_prompt(prompt)
+            module = self._stage_module(opened.module, opened.form.compute_dtype)
+            images = max(1, prompt.images)
             # the images of the prompt, and the negative prompt
-            call = opened.call_of(1 + max(1, prompt.images))
-            found.append((self._stage_module(opened.module, opened.form.compute_dtype), call))
+            found.append(AdapterStage(module, opened.call_of(1 + images), opened.held_bytes(2, images)))
         return found
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:

@@ -225,10 +225,24 @@ def encode_image_bytes(
     return vae.peak_bytes(encode)
 
 
-def image_prompt_bytes(adapters: Sequence[tuple[StageModule, Callable[[nn.Module], object]]]) -> int:
-    """Return the device memory of the image prompts of a run: the calls of their adapters, one after the other, whose
-    keys and values stay until its end. Counts all of each call, which is small beside a diffusion model."""
-    return sum(module.peak_bytes(call) for module, call in adapters)
+@dataclass(frozen=True, slots=True)
+class AdapterStage:
+    """An image prompt adapter in a run: its module, its call, and the bytes of keys and values that stay until the end
+    of the run."""
+
+    stage: StageModule
+    call: Callable[[nn.Module], object]
+    held_bytes: int
+
+
+def with_image_prompts(sampled_bytes: int, adapters: Sequence[AdapterStage]) -> int:
+    """Return the device memory of a run that needs `sampled_bytes` without its image prompts: their adapters are called
+    one after the other before the first step."""
+    held_bytes = peak_bytes = 0
+    for adapter in adapters:
+        peak_bytes = max(peak_bytes, held_bytes + adapter.stage.peak_bytes(adapter.call))
+        held_bytes += adapter.held_bytes
+    return max(peak_bytes, held_bytes + sampled_bytes)
 
 
 def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:

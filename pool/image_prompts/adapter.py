@@ -5,12 +5,10 @@ Shape legend: N images, L states of an image, D width of a state, T tokens of an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
@@ -158,13 +156,3 @@ def plan_adapter(shapes: Mapping[str, Shape]) -> AdapterPlan:
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"recognised as {kind.title}, but with unexpected tensors: {error!r}") from error
     return AdapterPlan(kind, arguments, widths, key_map)
-
-
-def held_bytes(plan: AdapterPlan, rows: int, tokens: int, dtype: torch.dtype) -> int:
-    """Return the bytes of keys and values of `tokens` tokens for each of `rows` that a run holds."""
-    return 2 * rows * tokens * sum(width for width, _ in plan.layers) * dtype.itemsize if plan.layers else 0
-
-
-def states_count(side: int, patch: int) -> int:
-    """Return the number of patches of a square image."""
-    return math.floor(side / patch) ** 2

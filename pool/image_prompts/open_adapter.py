@@ -74,6 +74,12 @@ class OpenImagePrompt:
 
         return call
 
+    def held_bytes(self, rows: int, images: int) -> int:
+        """Return the bytes of the keys and values that a run with `rows` rows holds, each of `images` images."""
+        tokens = images * (self.plan.tokens or _TYPICAL_STATES)
+        widths = sum(width for width, _ in self.plan.layers)
+        return 2 * rows * tokens * widths * self.form.compute_dtype.itemsize
+
     def check_fits(self, model: OpenModel) -> None:
         """Raise UnusableField unless it is for diffusion models like that of `model`."""
         family, name, plan = model.checkpoint.family, self.ref.name, self.plan

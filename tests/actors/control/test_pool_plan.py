@@ -22,6 +22,7 @@ from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
+from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.specs.spec import TaskId
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
@@ -78,7 +79,15 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     """Found in a review: kind and policy were decided here, by less than the worker sees, and the doctor said other."""
     plan = plan_pool(PoolConfig().override(device=device, vram_policy=policy, reserve_vram="1GiB"), gpus, False)
     assert plan.open_engine.args[0] == kind
-    assert plan.open_engine.keywords == {"vram_policy": chosen, "reserve_bytes": 1 << 30}
+    found = plan.open_engine.keywords
+    assert (found["vram_policy"], found["reserve_bytes"]) == (chosen, 1 << 30)
+
+
+def test_the_configured_products_reach_the_engine() -> None:
+    config = PoolConfig.model_validate({"pool": {"device": "cpu", "products": "reference"}})
+    engine = plan_pool(config, 0, can_grow=False).open_engine()
+    assert engine._products is Products.REFERENCE
+    engine.close()
 
 
 @pytest.mark.parametrize("allowed", [False, True])

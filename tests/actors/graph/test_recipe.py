@@ -17,6 +17,7 @@ from modelpool.actors.graph.recipe import (
     RecipeLowNoise,
     RecipeNoise,
     RecipeRegion,
+    RecipeUpscale,
 )
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -33,7 +34,7 @@ OTHER = {
     "quality": 80,
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "noise": RecipeNoise(eta=0.0), "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
-    "low_noise": RecipeLowNoise(0.9, 3.0),
+    "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 
 

@@ -108,8 +108,8 @@ def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, mo
         {"loras": ["sub/a"]},
         {"loras": ["a.safetensors:0.5"]},
         {"prompt": "embedding:a.pt:1.2"},
-        {"upscale": "sub/a.pth:2"},
-        {"hires": {"scale": 2, "strength": 0.5, "upscaler": "/weights/a.pth"}},
+        {"upscale": "sub/a"},
+        {"hires": {"scale": 2, "upscaler": "a.safetensors"}},
     ],
 )
 def test_a_name_that_may_be_a_relative_path_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:

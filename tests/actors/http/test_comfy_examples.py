@@ -137,6 +137,32 @@ def test_a_second_pass_over_a_scaled_image() -> None:
     assert "after they were scaled" in refusal(graph)
 
 
+def test_an_upscaler_enlarges_the_output_or_the_start_of_a_second_pass() -> None:
+    node = examples.node
+    graph = examples.basic()
+    graph["loader"] = node("UpscaleModelLoader", model_name="4x-sharp.pth")
+    graph["large"] = node("ImageUpscaleWithModel", upscale_model=["loader", 0], image=["decoded", 0])
+    graph["saved"]["inputs"]["images"] = ["large", 0]
+    upscale = made(graph)[0].upscale
+    assert upscale is not None
+    assert (upscale.model, upscale.scale) == ("4x-sharp", None)
+    graph["sized"] = node(
+        "ImageScale", image=["large", 0], upscale_method="area", width=128, height=128, crop="disabled"
+    )
+    graph["saved"]["inputs"]["images"] = ["sized", 0]
+    upscale = made(graph)[0].upscale
+    assert upscale is not None
+    assert upscale.scale == 2.0
+    graph = examples.upscaled() | {name: graph[name] for name in ("loader", "large", "sized")}
+    graph["again"]["inputs"]["pixels"] = ["sized", 0]
+    hires = made(graph)[0].hires
+    assert hires is not None
+    assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "picture")
+    graph["bigger"]["inputs"]["image"] = ["large", 0]
+    graph["again"]["inputs"]["pixels"] = ["bigger", 0]
+    assert "the factor of its upscaler is not known" in refusal(graph)
+
+
 def test_an_edit_reads_the_image_as_a_reference() -> None:
     (request,) = made(examples.kontext())
     assert (request.width, request.height, request.image) == (1024, 1024, None)

@@ -64,6 +64,18 @@ def test_jobs_are_followed_to_their_outputs(server: str) -> None:
     assert Image.open(BytesIO(image.content)).size == (64, 64)
 
 
+def test_options_of_a_run_are_applied_or_refused_by_name(server: str) -> None:
+    ends = []
+    for options in ({}, {"freeu": True, "pag.scale": 2}):
+        events = events_of(server, submitted(server, {**REQUEST, "options": options}))
+        ends += [data for kind, data in events if kind == "job"]
+    files = [requests.get(server + end["url"], timeout=60).content for end in ends]
+    plain, changed = (Image.open(BytesIO(file)).tobytes() for file in files)
+    assert plain != changed
+    refused = requests.post(f"{server}/api/jobs", json={**REQUEST, "options": {"slg": True}}, timeout=60)
+    assert (refused.status_code, "options.slg: not supported by model" in refused.text) == (400, True)
+
+
 def test_a_reader_that_connects_again_continues_after_its_last_event(server: str) -> None:
     submission = submitted(server, [REQUEST, {**REQUEST, "seed": 2}])
     events_of(server, submission)

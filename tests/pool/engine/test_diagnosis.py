@@ -66,7 +66,7 @@ def test_a_large_card() -> None:
     assert "float8_e4m3fn" in said(one, "quantized weights")[0]
     assert "nvfp4" not in said(one, "quantized weights")[0]
     assert said(one, "copies")[0].startswith("2 streams")
-    assert said(one, "staging")[0] == "through 96.0 MiB of pinned memory"
+    assert said(one, "staging")[0] == "through 128.0 MiB of pinned memory"
 
 
 def test_an_old_card() -> None:

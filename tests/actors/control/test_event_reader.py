@@ -1,0 +1,36 @@
+"""The thread that reads the events of a driver notifies those submissions that something has happened to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelpool.actors.control.event_reader import EventReader
+from modelpool.actors.wire.messages import ClientId, DriverEvents, SubmissionId, TaskProgress
+from modelpool.pool.specs.spec import JobId, Stage, WorkerId
+
+
+class Notes:
+    """A listener that keeps what it is notified of."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[Any, ...]] = []
+
+    def on_running(self, running: tuple[Any, ...]) -> None:
+        self.running.append(running)
+
+    def on_job_ended(self, job: Any) -> None: ...
+    def on_preview(self, made: Any) -> None: ...
+    def on_lost(self, reason: Exception) -> None: ...
+
+
+def test_a_submission_is_notified_of_its_own_tasks_only() -> None:
+    """Otherwise each event costs as much as there are submissions."""
+    reader = EventReader(None, ClientId("me"))  # type: ignore[arg-type]
+    notes = {name: Notes() for name in ("a", "b", "c")}
+    for name, each in notes.items():
+        reader.listen(SubmissionId(name), each)
+    task = TaskProgress(SubmissionId("a"), 0, JobId("a-0"), Stage.SAMPLE, WorkerId("gpu-0"), 1, 4)
+    for running in ((task,), (task,), (), ()):
+        reader._notify(DriverEvents(cursor=1, ended=(), running=running))
+    assert notes["a"].running == [(task,), (task,), ()]
+    assert notes["b"].running == notes["c"].running == []
