@@ -59,7 +59,7 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import file_of, output_address
 from modelpool.actors.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
-from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError, unknown_name
+from modelpool.pool.core.errors import UnknownName, UserError, unknown_name
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
@@ -187,10 +187,11 @@ class JobService:
         """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written, and
         UnusableField if their place has another layout."""
         address = output_address(new.output)
+        record = self._journal.begin(new)  # first: an id that is refused leaves no layout in a place of others
         if new.layout is not None:
             declare_layout(address, new.layout)
         open_outputs(address)
-        return self._journal.begin(new)
+        return record
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
         """Add requests to it; see `Journal.append`."""
@@ -253,8 +254,13 @@ class JobService:
     def cancel(self, submission_id: str) -> SubmissionRecord:
         """Cancel what has no outcome; runs stop at their next step. Raises UnknownName."""
         known = self._journal.find(submission_id).submission_id
+        with self._changed:
+            feed = self._feeds.get(known)
         self._journal.cancel(known)
         self._drop(known)
+        if feed is not None:  # its outputs so far are packed, too
+            with suppress(RuntimeError):  # the service stops
+                self._writers.submit(self._commit_or_hold, feed, ())
         return self._journal.find(known)
 
     def remove(self, submission_id: str) -> None:
@@ -417,8 +423,8 @@ class JobService:
             del self._opening[name]
         try:
             feed = opening.result()
-        except OutputFailed as problem:
-            self._hold(name, str(problem))
+        except Exception as problem:  # also a damaged layout or a bug: it must not hold up the other submissions
+            self._hold_for(name, problem)
             return None
         if record.trouble:
             self._journal.note_trouble(name, "")
@@ -434,6 +440,12 @@ class JobService:
         self._drop(name)
         with suppress(JournalFailed):  # of the same full disk
             self._journal.note_trouble(name, trouble)
+
+    def _hold_for(self, name: str, problem: Exception) -> None:
+        """Hold a submission whose outputs cannot be opened or completed."""
+        if not isinstance(problem, (UserError, JournalFailed)):
+            logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
+        self._hold(name, str(problem) or type(problem).__name__)
 
     def _next_chunks(self, feed: _Feed) -> Iterator[tuple[bool, list[PendingRequest]]]:
         """The next requests of `feed`, in runs of consecutive places, and whether they were sent before. Empty if the
@@ -566,10 +578,10 @@ class JobService:
                 if outcome is None:
                     feed.again.append(job.index)
             self._wake.set()
-        except (OutputFailed, JournalFailed) as problem:
-            self._hold(name, str(problem))
         except (PoolLost, UnknownDriver, Fenced):
             return  # the service's thread notices, too; the request has no outcome
+        except Exception as problem:  # nobody else reads it, and the request would be in the pool for ever
+            self._hold_for(name, problem)
 
     def _outcome_of(self, link: _Link, feed: _Feed, job: JobEnded) -> RequestOutcome | None:
         """Write the output of a job and return its outcome; None if the request has to run again. Raises
@@ -603,10 +615,10 @@ class JobService:
         """Commit outcomes of requests that did not run."""
         try:
             self._commit(feed, outcomes)
-        except (OutputFailed, JournalFailed) as problem:
-            self._hold(feed.record.submission_id, str(problem))
         except Fenced:
             return  # the service's thread notices, too
+        except Exception as problem:
+            self._hold_for(feed.record.submission_id, problem)
 
     def _commit(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes. Before the last one, complete what the place writes in parts: a submission that has ended

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.bodies import form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy_images import WorkflowImages
 from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
@@ -224,9 +225,8 @@ async def _submitted(
 def _requests(
     outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
 ) -> list[GenerateRequest]:
-    return [
-        request for output in outputs for request in requests_of(output, names, lambda name: uploads.image(owner, name))
-    ]
+    images = WorkflowImages(lambda name: uploads.image(owner, name))
+    return [request for output in outputs for request in requests_of(output, names, images)]
 
 
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:

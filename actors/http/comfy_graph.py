@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy_images import ReadImage, read_mask, read_steps
+from modelpool.actors.http.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy_node_types import (
     IMAGES,
     LORAS,
@@ -180,15 +180,16 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
 
 
 def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage) -> list[GenerateRequest]:
-    """Return a request for each image of an output: the images of a batch have seeds that count up. Raises UserError,
-    also of `read_image`.
+    """Return a request for each image of an output: the images of a batch have seeds that count up. Outputs that share
+    a `WorkflowImages` share its bound. Raises UserError, also of `read_image`.
     """
+    images = read_image if isinstance(read_image, WorkflowImages) else WorkflowImages(read_image)
     latent = output.latent
     fields: dict[str, Any] = {}
     if isinstance(latent.start, ScaledLatent):
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
-    fields |= _fields(latent, names, read_image)
+    fields |= _fields(latent, names, images)
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
@@ -347,7 +348,7 @@ def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
     return fields if on_text == use.strength else {**fields, "text_strength": on_text}
 
 
-def _fields(latent: SampledLatent, names: PoolNames, read_image: ReadImage) -> dict[str, Any]:
+def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
@@ -391,7 +392,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: ReadImage) -> d
     return fields
 
 
-def _start_fields(latent: SampledLatent, read_image: ReadImage) -> dict[str, Any]:
+def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
@@ -419,7 +420,7 @@ def _size(start: object) -> tuple[int, int]:
     return start.width, start.height
 
 
-def _region(region: RegionUse, size: tuple[int, int], read_image: ReadImage) -> dict[str, Any]:
+def _region(region: RegionUse, size: tuple[int, int], read_image: WorkflowImages) -> dict[str, Any]:
     """Return a region of a request for an image of `size`. Raises NodeUnsupported."""
     fields = {"prompt": region.text, "strength": region.strength}
     if region.mask is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from modelpool.actors.http.caller_images import MAX_CALL_PIXELS
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy_values import ImageFile, ImagePad, ImageScale, MaskFile
 from modelpool.actors.request.image_fields import MAX_SIDE
@@ -16,6 +17,29 @@ if TYPE_CHECKING:
 
 #: reads an uploaded image by its name
 ReadImage: TypeAlias = "Callable[[str], Image]"
+
+
+class WorkflowImages:
+    """Reads the images of a workflow. One image may be used by every node: all uses together have a bound in pixels."""
+
+    def __init__(self, read: ReadImage, most_pixels: int = MAX_CALL_PIXELS) -> None:
+        self._read = read
+        self._most_pixels = self._left_pixels = most_pixels
+
+    def __call__(self, name: str) -> Image:
+        """Read an image. Raises NodeUnsupported if there are too many pixels, and what the reader raises."""
+        image = self._read(name)
+        self.take(image.size)
+        return image
+
+    def take(self, size: tuple[int, int]) -> None:
+        """Count an image of this size. Raises NodeUnsupported if there are too many pixels."""
+        self._left_pixels -= size[0] * size[1]
+        if self._left_pixels < 0:
+            raise NodeUnsupported(
+                f"images: found more than {self._most_pixels} pixels in all uses of images, after scaling"
+            )
+
 
 #: pixels of an image that was scaled or padded: a few bytes of a workflow must not take much memory
 MOST_PIXELS = 1 << 24
@@ -30,7 +54,7 @@ _FILTERS = {
 _GRAY = (128, 128, 128, 255)
 
 
-def read_steps(image: ImageFile, read: ReadImage) -> Image:
+def read_steps(image: ImageFile, read: WorkflowImages) -> Image:
     """Return an image as the nodes behind its loader leave it. Raises UserError."""
     try:
         found = read(image.name)
@@ -38,12 +62,13 @@ def read_steps(image: ImageFile, read: ReadImage) -> Image:
             found = found.convert("RGBA")
         for step in image.steps:
             found = _scaled(found, step) if isinstance(step, ImageScale) else _padded(found, step)
+            read.take(found.size)
         return found
     except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
         raise UserError(f"{image.name}: the image cannot be read ({error})") from None
 
 
-def read_mask(mask: MaskFile, read: ReadImage) -> Image:
+def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
     """Return a mask that is white where the image is regenerated. Raises UserError."""
     from PIL import ImageFilter, ImageOps
 

@@ -69,13 +69,21 @@ class LiveView:
 
     def check_capacity(self, owner: str) -> None:
         """Raise HttpProblem if there are MOST_VIEWERS (503), or MOST_OF_USER of a user with a key (429)."""
+        if (problem := self._refusal(owner)) is not None:
+            raise problem
+
+    def _refusal(self, owner: str) -> HttpProblem | None:
         if self._viewers.total() >= MOST_VIEWERS:
-            raise HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", _RETRY)
+            return HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", _RETRY)
         if owner and self._viewers[owner] >= MOST_OF_USER:
-            raise HttpProblem(429, f"{MOST_OF_USER} pages of {owner} follow this server already", _RETRY)
+            return HttpProblem(429, f"{MOST_OF_USER} pages of {owner} follow this server already", _RETRY)
+        return None
 
     async def changes(self, owner: str) -> AsyncIterator[str]:
-        """Yield everything that `owner` may see, and then what changes, as JSON (see `LiveBoard.changes`)."""
+        """Yield everything that `owner` may see, and then what changes, as JSON (see `LiveBoard.changes`). Yields
+        nothing if others have taken the last places since `check_capacity`."""
+        if self._refusal(owner) is not None:
+            return
         board = self._boards.setdefault(owner, LiveBoard())
         self._viewers[owner] += 1
         self._start()

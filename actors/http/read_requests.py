@@ -159,7 +159,9 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
 def _image(name: str, place: Path) -> Image:
     from modelpool.actors.request.image_fields import image_of_bytes
 
-    plain = name.removesuffix(" [input]")
+    plain = Path(name.removesuffix(" [input]"))
+    if plain.is_absolute() or ".." in plain.parts:  # the file comes from anybody: it names no file elsewhere
+        raise unusable_field("image", name, f"a file next to {place}")
     for path in (place.parent / plain, place.parent / "input" / plain):
         if path.is_file():
             return image_of_bytes(name, path.read_bytes())

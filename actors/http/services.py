@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class Services:
             if not self.has_siblings or not file or Path(file).name != file:
                 raise
             path = owner_folder(self.folder, owner) / file
-            if not path.is_file():
+            if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
                 raise
             return path
         end = output_of(submission, index)

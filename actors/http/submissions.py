@@ -190,7 +190,8 @@ class HttpSubmission:
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
         before = self.previews
-        old = {index: preview for index, preview in before.items() if found.get(index) is preview}
+        # those of detached jobs are copies at every question; readers recognize a new one by its identity
+        old = {index: preview for index, preview in before.items() if found.get(index) == preview}
         self.previews = {**old, **{index: preview for index, preview in found.items() if index not in old}}
 
     def ask_for_previews(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.actors.outputs.objects import ObjectPrefix
-from modelpool.actors.request.json_text import parse_json
+from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
@@ -111,7 +111,10 @@ def _words(layout: OutputLayout) -> str:
 
 
 def _parsed(content: bytes, name: str) -> OutputLayout:
-    fields = parse_json(content)
+    try:
+        fields = parse_json(content)
+    except NotJson as problem:
+        raise UserError(f"{name}: {problem}") from None
     kinds = [kind.value for kind in LayoutKind]
     if not isinstance(fields, Mapping) or fields.get("layout") not in kinds:
         raise UserError(f"{name}: found {content[:80]!r}, expected an object with a layout of {', '.join(kinds)}")

@@ -21,8 +21,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from modelpool.actors.job_files.table_rows import import_arrow
 from modelpool.actors.outputs.entries import ManifestEntry
-from modelpool.actors.outputs.layout import OutputLayout, objects_at
+from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, objects_at
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.place import DamagedOutput, KeptImage, WrittenOutput
 from modelpool.actors.outputs.shard_files import Packed, entry_starts, read_from_shard, write_shard
@@ -35,8 +36,20 @@ from modelpool.actors.outputs.shard_plan import (
     parse_plan,
 )
 from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import OutputFailed
+
+
+@contextlib.contextmanager
+def _shard_failures() -> Iterator[None]:
+    """Raise FolderFailed for what creating a shard raises: it concerns all outputs, and not the one that is written."""
+    try:
+        yield
+    except FolderFailed:
+        raise
+    except (OutputFailed, OSError) as problem:  # OSError: of the temporary folder, which may be full
+        raise FolderFailed(f"no shard can be created: {problem}") from problem
 
 
 class ShardedOutputs:
@@ -55,7 +68,7 @@ class ShardedOutputs:
         self._packing = threading.Lock()
         self._packer: ThreadPoolExecutor | None = None
         self._packed: Future[None] | None = None
-        #: guards everything below
+        #: guards everything below, and the two above
         self._lock = threading.Lock()
         self._plans: dict[int, ShardPlan] = {}
         #: plans whose shard exists
@@ -87,12 +100,14 @@ class ShardedOutputs:
         return self._own(self._staged.path_of(file))
 
     def prepare(self) -> None:
-        """See `OutputPlace`."""
+        """See `OutputPlace`. Raises UserError if the library of the shards is missing: not after everything ran."""
+        if self._layout.kind is LayoutKind.PARQUET:
+            import_arrow("pyarrow.parquet", str(self.path))
         self._staged.prepare()
 
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """See `OutputPlace`. Also begins a shard, in the background, if there are enough outputs for one. While there
-        are enough for two, it waits. Raises what creating a shard raised since the last call.
+        are enough for two, it waits. Raises FolderFailed if a shard could not be created since the last call.
         """
         self._begin()
         self._raise_problem(wait=self._waiting_count() >= 2 * self._layout.shard_rows)
@@ -107,20 +122,20 @@ class ShardedOutputs:
         with self._lock:
             if image.key not in self._planned:
                 self._waiting[image.key] = entry
-            is_enough = len(self._waiting) >= self._layout.shard_rows
-            is_idle = self._packed is None
-        if is_enough and is_idle:
-            self._start_packing()
+            if len(self._waiting) >= self._layout.shard_rows:
+                self._start_packing()
         return replace(written, path=self._own(str(written.path)))
 
     def finish(self) -> None:
         """See `OutputPlace`: put what is in no shard into a last one, which may be smaller, and wait for it."""
         self._begin()
         self._raise_problem(wait=True)
-        if self._packer is not None:
-            self._packer.shutdown()
-            self._packer = None
-        self._pack(takes_rest=True)
+        with self._lock:
+            packer, self._packer = self._packer, None
+        if packer is not None:
+            packer.shutdown()
+        with _shard_failures():
+            self._pack(takes_rest=True)
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`."""
@@ -235,14 +250,21 @@ class ShardedOutputs:
             self._is_read = True
 
     def _start_packing(self) -> None:
+        """Begin a shard unless one is begun. Holds `_lock`."""
+        if self._packed is not None:
+            return
         if self._packer is None:
             self._packer = ThreadPoolExecutor(1, thread_name_prefix="modelpool shards")
         self._packed = self._packer.submit(self._pack, False)
 
     def _raise_problem(self, wait: bool) -> None:
-        """Raise what creating a shard raised, once. With `wait`, wait for one that is being created."""
-        if self._packed is not None and (wait or self._packed.done()):
-            packed, self._packed = self._packed, None
+        """Raise FolderFailed if creating a shard failed, once. With `wait`, wait for one that is being created."""
+        with self._lock:  # of several writers, one gets the problem
+            packed = self._packed
+            if packed is None or not (wait or packed.done()):
+                return
+            self._packed = None
+        with _shard_failures():
             packed.result()
 
     def _pack(self, takes_rest: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import tempfile
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def machine_folder() -> Path:
             each.mkdir(mode=_OWN_MODE, exist_ok=True)
     except OSError as error:
         raise OutputFailed(f"{folder}: cannot be created ({error.strerror or error})") from None
-    if not _is_own(folder):
-        raise OutputFailed(f"{folder}: belongs to another user, expected a folder of this one")
+    for each in (state, folder):  # another user may have created the first one a moment ago
+        if not _is_own(each):
+            raise OutputFailed(f"{each}: belongs to another user, expected a folder of this one")
     return folder
 
 
@@ -93,17 +95,23 @@ def _in_temporary_folder() -> Path:
 def _is_usable(folder: Path) -> bool:
     """Whether this user can write the folder, or create it."""
     for place in (folder, *folder.parents):
-        if place.exists():
-            # in the shared temporary folder, another user may have created one with our name
-            return place.is_dir() and os.access(place, os.W_OK | os.X_OK) and (place != folder or _is_own(folder))
+        if os.path.exists(place):  # Path.exists raises below a folder that this user must not enter
+            can_write = os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+            return can_write and (place != folder or _is_own(folder))
     return False
 
 
 def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user. In the shared temporary folder, another user may have created one with our
+    name, or a link to a folder of ours that everybody can write, such as Ray's: neither counts there.
+    """
+    is_shared = folder.parent == Path(tempfile.gettempdir())
     try:
-        return folder.is_dir() and folder.stat().st_uid == _user()
+        found = folder.lstat() if is_shared else folder.stat()
     except OSError:
         return False
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == _user()
+    return is_ours and not (is_shared and found.st_mode & stat.S_IWOTH)
 
 
 def _user() -> int:

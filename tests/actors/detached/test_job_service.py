@@ -5,6 +5,7 @@ The pool runs in this process with fake engines; the service is dropped as a cra
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -30,6 +31,7 @@ from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
+from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.scheduler.tables.messages import Outcome
@@ -238,7 +240,53 @@ def test_a_submission_that_its_place_does_not_fit_is_refused_and_so_is_a_templat
         service.pool.submit_detached(request, output=service.out, name="{id}")
     with pytest.raises(UserError, match="belongs to a submission of 1 requests"):
         service.pool.submit_detached(request, output=service.out, jobs_id="files", name="{seed}")
+    # nor has it left a layout in a place that another submission may have as files
+    with pytest.raises(UserError, match="belongs to a submission of 1 requests"):
+        service.pool.submit_detached(request, output=service.folder / "new", jobs_id="files", layout=layout)
+    assert not (service.folder / "new").exists()
     assert [record.submission_id for record in service.pool.detached()] == ["files"]
+
+
+def test_a_shard_that_cannot_be_completed_holds_its_submission_until_it_can_be(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary folder is full, say. The last output was never committed, and the submission never ended."""
+    finish, is_full = ShardedOutputs.finish, threading.Event()
+    is_full.set()
+
+    def finish_with_space(outputs: ShardedOutputs) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finish(outputs)
+
+    monkeypatch.setattr(ShardedOutputs, "finish", finish_with_space)
+    jobs = service.submit(prompts(3), layout=OutputLayout(LayoutKind.WEBDATASET, 4))
+    service.until(lambda: "No space left" in jobs.progress().waiting_for)
+    is_full.clear()
+    assert jobs.wait(WAIT_SECONDS).succeeded == 3
+    assert len(list(service.out.glob("shard-*.tar"))) == 1
+
+
+def test_the_outputs_of_a_cancelled_submission_are_packed_too(service: Service) -> None:
+    jobs = service.submit([*prompts(2), ENDLESS], layout=OutputLayout(LayoutKind.WEBDATASET, 4))
+    service.until(lambda: jobs.progress().record.succeeded == 2)
+    assert jobs.cancel().cancelled == 1
+    service.until(lambda: list(service.out.glob("shard-*.tar")))
+    service.until(lambda: not list(service.out.glob("*.png")))
+
+
+def test_a_damaged_layout_holds_its_submission_only(service: Service) -> None:
+    """The service connected to the controller again and again, and cancelled what the others had there."""
+    jobs = service.submit([*prompts(2), ENDLESS])
+    service.until(lambda: jobs.progress().record.succeeded == 2)
+    service.crash()
+    (service.out / "layout.json").write_text("[")
+    service.reopen()
+    service.until(lambda: "layout.json" in jobs.progress().record.trouble)
+    request = GenerateRequest(model="shapes", prompt="b", seed=1, steps=3)
+    other = service.pool.submit_detached(request, output=service.folder / "other")
+    assert other.wait(WAIT_SECONDS).succeeded == 1
+    jobs.cancel()
 
 
 def test_jobs_run_without_their_driver(service: Service) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from modelpool.actors.http.comfy_export import api_format
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy_images import WorkflowImages
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.request.requests import GenerateRequest
@@ -99,6 +100,23 @@ def test_a_second_sampler_on_scaled_latents_is_a_second_pass() -> None:
     again["inputs"]["cfg"] = 2.0
     with pytest.raises(NodeUnsupported, match="cfg"):
         made(graph)
+
+
+def test_all_uses_of_images_have_a_bound_in_pixels() -> None:
+    """Each ControlNet reads and scales its image: a workflow of some KB took many GB."""
+    graph = changed(positive=["13", 0])
+    graph["9"] = {"class_type": "LoadImage", "inputs": {"image": "edges.png"}}
+    scale = {"image": ["9", 0], "upscale_method": "nearest-exact", "width": 512, "height": 512, "crop": "disabled"}
+    graph["10"] = {"class_type": "ImageScale", "inputs": scale}
+    graph["11"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": "canny.safetensors"}}
+    apply = {"conditioning": ["3", 0], "control_net": ["11", 0], "image": ["10", 0], "strength": 1.0}
+    graph["12"] = {"class_type": "ControlNetApply", "inputs": apply}
+    graph["13"] = {"class_type": "ControlNetApply", "inputs": {**apply, "conditioning": ["12", 0]}}
+    (output,) = outputs_of(graph, NAMES)
+    one_use = 64 * 64 + 512 * 512
+    assert requests_of(output, NAMES, WorkflowImages(read_image, 2 * one_use))
+    with pytest.raises(NodeUnsupported, match="pixels in all uses"):
+        requests_of(output, NAMES, WorkflowImages(read_image, 2 * one_use - 1))
 
 
 def test_controlnets_guidance_and_layers_become_fields() -> None:

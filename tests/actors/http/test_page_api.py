@@ -232,6 +232,9 @@ def test_one_user_cannot_hold_the_viewers_of_all(tmp_path: Path, monkeypatch: py
             with pytest.raises(HttpProblem, match="pages of ann") as refused:
                 live.check_capacity("ann")
             assert refused.value.status == 429
+            # as of calls that were checked at the same moment as the first one
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(anext(live.changes("ann")), 5)
             live.check_capacity("bob")
             live.check_capacity("")
 
@@ -280,15 +283,15 @@ def test_an_output_that_only_another_replica_follows_is_found_by_its_file_in_the
     async def statuses(has_siblings: bool) -> list[int]:
         app = application(RefusingPool(), settings, tmp_path, has_siblings=has_siblings)
         paths = ("/api/jobs/unknown/outputs/0/thumbnail", "/api/jobs/unknown/outputs/0")
-        named = (("ann", "one.png"), ("bob", "one.png"), ("ann", ""), ("ann", "../../other.png"))
+        named = (("ann", "one.png"), ("bob", "one.png"), ("ann", ""), ("ann", "../../other.png"), ("ann", "a" * 300))
         return [
             (await call(app, "GET", path, headers=auth(user), query=f"file={file}")).status
             for user, file in named
             for path in paths
         ]
 
-    assert asyncio.run(statuses(has_siblings=True)) == [200, 200, *[404] * 6]
-    assert asyncio.run(statuses(has_siblings=False)) == [404] * 8
+    assert asyncio.run(statuses(has_siblings=True)) == [200, 200, *[404] * 8]
+    assert asyncio.run(statuses(has_siblings=False)) == [404] * 10
 
 
 def test_thumbnails_are_small_and_their_cache_is_bounded(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from modelpool.actors.http.read_requests import ReadFields, fields_of_texts, rea
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.errors import UserError
+from tests.actors.http.test_comfy_graph import with_start
 
 #: (name, family of the model, text, expected values of fields, beginnings of the notes)
 A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
@@ -320,6 +321,23 @@ def test_images_and_files_are_read(tmp_path: Path) -> None:
     assert not differing(request, {**expected, "steps": 4})
     assert not differing(read_fields(tmp_path / "notes.txt").request(), expected)
     assert not differing(request_like(tmp_path / "graph.json"), COMFYUI[0][2])
+
+
+def test_a_workflow_of_anybody_names_no_image_elsewhere(tmp_path: Path) -> None:
+    """An image that was found on the web could have any image of the disk read."""
+    for name in ("private.png", "sub/ours.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64)).save(tmp_path / name)
+    (tmp_path / "found").mkdir()
+    for named in (str(tmp_path / "private.png"), "../private.png"):
+        graph = with_start()
+        graph["9"]["inputs"]["image"] = named
+        (tmp_path / "found" / "graph.json").write_text(json.dumps(graph))
+        with pytest.raises(UserError, match=r"private\.png"):
+            read_fields(tmp_path / "found" / "graph.json")
+    graph["9"]["inputs"]["image"] = "sub/ours.png"
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    assert read_fields(tmp_path / "graph.json").request().image is not None
 
 
 def test_a_strength_is_used_with_the_image_that_it_was_for() -> None:

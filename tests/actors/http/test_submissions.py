@@ -18,6 +18,7 @@ from modelpool.actors.http.services import output_of
 from modelpool.actors.http.submissions import HttpSubmission, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.results.progress import Progress
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId, RunErrorKind
@@ -216,3 +217,14 @@ def test_outputs_of_a_detached_submission_are_where_it_has_them(tmp_path: Path) 
         await submissions.close()
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_an_equal_preview_of_a_job_is_no_new_one() -> None:
+    """Previews of detached jobs come from another process: readers got the same one again and again."""
+    submission = HttpSubmission("s1", "ann", "native", 1, lambda: None, detached=True)
+    submission.note_previews({0: ImagePreview(1, 4, b"first", index=0, job_id=JobId("a"))})
+    first = submission.previews[0]
+    submission.note_previews({0: ImagePreview(1, 4, b"first", index=0, job_id=JobId("a"))})
+    assert submission.previews[0] is first
+    submission.note_previews({0: ImagePreview(2, 4, b"second", index=0, job_id=JobId("a"))})
+    assert submission.previews[0].content == b"second"

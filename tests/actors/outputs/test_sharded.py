@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
+import sys
 import tarfile
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput, encoded
 from modelpool.actors.outputs.place import OutputPlace, possible_names
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels, output_key
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError
@@ -359,3 +364,46 @@ def test_labels_are_in_every_image_format(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"image.{ending}"
     path.write_bytes(encoded(image().output, recipe, labels))
     assert labels_in(path) == labels
+
+
+class PackedMeanwhile(Future[None]):
+    """A shard that failed; whenever a writer asks for it, another one does so, too."""
+
+    def __init__(self, outputs: ShardedOutputs, problem: Exception) -> None:
+        super().__init__()
+        self._outputs, self._asks = outputs, True
+        self.found: list[str] = []
+        self.set_exception(problem)
+
+    def done(self) -> bool:
+        if self._asks:
+            self._asks = False
+            other = threading.Thread(target=self._ask)
+            other.start()
+            other.join(0.1)
+        return True
+
+    def _ask(self) -> None:
+        try:
+            self._outputs._raise_problem(wait=False)
+        except UserError as problem:
+            self.found.append(str(problem))
+
+
+def test_a_failed_shard_concerns_the_place_and_is_reported_by_one_of_its_writers(tmp_path: Path) -> None:
+    """A full temporary folder failed the output that was written next, and a second writer at that moment got an
+    AttributeError."""
+    outputs = opened(tmp_path / "outputs")
+    assert isinstance(outputs, ShardedOutputs)
+    outputs._packed = packed = PackedMeanwhile(outputs, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(FolderFailed, match="no shard can be created"):
+        outputs._raise_problem(wait=False)
+    outputs._raise_problem(wait=False)
+    assert packed.found == []
+
+
+def test_a_place_of_parquet_shards_needs_their_library_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was missed when the first shard was full."""
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match="pyarrow"):
+        opened(tmp_path / "outputs", LayoutKind.PARQUET)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,44 @@ def test_without_a_home_that_can_be_written_the_temporary_folder_is_used(tmp_pat
     assert cache_folder() == tmp_path / f"modelpool-{os.getuid()}-cache"
     (tmp_path / f"modelpool-{os.getuid()}").write_text("a file")
     with pytest.raises(OutputFailed, match="no writable folder for modelpool's state"):
+        state_folder()
+
+
+def test_a_home_that_must_not_be_entered_is_no_home(tmp_path, monkeypatch) -> None:
+    """As with HOME=/root in a container whose process has another user: every command ended with PermissionError."""
+
+    def refuse(path, *args: Any, **kwargs: Any) -> os.stat_result:
+        if "/home/" in os.fspath(path):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return found(path, *args, **kwargs)
+
+    found = os.stat
+    monkeypatch.setattr("os.stat", refuse)  # root, who may run the tests, enters every folder
+    monkeypatch.setattr("os.access", lambda path, mode: "/home" not in os.fspath(path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert state_folder() == tmp_path / f"modelpool-{os.getuid()}"
+    assert former_machine_folders() == ()
+
+
+def test_a_link_or_a_folder_that_everybody_can_write_in_the_temporary_folder_is_not_ours(tmp_path, monkeypatch) -> None:
+    """Another user can link our name to a folder of ours that everybody can write, as Ray's is, and put run files
+    there: their addresses would be trusted, and the caches read."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path / f"modelpool-{os.getuid()}"
+    open_to_all = tmp_path / "ray"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    place.symlink_to(open_to_all)
+    assert former_machine_folders() == ()
+    monkeypatch.setenv("HOME", str(tmp_path / "in the way" / "home"))
+    (tmp_path / "in the way").write_text("a file")
+    with pytest.raises(OutputFailed, match="no writable folder"):
+        state_folder()
+    place.unlink()
+    place.mkdir(mode=0o700)
+    assert state_folder() == place
+    place.chmod(0o777)
+    with pytest.raises(OutputFailed, match="no writable folder"):
         state_folder()
 
 
