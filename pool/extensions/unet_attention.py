@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import COND, UNCOND
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.run_options import HyperTile, RunOptions
+from modelpool.pool.core.run_options import HyperTile, RunOptions, SelfAttention
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions
 from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, unet_blocks
@@ -76,7 +76,7 @@ def _replacement(
         perturbed = extra.get(PERTURBED)
         if is_middle and perturbed == "pag":
             return v_BLD
-        if is_middle and perturbed is None and options.sag is not None and clock.acts(options.sag):
+        if is_middle and perturbed is None and options.sag is not None and _will_read(options, options.sag, clock):
             _remember(attended, q_BLD, k_BLD, extra)
         if options.hypertile is not None:
             return in_tiles(below, q_BLD, k_BLD, v_BLD, extra, options.hypertile)
@@ -84,6 +84,11 @@ def _replacement(
         return out_BLD
 
     return attend
+
+
+def _will_read(options: RunOptions, sag: SelfAttention, clock: StepClock) -> bool:
+    """Whether SAG reads the attention of this step: in this step, or with DeepCache in one that does not compute it."""
+    return clock.acts(sag) or (options.deepcache is not None and clock.now < sag.end * clock.schedule.steps)
 
 
 def _attend(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, extra: Extra) -> Tensor:

@@ -344,6 +344,8 @@ def test_hashes_stand_in_for_names_that_are_not_known() -> None:
         ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Zigzag, CFG scale: 7, Model: m"}, "unknown sampler 'Zigzag'"),
         ({PARAMETERS_KEY: "x\nSteps: many, Sampler: Euler, CFG scale: 7, Model: m"}, "Steps: found 'many'"),
         ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Size: big, Model: m"}, "Size: found 'big'"),
+        ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Seed: 1e5, Model: m"}, "Seed: found '1e5', expected a whole"),
+        ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Sigmas: 9 a 0, Model: m"}, "Sigmas: found '9 a 0'"),
         (
             {PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Size: 64x64, Hires resize: 128x64, Model: m"},
             "Hires resize: found '128x64', expected the proportions of 64x64",
