@@ -159,9 +159,11 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
 def _image(name: str, place: Path) -> Image:
     from modelpool.actors.request.image_fields import image_of_bytes
 
-    plain = name.removesuffix(" [input]")
+    plain = Path(name.removesuffix(" [input]"))
+    # the workflow may be of somebody else: it names no other files of this machine
+    is_inside = not plain.is_absolute() and ".." not in plain.parts
     for path in (place.parent / plain, place.parent / "input" / plain):
-        if path.is_file():
+        if is_inside and path.is_file():
             return image_of_bytes(name, path.read_bytes())
     raise unusable_field("image", name, f"a file next to {place}")
 
