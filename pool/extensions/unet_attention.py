@@ -40,15 +40,9 @@ def with_unet_attention(
     transformer: TransformerOptions, options: RunOptions, unet: nn.Module, clock: StepClock, attended: AttendedTokens
 ) -> TransformerOptions:
     """Return `transformer` with the self-attention that `options` need in `unet`. Replacements that it already has
-    still run, inside. Raises UnusableField for a UNet without the attention that an option perturbs."""
+    still run, inside."""
     table = transformer.patches_replace.get(ReplacePoint.ATTN1, {})
-    blocks = unet_blocks(unet)
-    for name in ("pag", "sag"):
-        if getattr(options, name) is not None and not any(
-            _is_middle(block) and _attends(block, unet) for block in blocks
-        ):
-            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
-    for block in blocks:
+    for block in unet_blocks(unet):
         is_middle = _is_middle(block) and (options.pag is not None or options.sag is not None)
         if not _attends(block, unet) or not (is_middle or options.hypertile is not None):
             continue
@@ -58,6 +52,15 @@ def with_unet_attention(
             function = _replacement(patch, options, clock, attended, is_middle)
             transformer = transformer.with_attn1_replace(function, *block.key, number)
     return transformer
+
+
+def check_attention(options: RunOptions, unet: nn.Module) -> None:
+    """Raise UnusableField for a UNet without the attention that one of `options` perturbs or reads."""
+    for name in ("pag", "sag"):
+        if getattr(options, name) is not None and not any(
+            _is_middle(block) and _attends(block, unet) for block in unet_blocks(unet)
+        ):
+            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
 
 
 def _is_middle(block: UnetBlockInfo) -> bool:
