@@ -49,6 +49,8 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
         yield "upscaler", f"{upscale.model}, scale {upscale.scale:g}{tiles}  (sha256 {upscale.sha256})"
     if recipe.low_noise is not None:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
+    for name, settings in recipe.options.items():
+        yield f"option {name}", ", ".join(f"{setting} {value}" for setting, value in settings.items())
     for lora in recipe.loras:
         where = f" on the {lora.noise}-noise expert" if lora.noise else ""
         on_text = "" if lora.text_strength is None else f", {lora.text_strength:g} on the text encoders"

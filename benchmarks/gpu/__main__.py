@@ -11,21 +11,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.gpu.measurements import Measurement, read_measurements, table_of
+from benchmarks.gpu.setting import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 #: seconds that a part may take to stop by itself after its time
 GRACE_SECONDS = 3.0
 #: a part is not started with less
 LEAST_SECONDS = 5.0
+#: folder in memory on Linux
+SHARED_MEMORY = Path("/dev/shm")
+#: for the largest model and some reserve
+MODEL_BYTES = 40 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,16 @@ def seconds_for(part: Part, later: Sequence[Part], left_seconds: float) -> float
 
 
 def run_parts(
-    parts: Sequence[Part], minutes: float, out: Path, command_of: Callable[[Part, float, Path], Sequence[str]]
+    parts: Sequence[Part],
+    minutes: float,
+    out: Path,
+    models: Path,
+    command_of: Callable[[Part, float, Path], Sequence[str]],
 ) -> None:
     """Run the parts one after the other and write the results after each.
 
-    `command_of` returns the command of a part, with its seconds and the file for its measurements.
+    `command_of` returns the command of a part, with its seconds and the file for its measurements. Parts write models
+    to the folder `models`, which is emptied after each: one that was ended leaves tens of gigabytes in memory.
     """
     out.mkdir(parents=True, exist_ok=True)
     rows_path = out / "rows.jsonl"
@@ -86,6 +98,8 @@ def run_parts(
             started = time.monotonic()
             outcome = _run_child(command_of(part, seconds, rows_path), seconds, log.fileno())
             took_seconds = time.monotonic() - started
+            for left in models.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
             ended.append({"part": part.name, "seconds": round(took_seconds, 1), "outcome": outcome})
             if outcome != "done":
                 _append(rows_path, Measurement(part.name, "the whole part", is_met=False, note=outcome))
@@ -140,10 +154,14 @@ def main() -> None:
     def command_of(part: Part, seconds: float, rows_path: Path) -> list[str]:
         command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, "--device", asked.device, "--size", size]
         command += ["--rows", str(rows_path), "--seconds", f"{seconds - GRACE_SECONDS:.1f}"]
-        return command + (["--models", str(asked.models.resolve())] if asked.models is not None else [])
+        return [*command, "--models", str(models)]
 
     parts = [part for part in PARTS if part.name in names]
-    run_parts(parts, asked.minutes, asked.out.resolve(), command_of)
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > MODEL_BYTES
+    root = asked.models or (SHARED_MEMORY if has_room and size == "full" else None)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as folder:
+        models = Path(folder).resolve()
+        run_parts(parts, asked.minutes, asked.out.resolve(), models, command_of)
     print((asked.out / "table.md").read_text(encoding="utf-8"))
 
 

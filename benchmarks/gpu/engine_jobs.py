@@ -160,12 +160,14 @@ class EngineJobs:
         return OutputShape(extent.width, extent.height, **duration)  # type: ignore[arg-type]
 
 
-def open_engine(device: str, budget_bytes: int | None = None) -> Engine:
-    """Return an engine that may use `budget_bytes`, and as many threads as torch chooses on a CPU."""
+def open_engine(device: str, budget_bytes: int | None = None, compiles: bool = False) -> Engine:
+    """Return an engine that may use `budget_bytes`, and as many threads as torch chooses on a CPU; `compiles` as in
+    `EngineSettings`."""
     if device == "sim":
         from modelpool.pool.devices.sim import device as sim
 
         sim.install()
         budget_bytes = budget_bytes or 2 << 30
         sim.configure(0, budget_bytes)
-    return Engine.open(EngineSettings(device, 0, budget_bytes, threads=torch.get_num_threads()))
+    threads = torch.get_num_threads()
+    return Engine.open(EngineSettings(device, 0, budget_bytes, threads=threads, compiles=compiles))

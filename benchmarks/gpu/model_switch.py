@@ -6,6 +6,7 @@ from benchmarks.full_size import FULL_SIZE, write_model
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.transfers import MIB, pinned_rate, torch_device
 from modelpool.pool.specs.spec import Role
 
 MODELS = ("sdxl", "flux")
@@ -19,6 +20,8 @@ def run(record: Record, setting: Setting) -> None:
     paths = [write_model(name, setting.models, setting.small) for name in MODELS]
     side = 64 if setting.small else 512
     extent = Extent(side, side, 1)
+    # not the rate that the engine measures, which is that of its own copies
+    link = pinned_rate(torch_device(setting.device), (4 if setting.small else 512) * MIB)
     probe = open_engine(setting.device)
     try:
         each = [EngineJobs(path, probe) for path in paths]
@@ -26,7 +29,6 @@ def run(record: Record, setting: Setting) -> None:
     finally:
         probe.close()
     engine = open_engine(setting.device, budget_bytes)
-    link = engine.introduce().link_bytes_per_second
     try:
         each = [EngineJobs(path, engine) for path in paths]
         texts = [jobs.texts() for jobs in each]

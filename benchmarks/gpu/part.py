@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.measurements import OutOfTime, Record
-from benchmarks.gpu.setting import Setting
-
-#: folder in memory on Linux
-SHARED_MEMORY = Path("/dev/shm")
-#: for the largest model and some reserve
-MODEL_BYTES = 40 << 30
+from benchmarks.gpu.setting import PREFIX, Setting
 
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
@@ -45,9 +39,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path)
     asked = parser.parse_args()
     record = Record(asked.rows, asked.part, asked.seconds)
-    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > MODEL_BYTES
-    root = asked.models or (SHARED_MEMORY if has_room and asked.size == "full" else None)
-    with tempfile.TemporaryDirectory(prefix="modelpool_gpu_", dir=root) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models) as folder:
         setting = Setting(asked.device, asked.size == "small", Path(folder))
         try:
             part_named(asked.part)(record, setting)

@@ -67,14 +67,22 @@ def run(record: Record, setting: Setting, model: str) -> None:
         record.skip("diffusers pipeline", "no texts were encoded" if not texts else "it needs a device of its own")
         return
     dtype = torch.float32 if not is_cuda else torch.float16 if model in ("sd15", "sdxl") else torch.bfloat16
+    compiled_rate = 0.0
     with record.attempting("diffusers pipeline", least_seconds=10.0 if is_cuda else 0.0):
-        measure_pipeline(record, path, torch_device(setting.device), dtype, extent, texts, rate, compiles=is_cuda)
+        compiled_rate = measure_pipeline(
+            record, path, torch_device(setting.device), dtype, extent, texts, rate, compiles=is_cuda
+        )
     gc.collect()
     synchronize(torch_device(setting.device))
     if is_cuda:
         torch.cuda.empty_cache()
     with record.attempting("half resident", least_seconds=10.0 if is_cuda else 0.0):
         measure_half_resident(record, setting, path, extent, texts, resident_seconds)
+    if not compiled_rate:
+        record.skip("engine compiled", "there is no figure of diffusers compiled")
+        return
+    with record.attempting("engine compiled", least_seconds=30.0):
+        measure_compiled(record, setting, path, extent, texts, compiled_rate)
 
 
 def measure_engine(
@@ -157,7 +165,8 @@ def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> 
     for role in (Role.DIFFUSION_MODEL, Role.VAE):
         parts[facts.folders[role]] = checkpoint.build(role).module.to(device, dtype)
     vae, latent = parts[facts.folders[Role.VAE]], checkpoint.latent
-    known = {"scaling_factor": latent.scaling_factor, "shift_factor": latent.shift}  # no tensor determines them
+    # no tensor determines these; and the pipeline decodes in the same dtype as the engine, not in float32
+    known = {"scaling_factor": latent.scaling_factor, "shift_factor": latent.shift, "force_upcast": False}
     vae.register_to_config(**{name: value for name, value in known.items() if name in vae.config})
     parts["scheduler"] = getattr(diffusers, scheduler.name)(**scheduler.settings)
     pipeline = kind(**parts)
@@ -174,8 +183,9 @@ def measure_pipeline(
     texts: Sequence[Encoded],
     rate: float,
     compiles: bool,
-) -> None:
-    """Record the images per second of the pipeline, and those of the engine relative to it."""
+) -> float:
+    """Record the images per second of the pipeline, and those of the engine relative to it. Return those of the
+    compiled pipeline; 0 if it was not measured."""
     pipeline = diffusers_pipeline(path, device, dtype)
     call = call_of(pipeline, extent, texts, device, dtype)
     call()
@@ -185,10 +195,10 @@ def measure_pipeline(
                rate * seconds >= LEAST_RATE)  # fmt: skip
     if not compiles:
         record.skip("diffusers compiled", "only on CUDA")
-        return
+        return 0.0
     if record.seconds_left < 60:
         record.skip("diffusers compiled", "out of time")
-        return
+        return 0.0
     model = getattr(pipeline, "transformer", None) or pipeline.unet
     model.compile_repeated_blocks(fullgraph=True)
     started = time.perf_counter()
@@ -197,6 +207,31 @@ def measure_pipeline(
     seconds = median_seconds(device, call, TURNS)
     record.add("images per second, diffusers compiled", 1 / seconds, "1/s")
     record.add("engine (eager) relative to diffusers compiled", rate * seconds, "", 1.0)
+    return 1 / seconds
+
+
+def measure_compiled(
+    record: Record, setting: Setting, path: Path, extent: Extent, texts: Sequence[Encoded], compiled_rate: float
+) -> None:
+    """Record the images per second of an engine that compiles, relative to the compiled pipeline."""
+    engine = open_engine(setting.device, compiles=True)
+    try:
+        jobs = EngineJobs(path, engine)
+        work = jobs.sample_work(extent)
+        started = time.perf_counter()
+        jobs.decode(extent, jobs.sample(work, texts))
+        record.add("engine compiled, first image", time.perf_counter() - started, "s")
+        seconds = []
+        for turn in range(TURNS):
+            jobs.decode(extent, jobs.sample(replace(work, seed=turn), texts))
+            seconds.append(sum(cost.run_seconds for cost in jobs.costs[-2:]))
+        relative = 1 / statistics.median(seconds) / compiled_rate
+        refused = {} if engine._tools.compiler is None else engine._tools.compiler.refused
+        why = "; ".join(f"{kind.__name__} runs uncompiled: {reason}" for kind, reason in refused.items())
+        record.add("engine compiled relative to diffusers compiled", relative, "", 1.0, f"at least {LEAST_RATE}",
+                   relative >= LEAST_RATE and not why, why)  # fmt: skip
+    finally:
+        engine.close()
 
 
 def call_of(pipeline: Any, extent: Extent, texts: Sequence[Encoded], device: torch.device, dtype: torch.dtype) -> Any:

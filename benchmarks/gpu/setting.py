@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+#: begins the names of folders with models
+PREFIX = "modelpool_gpu_"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -72,14 +72,20 @@ def median_seconds(device: torch.device, work: Callable[[], object], turns: int 
     return statistics.median(seconds)
 
 
+def pinned_rate(device: torch.device, size_bytes: int) -> float:
+    """Return the bytes per second of a copy from pinned memory: the bandwidth of the link."""
+    pinned = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    return size_bytes / median_seconds(device, lambda: target.copy_(pinned, non_blocking=True))
+
+
 def measure_rates(record: Record, device: torch.device, size_bytes: int) -> float:
     """Record the speed of copies from pinned and from pageable memory, by the loader, and by an uploader; returns that
     from pinned memory."""
     is_cuda = device.type == "cuda"
     pageable = torch.zeros(size_bytes, dtype=torch.uint8)
-    pinned = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-    link = size_bytes / median_seconds(device, lambda: target.copy_(pinned, non_blocking=True))
+    link = pinned_rate(device, size_bytes)
     record.add("copy from pinned memory", link / 1e9, "GB/s")
     rate = size_bytes / median_seconds(device, lambda: target.copy_(pageable))
     record.add("copy from pageable memory", rate / 1e9, "GB/s", link / 1e9)

@@ -4,10 +4,11 @@ Uses streams and events like torch's CUDA ones; `pool.devices.uploads` decides w
 streams and no ring.
 
 Rules
-1. Memory for a copy is allocated on the copy stream that writes it.
-2. A stream first waits for all pending work of the compute stream. Memory that was allocated on this stream and freed
-   since is thus overwritten only after the compute stream has passed its last use.
-3. A reader of a copy first lets its own stream wait for the event of the copy.
+1. Memory for a copy is allocated on the compute stream. The allocator may unmap freed memory of segments that grow
+   after waiting for the stream that it was allocated on, and for no other (`pool.devices.allocator_settings`).
+2. A copy stream first waits for all pending work of the compute stream, so that it overwrites memory only after the
+   compute stream has passed its last use.
+3. A reader of a copy first lets its own stream wait for the event of the copy. So does whoever frees an unread copy.
 """
 
 from __future__ import annotations

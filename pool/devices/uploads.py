@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -131,37 +132,38 @@ class CopyEnd:
     done: Event
     issued: Future[None] | None = None
 
-    def event(self) -> Event:
-        """Return `done`, recorded. Raises what the copier raised."""
-        if self.issued is not None:
-            self.issued.result()
-        return self.done
+    def hold(self, reader: Stream) -> None:
+        """Let `reader` wait for the copy, or for what there is of it if it failed. Raises what the copier raised."""
+        try:
+            if self.issued is not None:
+                self.issued.result()
+        finally:
+            reader.wait_event(self.done)
 
-    def cancel(self) -> None:
-        """Leave out the copy unless it has begun."""
-        if self.issued is not None:
-            self.issued.cancel()
+    def drop(self, owner: Stream) -> None:
+        """Leave out the copy; if it has begun, `owner`, the stream of its memory, waits for it before further work."""
+        if self.issued is not None and self.issued.cancel():
+            return
+        with suppress(Exception):  # the error of a copy that nobody needs
+            self.hold(owner)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A copy started before it was requested. Holds `host`, so that its address is not reused."""
 
+    key: HostKey
     host: Tensor
     copy: Tensor
     end: CopyEnd
-
-    @property
-    def key(self) -> HostKey:
-        return key_of(self.host)
 
 
 class StreamingUploader:
     """Copies on separate streams ahead of use. One for each run of a component: it predicts from the past of the run.
 
     Buffers are filled, and copies from them started, by the copier; the thread that requests a tensor waits only for
-    one that was not copied ahead in time. Memory is allocated by the requesting thread, whose stream a copy stream has
-    waited for by then (`pool.devices.copy_streams`).
+    one that was not copied ahead in time. Memory is allocated by the requesting thread on its own stream, which a copy
+    stream has waited for by then (`pool.devices.copy_streams`).
 
     Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use and kept copies
     together take at most `ahead_bytes` of the device.
@@ -187,7 +189,9 @@ class StreamingUploader:
         self._pages = pages
         self._most_ahead_bytes = ahead_bytes
         self._recorder = OrderRecorder()
+        #: in the order of the pass, without gaps once `_ahead_is_of_order`
         self._ahead: deque[_Ahead] = deque()
+        self._ahead_is_of_order = True
         self._ahead_bytes = 0
         #: host tensors and their copies that are kept until `close`
         self._kept: dict[HostKey, tuple[Tensor, Tensor]] = {}
@@ -209,7 +213,7 @@ class StreamingUploader:
         else:
             self.hits += 1
             copy, end = found.copy, found.end
-        self._streams.maker.current().wait_event(end.event())
+        end.hold(self._streams.maker.current())
         ended = self._recorder.record(host)
         if ended is not None and len(ended.hosts) >= len(self.order.hosts):  # a shorter one is a loop inside a pass
             self._follow(ended)
@@ -225,7 +229,7 @@ class StreamingUploader:
         while self._ahead and self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
             self._drop_last()
         copy, end = self._start_now(host)
-        self._streams.maker.current().wait_event(end.event())
+        end.hold(self._streams.maker.current())
         self._kept[key_of(host)] = host, copy
         self._kept_bytes += host.nbytes
         return copy
@@ -251,6 +255,7 @@ class StreamingUploader:
         return self._ahead_bytes
 
     def _follow(self, order: StreamOrder) -> None:
+        self._ahead_is_of_order = False
         self.order = order
         self._places = {key_of(host): place for place, host in enumerate(order.hosts)}
 
@@ -266,25 +271,25 @@ class StreamingUploader:
 
     def _drop(self, count: int) -> None:
         for _ in range(count):
-            dropped = self._ahead.popleft()
-            dropped.end.cancel()
-            self._ahead_bytes -= dropped.host.nbytes
+            self._dropped(self._ahead.popleft())
 
     def _drop_last(self) -> None:
-        dropped = self._ahead.pop()
-        dropped.end.cancel()
-        self._ahead_bytes -= dropped.host.nbytes
+        self._dropped(self._ahead.pop())
+
+    def _dropped(self, ahead: _Ahead) -> None:
+        ahead.end.drop(self._streams.maker.current())
+        self._ahead_bytes -= ahead.host.nbytes
 
     def _look_ahead(self, place: int) -> None:
         """Start copies of the tensors after `place`, within the byte limit."""
         hosts = self.order.hosts
         expected = self.order.after(place)
-        for ahead in self._ahead:
-            if ahead.key != key_of(hosts[expected]):
-                self._drop(len(self._ahead))  # they were started from another position
-                expected = self.order.after(place)
-                break
-            expected = self.order.after(expected)
+        # copies ahead follow one another, so the first tells whether they were started from this position
+        known = list(self._ahead)[: 1 if self._ahead_is_of_order else None]
+        if any(ahead.key != key_of(hosts[(expected + n) % len(hosts)]) for n, ahead in enumerate(known)):
+            self._drop(len(self._ahead))
+        self._ahead_is_of_order = True
+        expected = (expected + len(self._ahead)) % len(hosts)
         while len(self._ahead) < len(hosts) - 1:
             host = hosts[expected]
             if self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
@@ -294,7 +299,7 @@ class StreamingUploader:
             except torch.OutOfMemoryError:  # a prediction must not fail a run
                 self._drop(len(self._ahead))
                 return
-            self._ahead.append(_Ahead(host, copy, end))
+            self._ahead.append(_Ahead(key_of(host), host, copy, end))
             self._ahead_bytes += host.nbytes
             expected = self.order.after(expected)
 
@@ -310,24 +315,23 @@ class StreamingUploader:
 
     def _start(self, host: Tensor) -> tuple[Tensor, CopyEnd]:
         """A copy in flight, and its end."""
-        stream, done = self._streams.take(), self._streams.maker.new_event()
         is_direct = self._goes_direct(host)
-        with self._streams.maker.on(stream):
-            if is_direct:
-                copy = host.to(self._device, non_blocking=True)
-            else:
-                copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
-            if is_direct or self._copier is None:
-                if not is_direct:
-                    self._by_staging(host, copy, stream)
-                done.record(stream)
-                return copy, CopyEnd(done)
+        copy = torch.empty_like(host, device=self._device, requires_grad=False)
+        stream, done = self._streams.take(), self._streams.maker.new_event()
 
         def issue() -> None:
             with self._streams.maker.on(stream):
-                self._by_staging(host, copy, stream)
-            done.record(stream)
+                try:
+                    if is_direct:
+                        copy.copy_(host, non_blocking=True)
+                    else:
+                        self._by_staging(host, copy, stream)
+                finally:
+                    done.record(stream)
 
+        if is_direct or self._copier is None:
+            issue()
+            return copy, CopyEnd(done)
         return copy, CopyEnd(done, self._copier.submit(issue))
 
     def _goes_direct(self, host: Tensor) -> bool:

@@ -149,10 +149,10 @@ class Engine:
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
         kernels = AttentionKernels(attention_priority(capabilities))
-        self._runner = TaskRunner(
-            device, self.vram, pipeline, rules.may_stream, self._run_to_come, kernels.drop_refused
-        )
         self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
+        self._runner = TaskRunner(
+            device, self.vram, pipeline, rules.may_stream, self._run_to_come, self._tools.works_around
+        )
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)

@@ -17,6 +17,7 @@ from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.other_files import folder_part, other_file
 from modelpool.pool.detection.parts import split_second
 from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, declared_prediction
+from modelpool.pool.families.modules import ltxv
 from modelpool.pool.families.modules.stable_diffusion_xl import SDXL, SDXL_REFINER
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import LIST, why_not
@@ -61,6 +62,10 @@ _IDENTIFYING_KEYS: Mapping[Architecture, str] = {
     Architecture.CLIP_TEXT_PROJECTED: "final_layer_norm.weight",
     Architecture.LDM_UNET: "input_blocks.0.0.weight",
 }
+
+
+#: the family whose files have more facts about the diffusion model in their metadata
+_LTX = ltxv.FAMILIES[0].name
 
 
 def detect(header: Header, *, whole: bool = True) -> Family:
@@ -112,7 +117,13 @@ def detect(header: Header, *, whole: bool = True) -> Family:
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
     check_vision_encoder(family, header, shapes)
-    return family if is_transformer else _with_file_sampling(family, header)
+    return _with_metadata(family, header) if is_transformer else _with_file_sampling(family, header)
+
+
+def _with_metadata(family: Family, header: Header) -> Family:
+    """Return `family` with what the file's metadata says about its diffusion model and no shape does."""
+    config = ltxv.metadata_configuration(header.metadata) if family.name == _LTX else {}
+    return replace(family, configs={**family.configs, Role.DIFFUSION_MODEL: config}) if config else family
 
 
 def _of_folder(

@@ -30,6 +30,7 @@ from modelpool.pool.ops.context import check_interrupt
 from modelpool.pool.ops.convolution import installed_torch_has_conv3d_fault
 from modelpool.pool.ops.low_rank_linear import LOW_RANK_ATTRIBUTE
 from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patcher.out_of_memory import exhausted_memory
 
 #: a backend of torch.compile: its name, or a function of a graph and its example inputs
 Backend: TypeAlias = str | Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
@@ -44,12 +45,14 @@ _LOG = logging.getLogger(__name__)
 class BlockCompiler:
     """Compiles the forwards of block classes. One for all models of an engine.
 
-    backend  as in `torch.compile`
-    refused  block class -> why torch could not compile it; its blocks run uncompiled
+    backend     as in `torch.compile`
+    refused     block class -> why torch could not compile it; its blocks run uncompiled
+    is_stopped  all blocks run uncompiled
     """
 
     backend: Backend = "inductor"
     refused: dict[type[nn.Module], str] = field(default_factory=dict)
+    is_stopped: bool = False
     _compiled: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod
@@ -60,11 +63,19 @@ class BlockCompiler:
         os.environ.setdefault(CACHE_VARIABLE, str(cache_folder() / "compiled"))
         return cls()
 
+    def stop(self, reason: str) -> None:
+        """Let all blocks run uncompiled from the next run on. For changes that torch does not notice: compiled code and
+        its copy on the disk contain the attention kernel that came first when it was traced."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._compiled.clear()
+            _LOG.warning("all blocks run uncompiled from now on: %s", reason)
+
     def forward_of(self, block_class: type[nn.Module]) -> Callable[..., Any] | None:
-        """Return the compiled forward of `block_class`, to be called with an instance; None if it was refused. Nothing
-        is compiled until its first call.
+        """Return the compiled forward of `block_class`, to be called with an instance; None if it is not to be
+        compiled. Nothing is compiled until its first call.
         """
-        if block_class in self.refused:
+        if self.is_stopped or block_class in self.refused:
             return None
         known = self._compiled.get(block_class)
         if known is None:
@@ -83,6 +94,9 @@ class BlockCompiler:
             except errors.too_many_shapes:  # those that are compiled stay so
                 pass
             except errors.failed as error:  # before anything was computed
+                inner = getattr(error, "inner_exception", error)
+                if exhausted_memory(inner) is not None:  # no evidence about the class
+                    raise inner from None
                 self.refused[block_class] = reason = " ".join(str(error).partition("\n\n")[0].split())
                 self._compiled.pop(block_class, None)
                 _LOG.warning("blocks of %s run uncompiled: %s", block_class.__name__, reason)

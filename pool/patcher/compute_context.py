@@ -44,6 +44,17 @@ class RunTools:
     attention: AttentionKernels = field(default_factory=AttentionKernels)
     compiler: BlockCompiler | None = None
 
+    def works_around(self, error: Exception) -> bool:
+        """Leave out the attention kernel that `error` is a refusal of, once. Returns whether another try is worth it.
+
+        Compiled blocks contain the kernel, so nothing is compiled from then on.
+        """
+        if not self.attention.drop_refused(error):
+            return False
+        if self.compiler is not None:
+            self.compiler.stop(f"they contain an attention kernel that refused a shape ({error})")
+        return True
+
     def bring(self, host: Tensor, device: torch.device) -> Tensor:
         """Return a copy of `host` on `device` that may be kept; `host` itself if it is there."""
         if host.device == device:

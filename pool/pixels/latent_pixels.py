@@ -36,6 +36,8 @@ from modelpool.pool.specs.spec import ExecutionMode
 
 #: VAEs whose latent scaling is given by numbers, and whose encoder returns moments that tiles can blend
 KL = "kl"
+#: frames of a video that are converted to bytes at once
+_FRAMES = 4
 
 
 def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> tuple[int, ...]:
@@ -65,7 +67,8 @@ def decoded(
     finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video
-    [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device where that is possible.
+    [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device and in the VAE's dtype where that
+    is possible.
 
     Latents of images may omit the time dimension for a VAE of videos; so do their pixels then. With `division.tile`,
     runs tiles of that edge, which overlap by a quarter. One step, or one for each tile. Raises Stopped at a tile or
@@ -83,25 +86,36 @@ def decoded(
                 return frame_by_frame(partial(decode_latent, module), tile_BC)
             return codec.decode(tile_BC.to(vae.device), dtype=vae.compute_dtype)
 
-        def finished(pixels_BC: Tensor) -> Tensor:
-            pixels_BC = pixels_BC.squeeze(2) if is_flat else pixels_BC
-            return pixels_BC if finish is None else finish(pixels_BC)
+        def flat(pixels_BC: Tensor) -> Tensor:
+            return pixels_BC.squeeze(2) if is_flat else pixels_BC
 
-        return tiled_decode(
+        pixels_BC = tiled_decode(
             decode_call,
             read_BC,
             tiling(division),
             downscales(latent),
             lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
-            finished if finish is not None or is_flat else None,
+            None if finish is None else lambda pixels_BC: finish(flat(pixels_BC)),
         )
+    return flat(pixels_BC) if finish is None else pixels_BC
 
 
 def as_bytes(pixels_BC: Tensor) -> Tensor:
-    """Return decoded pixels, -1 to 1, as uint8 with the channels last: [B,H,W,C], video [B,T,H,W,C]."""
-    levels_BC = pixels_BC.add(1).mul_(127.5).clamp_(0, 255).round_().to(torch.uint8)
-    return levels_BC.movedim(1, -1).contiguous()
+    """Return decoded pixels, -1 to 1, as uint8 with the channels last: [B,H,W,C], video [B,T,H,W,C]; computed in
+    float32.
+
+    One image, or some frames, at a time: estimates of decoding count no other tensor of the size of a video in float32.
+    """
+    size_BC = pixels_BC.shape
+    levels_BC = torch.empty((size_BC[0], *size_BC[2:], size_BC[1]), dtype=torch.uint8, device=pixels_BC.device)
+    for image_C, into in zip(pixels_BC, levels_BC, strict=True):
+        pieces = [(image_C, into)]
+        if pixels_BC.dim() == 5:
+            pieces = list(zip(image_C.split(_FRAMES, dim=1), into.split(_FRAMES), strict=True))
+        for some_C, place in pieces:
+            place.copy_(some_C.to(torch.float32).add(1).mul_(127.5).clamp_(0, 255).round_().movedim(0, -1))
+    return levels_BC
 
 
 def encoded(

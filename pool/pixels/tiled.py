@@ -43,8 +43,8 @@ def run_tiled(
     call, bit for bit equal to one without tiles.
     `context` are positions around each tile that `call` gets too, as far as there are any, and whose results are
     dropped: what is near the edge of a tile depends on what is beyond. It needs scales that are numbers.
-    `finish` is applied to the result in float32: that of a single tile is still where `call` computed it and moves to
-    `device` afterwards, so that a smaller result moves faster.
+    `finish` is applied to the result: that of a single tile is still where and in what dtype `call` computed it, and
+    moves to `device` afterwards, so that a smaller result moves faster; that of several is in float32 on `device`.
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
@@ -60,7 +60,7 @@ def run_tiled(
         part_BC = call(_cut(x_BC, tile_spans)) if not any(context) else _within(call, x_BC, tile_spans, context, scales)
         _check(part_BC, tile_spans)
         if count == 1 and finish is not None:
-            out_BC = finish(part_BC.to(torch.float32)).to(device)
+            out_BC = finish(part_BC).to(device)
             del part_BC
             if on_tile is not None:
                 on_tile(done, count)

@@ -23,7 +23,7 @@ from modelpool.pool.specs.spec import ComponentKey, TaskSpec
 from modelpool.pool.vram.leases import PatcherUse
 from modelpool.pool.vram.vram_manager import VramManager
 
-#: maximum bytes of one slice: two buffers of the staging ring
+#: maximum bytes of one slice: half of the staging ring
 SLICE_BYTES = 64 << 20
 #: maximum duration of one slice; one module is loaded completely, however long it takes
 SLICE_SECONDS = 0.004

@@ -22,9 +22,10 @@ from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import sampling, tiny_models
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
-from benchmarks.gpu.engine_jobs import EngineJobs, open_engine
+from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
 from benchmarks.gpu.setting import Setting
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.specs.spec import Role
 from tests.architecture.source_tree import ROOT
 
@@ -53,9 +54,11 @@ importlib.util.find_spec = lambda name, package=None: None if name in {ABSENT!r}
 
 def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = '{"part": "%s", "name": "first", "value": 1.5, "unit": "s", "is_met": true}'
+    models = tmp_path / "models"
+    leaves = f"import os; os.makedirs({str(models / 'flux')!r}); "
     codes = {
         "crashes": "import os; os.abort()",
-        "hangs": "import time; time.sleep(600)",
+        "hangs": leaves + "import time; time.sleep(600)",
         "works": "",
     }
 
@@ -65,13 +68,15 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(command, "LEAST_SECONDS", 0.5)
     parts = [Part("crashes", 1), Part("hangs", 1), Part("works", 8)]
-    run_parts(parts, 20 / 60, tmp_path, command_of)
+    models.mkdir()
+    run_parts(parts, 20 / 60, tmp_path, models, command_of)
+    assert not list(models.iterdir()), "the models of a part that was ended take memory from the others"
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["outcome"].split()[0] for part in results["parts"]] == ["exit", "ended", "done"]
     table = (tmp_path / "table.md").read_text()
     assert table.count("| first | 1.5 s |") == 3, "what they measured before is in the table"
     assert "Not met or failed: crashes: the whole part; hangs: the whole part." in table
-    run_parts([Part("works", 1)], 0.1 / 60, tmp_path, command_of)
+    run_parts([Part("works", 1)], 0.1 / 60, tmp_path, models, command_of)
     assert "skipped: out of time" in (tmp_path / "table.md").read_text()
 
 
@@ -130,12 +135,23 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tiny_models, "FEW", 1)
     rows_path = tmp_path / "rows.jsonl"
     sampling.run(Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), "sd15")
+    extent, compiler = Extent(64, 64, 2), BlockCompiler()
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    monkeypatch.setattr(BlockCompiler, "open", lambda: compiler)
+    path, engine = tmp_path / "sd15.safetensors", open_engine("cpu")
+    texts = EngineJobs(path, engine).texts()
+    engine.close()
+    sampling.measure_compiled(
+        Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), path, extent, texts, 1
+    )
     tiny_models.compare_zoo(Record(rows_path, "zoo", 600), Setting("sim", True, tmp_path))
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
     for name in ("engine relative to diffusers eager", "sampling with half of the weights resident"):
         assert (rows[name].value or 0) > 0
+    assert (rows["engine compiled relative to diffusers compiled"].value or 0) > 0
+    assert [kind.__name__ for kind in compiler._compiled] == ["BasicTransformerBlock"]
     assert rows["diffusers compiled"].note == "skipped: only on CUDA"
     assert rows["auraflow, float32 with streamed float16 weights"].is_met
 

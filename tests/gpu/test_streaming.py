@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.capabilities import detect_capabilities
-from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.kinds import DeviceKind, prepare_allocator
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader
 from modelpool.pool.ops.attention import attention_priority, use_attention_kernels
@@ -61,6 +61,27 @@ def test_memory_is_not_reused_while_it_is_read() -> None:
         uploader.close()
         torch.cuda.synchronize()
     assert [float(s) for s in sums] == [float(value) for value in range(8)] * 6
+
+
+def test_memory_is_not_unmapped_while_it_is_read() -> None:
+    """The allocator unmaps freed memory of segments that grow after waiting only for the stream that it belongs to."""
+    device = torch.device("cuda", 0)
+    prepare_allocator(DeviceKind.CUDA)
+    torch.cuda.empty_cache()
+    hosts = [torch.full((8 * MIB,), float(value)) for value in range(4)]
+    busy = torch.randn(8192, 8192, device=device)
+    sums = []
+    with TransferPipeline.open(device, ahead_bytes=64 * MIB) as pipeline:
+        uploader = pipeline.uploader()
+        for host in hosts * 4:
+            weight = uploader.upload(host)
+            busy @ busy  # to be late
+            sums.append(weight.double().mean())
+            del weight
+            torch.cuda.empty_cache()
+        uploader.close()
+        torch.cuda.synchronize()
+    assert [float(s) for s in sums] == [float(value) for value in range(4)] * 4
 
 
 @pytest.mark.parametrize("family", ["unet", "sd35", "wan", "vae", "clip"])

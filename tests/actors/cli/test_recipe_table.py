@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.cli.recipe_table import recipe_facts
-from modelpool.actors.graph.recipe import RecipeControl, RecipeImages, RecipeRegion
+from modelpool.actors.graph.recipe import RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
 from tests.actors.graph.test_recipe import OTHER, RECIPE
 
 CONTROL = RecipeControl("canny", "aa", "bb", "edges.png", 0.5, 0.0, 1.0)
@@ -20,7 +20,9 @@ OTHERS: dict[str, Any] = {
     "reference_sha256": "3x", "reference_file": "chair.png", "more_references": ("44",),
     "more_reference_files": ("table.png",), "reference_as": "whole", "last_image_sha256": "55",
     "last_image_file": "end.png", "video_sha256": "66", "video_file": "kite.mp4", "video_mask_sha256": "77",
-    "video_mask_file": "moving.mp4", "image_cfg": 1.5, "noise_level": 20,
+    "video_mask_file": "moving.mp4",
+    "image_prompts": (RecipeImagePrompt("plus", "88", "clip", "99", 0.7, 0.0, 0.5, ("aa",), ("cat.png",)),),
+    "image_cfg": 1.5, "noise_level": 20,
 }  # fmt: skip
 #: names of files are shown beside hashes
 BESIDE = {"more_reference_files": "more_references", "last_image_file": "last_image_sha256"}
@@ -62,6 +64,13 @@ def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
 def test_every_field_of_a_controlnet_is_shown(other: dict[str, Any]) -> None:
     changed = replace(IMAGES, controls=(replace(CONTROL, **other),))
     assert shown(replace(RECIPE, pictures=changed)) != shown(replace(RECIPE, pictures=IMAGES))
+
+
+def test_options_and_image_prompts_are_told_in_words() -> None:
+    pictures = replace(IMAGES, image_prompts=OTHERS["image_prompts"])
+    facts = dict(recipe_facts(replace(RECIPE, options={"pag": {"scale": 3.0}}, pictures=pictures)))
+    assert facts["option pag"] == "scale 3.0"
+    assert facts["image prompt plus"].startswith("strength 0.7, from 0 to 0.5 of the steps, encoder clip; cat.png")
 
 
 def test_a_image_made_from_others_is_told_in_words() -> None:

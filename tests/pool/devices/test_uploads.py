@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ from modelpool.pool.devices.uploads import (
 )
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
-from tests.pool.devices.fake_streams import FakeEvent, Trace
+from tests.pool.devices.fake_streams import FakeEvent, FakeStream, Trace
 from tests.pool.zoo import build, store_in
 
 INDEX = 53  # of a simulated device that no other test uses
@@ -297,6 +299,60 @@ def test_a_copy_that_the_copier_cannot_make_fails_for_who_requests_it(device: to
     copier.close()
     gc.collect()  # the error and its frames, as after each failed run
     assert sim.memory_stats(INDEX).used_bytes == 0
+
+
+def test_memory_of_copies_belongs_to_the_stream_that_reads_them(device: torch.device) -> None:
+    """Found in a review: the allocator unmaps freed memory of segments that grow after waiting only for the stream that
+    allocated it, and that was a copy stream, while a kernel of the compute stream may still have read the memory."""
+    trace, hosts, allocated = Trace(), weights(4), []
+
+    @contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        with trace.maker.on(stream):
+            before_bytes = sim.memory_stats(INDEX).used_bytes
+            yield
+            allocated.append(sim.memory_stats(INDEX).used_bytes - before_bytes)
+
+    maker = replace(trace.maker, on=on)
+    for staging in (None, StagingRing.allocate(PinnedLedger(KIB), 300, 3, plain_buffer)):
+        uploader = Watched(device, CopyStreams(maker), staging, ahead_bytes=2 * KIB, order=StreamOrder(tuple(hosts)))
+        for host in hosts:
+            ask(uploader, trace, host)
+        uploader.close()
+    assert len(allocated) >= 8
+    assert not any(allocated)
+
+
+def test_memory_of_a_dropped_copy_is_written_again_only_after_the_copy(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(4)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=3 * KIB, order=StreamOrder(tuple(hosts)))
+    ask(uploader, trace, hosts[0])  # the others are under way
+    assert not any(trace.compute.seen.get(stream.name, 0) == stream.steps for stream in trace.streams)
+    uploader.close()
+    assert all(trace.compute.seen[stream.name] == stream.steps for stream in trace.streams)
+
+
+def test_the_work_for_a_request_does_not_grow_with_the_copies_ahead(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: every request compared all copies ahead with the order, a hundred of SDXL's layers."""
+    hosts, keys = weights(100), [0]
+
+    def counted(host: Tensor) -> object:
+        keys[0] += 1
+        return key_of(host)
+
+    monkeypatch.setattr("modelpool.pool.devices.uploads.key_of", counted)
+    uploader = StreamingUploader(
+        device, CopyStreams(Trace().maker), ahead_bytes=90 * KIB, order=StreamOrder(tuple(hosts))
+    )
+    uploader.upload(hosts[0])
+    before = keys[0]
+    for host in hosts[1:]:
+        uploader.upload(host)
+    assert keys[0] - before <= 6 * len(hosts)
+    assert uploader.hits == 99
+    uploader.close()
 
 
 def test_what_every_pass_reads_is_kept_within_the_bytes_for_copies_ahead(device: torch.device) -> None:

@@ -37,6 +37,7 @@ from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, va
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.pixels.latent_pixels import as_bytes
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from tests.pool.input_names import inputs_of
@@ -116,6 +117,16 @@ def test_pixels_leave_the_device_as_bytes(scene_latent: Latent) -> None:
     before_bytes = sim.memory_stats(INDEX).d2h_bytes
     image = decode(scene_latent, vae, LATENT, QUIET)
     assert sim.memory_stats(INDEX).d2h_bytes - before_bytes == image.pixels_HWC.nbytes == 192 * 192 * 3
+
+
+def test_bytes_of_a_video_are_made_without_another_copy_of_it_in_float32() -> None:
+    """Found in a review: two copies in float32, which no estimate counts, were on the device besides the pixels."""
+    pixels_BCTHW = torch.linspace(-1.2, 1.2, 3 * 22 * 64 * 64).view(1, 3, 22, 64, 64).to(torch.bfloat16)
+    expected = pixels_BCTHW.float().add(1).mul(127.5).clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1)
+    there = pixels_BCTHW.to(patcher(Role.VAE, 1.0).device)
+    assert peak_of(lambda: as_bytes(there)) < 1.5 * there.nbytes
+    assert torch.equal(as_bytes(there).cpu(), expected)
+    assert torch.equal(as_bytes(there[:, :, 5]).cpu(), expected[:, 5])
 
 
 def test_texts_one_at_a_time_give_the_same_latent_in_less_memory() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CLIPTextModel
 
@@ -18,6 +20,7 @@ from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
 from modelpool.pool.specs.spec import Role
+from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint, write_tiny_lora
 
@@ -206,3 +209,14 @@ def test_tensors_of_a_vae_without_a_parameter_are_named(tmp_path: Path, caplog: 
     (record,) = caplog.records
     named = "first_stage_model.decoder.surplus.weight, first_stage_model.odd"
     assert record.getMessage().endswith(f"its VAE has no parameter for 2 tensors, which are not used: {named}")
+
+
+def test_how_an_ltx_file_counts_frames_is_read_from_its_metadata(tmp_path: Path) -> None:
+    """Found unused: 2B files since 0.9.5 count from a single frame, which no shape shows."""
+    tensors = FAMILIES["ltxv"].file()
+    rule = "causal_temporal_positioning"
+    for stated in (False, True):
+        path = tmp_path / f"{stated}.safetensors"
+        save_file(tensors, path, metadata={"config": json.dumps({"transformer": {rule: stated}})})
+        module: Any = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module
+        assert module.config[rule] is stated

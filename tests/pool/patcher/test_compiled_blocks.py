@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionKernels
 from modelpool.pool.ops.classes import Casting
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.transformer_options import TransformerOptions
@@ -153,6 +154,38 @@ def test_a_class_that_cannot_be_compiled_runs_uncompiled_and_says_why(caplog: py
     assert "no compiler on this machine" in next(iter(compiler.refused.values()))
     assert len([record for record in caplog.records if record.name.startswith("modelpool")]) == 1
     assert is_as_before(case.module)
+
+
+def test_memory_that_runs_out_during_a_compilation_is_no_refusal() -> None:
+    """Found in a review: the blocks of the class ran uncompiled from then on, and nothing made room."""
+    case = build("qwenimage", torch.float16)
+
+    def full(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    compiler = BlockCompiler(full)
+    patcher = patcher_of(case, compiler)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        output(patcher, case)
+    assert compiler.refused == {}
+    assert is_as_before(case.module)
+
+
+def test_blocks_run_uncompiled_after_an_attention_kernel_refused_a_shape() -> None:
+    """Found in a review: the run was tried again without the kernel, by compiled code that contained it."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    compiler = BlockCompiler(graphs)
+    patcher, expected = patcher_of(case, compiler), output(patcher_of(plain, None), plain)
+    assert_equal(output(patcher, case), expected)
+    assert graphs.runs == 2
+    tools = RunTools(attention=AttentionKernels(DEFAULT_PRIORITY), compiler=compiler)
+    assert not tools.works_around(RuntimeError("another error"))
+    assert not compiler.is_stopped
+    refusal = RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.")
+    assert tools.works_around(refusal)
+    assert_equal(output(patcher, case), expected)
+    assert graphs.runs == 2
+    assert not tools.works_around(refusal), "the second time it is another's"
 
 
 def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None:
