@@ -15,7 +15,7 @@ from modelpool.actors.http.a1111_requests import without_loras
 from modelpool.actors.http.a1111_upscalers import LATENT, scaling_fields, upscaler_name
 from modelpool.actors.http.read_requests import ReadFields
 from modelpool.actors.outputs.image_file import Parameters
-from modelpool.actors.request.number_fields import finite_number
+from modelpool.actors.request.number_fields import finite_number, whole_number
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.sampling.names import resolve_sampler
 
@@ -72,12 +72,15 @@ def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
         if (number := _number(values, key)) is not None:
             fields[name] = int(number) if name in ("steps", "frames", "seed") else number
     if "Seed" in values:
-        fields["seed"] = int(values["Seed"])  # a float has too few digits
+        fields["seed"] = _whole(values, "Seed")  # a float has too few digits
     fields |= _sampling(values) | _guidance(values) | _size(values)
     if (clip := _number(values, "Clip skip")) is not None:
         fields["clip_skip"] = max(0, int(clip) - 1 - family.startswith(_PENULTIMATE))
     if "Sigmas" in values:
-        fields |= {"sigmas": tuple(float(level) for level in values["Sigmas"].split()), "schedule": None}
+        levels = tuple(finite_number(level) for level in values["Sigmas"].split())
+        if None in levels:
+            raise unusable_field("Sigmas", values["Sigmas"], "numbers with spaces")
+        fields |= {"sigmas": levels, "schedule": None}
     scale = _hires_scale(values)
     if scale is not None:
         fields["hires"] = _hires(values, scale)
@@ -184,3 +187,8 @@ def _number(values: Mapping[str, str], key: str) -> float | None:
     if number is None:
         raise unusable_field(key, text, "a number")
     return number
+
+
+def _whole(values: Mapping[str, str], key: str) -> int:
+    """Return a whole number of any size. Raises UnusableField for another value."""
+    return whole_number(key, values[key].strip(), "a whole number")

@@ -29,6 +29,7 @@ from modelpool.pool.core.image_prompt_blocks import BLOCK
 MAX_STRENGTH = 10.0
 #: most images of one image prompt
 MAX_IMAGES = 16
+_BLOCK_FORMS = 'factors by names such as "down.2", "mid" or "up.0.1"'
 
 
 class ImagePrompt(Strict):
@@ -98,14 +99,16 @@ class ImagePrompt(Strict):
     @field_validator("blocks", mode="before")
     @classmethod
     def _blocks(cls, value: Any) -> Any:
-        pairs = value.items() if isinstance(value, Mapping) else value
-        found = tuple(sorted((name, factor) for name, factor in pairs))
-        for name, factor in found:
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pairs):
+            raise unusable_field("image_prompts.blocks", value, _BLOCK_FORMS)
+        for pair in pairs:
+            name, factor = pair if len(pair) == 2 else (pair, None)
             if not isinstance(name, str) or BLOCK.fullmatch(name) is None:
-                raise unusable_field("image_prompts.blocks", name, 'names such as "down.2", "mid" or "up.0.1"')
+                raise unusable_field("image_prompts.blocks", name, _BLOCK_FORMS)
             if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor <= MAX_STRENGTH:
                 raise unusable_field(f"image_prompts.blocks.{name}", factor, f"a number from 0 to {MAX_STRENGTH:g}")
-        return found
+        return tuple(sorted((name, factor) for name, factor in pairs))
 
     @model_validator(mode="after")
     def _share(self) -> ImagePrompt:

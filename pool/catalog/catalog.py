@@ -39,6 +39,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.estimates.activation_estimator import ActivationEstimator
+from modelpool.pool.extensions.run_extension import check_fits
 from modelpool.pool.families.modules.stable_cascade import pooled_width
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.weights_file import files_of
@@ -250,7 +251,10 @@ class Catalog:
         self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
     ) -> tuple[ExecutionMode, ...]:
         """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
-        estimated activation bytes, corrected by measurements."""
+        estimated activation bytes, corrected by measurements. Raises UnusableField for options of `work` that name
+        layers which the model lacks."""
+        if isinstance(work, SampleParams) and not work.options.is_empty:
+            check_fits(work.options, self._open(model).component(role_of(work)).built.module)
         return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:

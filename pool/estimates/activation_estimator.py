@@ -449,7 +449,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            return (*size, work.reads_negative, work.schedule.sampler, *reads)
+            cached = work.options.skips_by_content, work.options.extra_predictions
+            return (*size, work.reads_negative, work.schedule.sampler, *cached, *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():

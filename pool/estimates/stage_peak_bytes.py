@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -58,6 +59,8 @@ from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
 from modelpool.pool.models.vision.qwen import empty_patches, grid_of, read_patches
+from modelpool.pool.patcher.blocks.diffusers_names import block_lists
+from modelpool.pool.patcher.blocks.dit import BlockForm
 from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
 from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
 from modelpool.pool.sampling.partial_run import GuidanceMemory
@@ -78,6 +81,8 @@ from modelpool.pool.tracing.dry_run import META
 TILES = (64, 48, 32, 24, 16, 12, 8)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
+#: the two means, in float32 at most, of which the change between steps is the ratio
+_CHANGE_BYTES = 8
 #: tokens of an unknown text
 TYPICAL_TOKENS = 3 * CHUNK_TOKENS
 #: (tokens) -> text inputs of a model for a text of that length, by name, without values, batch 1
@@ -146,6 +151,8 @@ def sample_bytes(
     size, the sampler, the lengths and whether `work.cfg` is 1. `text_inputs` returns the text inputs of models that
     read more than a plain text.
     """
+    if work.options.skips_by_content:
+        max_batch = 1  # the cache decides for each text
     lengths, regional = list(context_tokens), len(work.regions)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
@@ -162,6 +169,7 @@ def sample_bytes(
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
     run = lengths if work.reads_negative else lengths[:1]
+    cached_bytes = 0
     together = Counter(run if common is not None else set(run))
     if work.guidance.without_image and max_batch != 1:
         together[lengths[1]] += 1
@@ -169,11 +177,46 @@ def sample_bytes(
     for length, batch in together.items():
         inputs = inputs_of(batch, length)
         said = control_bytes(controls, diffusion_model, (alone or inputs).heard())
-        called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said)
+        with _noted_cache(diffusion_model.module, work) as noted_bytes:
+            called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said)
+        cached_bytes = max(cached_bytes, sum(noted_bytes))
         # texts of some models have a fixed length
         model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
     texts, regions = ([_held(inputs_of(1, length)) for length in those] for those in (lengths, of_regions))
-    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, max_batch, facts)
+    return cached_bytes + _loop_bytes(predict_noise, work, shape_CHW, texts, regions, max_batch, facts)
+
+
+@contextmanager
+def _noted_cache(module: nn.Module, work: SampleParams) -> Iterator[list[int]]:
+    """Yield a list that gets, in each call of `module` inside of the block of code, the bytes that a cache over the
+    steps holds (`extensions.block_runs.BlockCache`): two tensors of the size of the image tokens for each text, one
+    during a call, and the tokens that options get joined in blocks that read text and image together. Nothing without
+    such a cache."""
+    found: list[int] = []
+    handles = []
+
+    def noted(kind: str, block: nn.Module) -> Callable[..., None]:
+        form = BlockForm.of(block, kind)
+        held = 2 * (work.texts + work.options.extra_predictions) + 1
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            arguments = form.signature.bind(block, *args, **kwargs).arguments
+            image_BLD, text_BLD = arguments[form.img], arguments.get(form.txt or "")
+            if not found:
+                found.append(image_BLD.nbytes * held + _CHANGE_BYTES)
+            if form.joined and text_BLD is not None:
+                found[0] += image_BLD.nbytes + text_BLD.nbytes
+
+        return note
+
+    firsts = {id(blocks[0]): (kind, blocks[0]) for kind, blocks in block_lists(module)}
+    for kind, block in firsts.values() if work.options.skips_by_content else ():
+        handles.append(block.register_forward_pre_hook(noted(kind, block), with_kwargs=True))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:

@@ -47,6 +47,7 @@ class CacheState:
     reference    the tensor whose change is measured, of an earlier step
     skipped      what the skipped blocks added to the tokens of the image, when they last ran
     before       the tokens of the image before these blocks, in the current call
+    after        those after them, if they are skipped in the current call
     accumulated  change since they last ran
     skips        they are skipped in the current call
     """
@@ -54,6 +55,7 @@ class CacheState:
     reference: Tensor | None = None
     skipped: Tensor | None = None
     before: Tensor | None = None
+    after: Tensor | None = None
     accumulated: float = 0.0
     skips: bool = False
 
@@ -78,7 +80,9 @@ class BlockCache(ABC):
         state.skips = may_skip and state.skipped is not None
         if state.skips:
             assert state.skipped is not None, "nothing was skipped"
-            return _with_image(values if out is None else {**values, **out}, state.skipped)
+            result = _with_image(values if out is None else {**values, **out}, state.skipped)
+            state.after = _image(result)
+            return result
         state.accumulated = 0.0
         state.before = _image(values) if out is None else _image(out)
         return run(values) if out is None else out
@@ -88,6 +92,15 @@ class BlockCache(ABC):
         state = self.state(values)
         assert state.before is not None, "the first block has not run"
         state.skipped, state.before = _image(out, len_of=state.before) - state.before, None
+
+    def last_skipped(self, values: Values) -> Values:
+        """Return `values` as they leave the last block of a call that skips: without what a ControlNet has added after
+        earlier blocks, since what the skipped blocks added includes it."""
+        state = self.state(values)
+        assert state.after is not None, "the first block has not run"
+        tokens_BLD, image_BLD, state.after = values["img"], state.after, None
+        text = tokens_BLD.shape[1] - image_BLD.shape[1]
+        return {**values, "img": torch.cat([tokens_BLD[:, :text], image_BLD], dim=1) if text else image_BLD}
 
     @abstractmethod
     def measured(
@@ -196,7 +209,7 @@ def _replacement(
         if is_first:
             out = cache.first(values, run)
         elif cache.state(values).skips:
-            return values
+            return cache.last_skipped(values) if is_last else values
         else:
             out = run(values)
         if is_last and not cache.state(values).skips:

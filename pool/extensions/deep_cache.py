@@ -57,15 +57,12 @@ class DeepLayers:
         return forward(*args, **kwargs)
 
     def install(self, overlays: Overlays, unet: nn.Module) -> None:
-        """Put overlays on the layers of `unet`. Raises UnusableField if it has fewer layers than the option names."""
+        """Put overlays on the layers of `unet`, which has those that the option names."""
         plain: Any = unet
         first, *deeper = plain.down_blocks
         *upper, last = plain.up_blocks
         layers = self.option.layers
         self._adapted_levels = int(getattr(first, "has_cross_attention", False))
-        if layers > len(first.resnets):
-            expected = f"at most {len(first.resnets)}, the residual layers of the first level of this model"
-            raise unusable_field("options.deepcache.layers", layers, expected)
         kept = len(last.resnets) - 1 - layers
         before = _layers(last, range(kept))
         deep = [layer for layer in (plain.mid_block, *upper) if layer is not None]
@@ -120,6 +117,15 @@ class DeepLayers:
             return (out, (out,) * count) if self._skips else out
 
         return forward_or_nothing
+
+
+def check_layers(option: DeepCache, unet: nn.Module) -> None:
+    """Raise UnusableField if `unet` has fewer layers than `option` names."""
+    plain: Any = unet
+    most = len(plain.down_blocks[0].resnets)
+    if option.layers > most:
+        expected = f"at most {most}, the residual layers of the first level of this model"
+        raise unusable_field("options.deepcache.layers", option.layers, expected)
 
 
 def _layers(block: Any, numbers: range) -> list[nn.Module]:

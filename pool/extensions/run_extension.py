@@ -13,12 +13,12 @@ from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import RunOptions
 from modelpool.pool.core.stage_params import RunHooks
 from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
-from modelpool.pool.extensions.deep_cache import DeepLayers
+from modelpool.pool.extensions.deep_cache import DeepLayers, check_layers
 from modelpool.pool.extensions.freeu import freeu_patch
 from modelpool.pool.extensions.perturbed_guidance import perturbed_guidance, self_attention_guidance
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.extensions.tiled_diffusion import tiled_model
-from modelpool.pool.extensions.unet_attention import AttendedTokens, with_unet_attention
+from modelpool.pool.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import current_run
 from modelpool.pool.options.wrappers import WrapperPoint
@@ -83,14 +83,22 @@ class RunExtension:
             self.deep_layers.features.clear()
 
 
+def check_fits(options: RunOptions, module: nn.Module) -> None:
+    """Raise UnusableField for options that name layers which `module` lacks. Its family supports them."""
+    if options.slg is not None and (unknown := unknown_blocks(options.slg, module)):
+        raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
+    if options.deepcache is not None:
+        check_layers(options.deepcache, module)
+    check_attention(options, module)
+
+
 def run_extension(
     options: RunOptions, model_options: ModelOptions, module: nn.Module, row: str, clock: StepClock
 ) -> RunExtension:
     """Return `options` for a run of `module`, a model of the row `row` with `model_options`. The caller has checked
     that the family supports them. Raises UnusableField for blocks that the model lacks."""
     attended, found = AttendedTokens(), model_options
-    if options.slg is not None and (unknown := unknown_blocks(options.slg, module)):
-        raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
+    check_fits(options, module)
     if options.pag is not None or options.sag is not None or options.hypertile is not None:
         found = found.with_transformer(lambda t: with_unet_attention(t, options, module, clock, attended))
     if options.slg is not None or options.skips_by_content:

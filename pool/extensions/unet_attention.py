@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import COND, UNCOND
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.run_options import HyperTile, RunOptions
+from modelpool.pool.core.run_options import HyperTile, RunOptions, SelfAttention
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions
 from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, unet_blocks
@@ -40,15 +40,9 @@ def with_unet_attention(
     transformer: TransformerOptions, options: RunOptions, unet: nn.Module, clock: StepClock, attended: AttendedTokens
 ) -> TransformerOptions:
     """Return `transformer` with the self-attention that `options` need in `unet`. Replacements that it already has
-    still run, inside. Raises UnusableField for a UNet without the attention that an option perturbs."""
+    still run, inside."""
     table = transformer.patches_replace.get(ReplacePoint.ATTN1, {})
-    blocks = unet_blocks(unet)
-    for name in ("pag", "sag"):
-        if getattr(options, name) is not None and not any(
-            _is_middle(block) and _attends(block, unet) for block in blocks
-        ):
-            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
-    for block in blocks:
+    for block in unet_blocks(unet):
         is_middle = _is_middle(block) and (options.pag is not None or options.sag is not None)
         if not _attends(block, unet) or not (is_middle or options.hypertile is not None):
             continue
@@ -58,6 +52,15 @@ def with_unet_attention(
             function = _replacement(patch, options, clock, attended, is_middle)
             transformer = transformer.with_attn1_replace(function, *block.key, number)
     return transformer
+
+
+def check_attention(options: RunOptions, unet: nn.Module) -> None:
+    """Raise UnusableField for a UNet without the attention that one of `options` perturbs or reads."""
+    for name in ("pag", "sag"):
+        if getattr(options, name) is not None and not any(
+            _is_middle(block) and _attends(block, unet) for block in unet_blocks(unet)
+        ):
+            raise unusable_field(f"options.{name}", "a UNet without attention in the middle", "one that has it")
 
 
 def _is_middle(block: UnetBlockInfo) -> bool:
@@ -76,7 +79,7 @@ def _replacement(
         perturbed = extra.get(PERTURBED)
         if is_middle and perturbed == "pag":
             return v_BLD
-        if is_middle and perturbed is None and options.sag is not None and clock.acts(options.sag):
+        if is_middle and perturbed is None and options.sag is not None and _will_read(options, options.sag, clock):
             _remember(attended, q_BLD, k_BLD, extra)
         if options.hypertile is not None:
             return in_tiles(below, q_BLD, k_BLD, v_BLD, extra, options.hypertile)
@@ -84,6 +87,11 @@ def _replacement(
         return out_BLD
 
     return attend
+
+
+def _will_read(options: RunOptions, sag: SelfAttention, clock: StepClock) -> bool:
+    """Whether SAG reads the attention of this step: in this step, or with DeepCache in one that does not compute it."""
+    return clock.acts(sag) or (options.deepcache is not None and clock.now < sag.end * clock.schedule.steps)
 
 
 def _attend(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, extra: Extra) -> Tensor:

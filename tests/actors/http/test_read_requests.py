@@ -362,6 +362,8 @@ def test_hashes_stand_in_for_names_that_are_not_known() -> None:
         ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Zigzag, CFG scale: 7, Model: m"}, "unknown sampler 'Zigzag'"),
         ({PARAMETERS_KEY: "x\nSteps: many, Sampler: Euler, CFG scale: 7, Model: m"}, "Steps: found 'many'"),
         ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Size: big, Model: m"}, "Size: found 'big'"),
+        ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Seed: 1e5, Model: m"}, "Seed: found '1e5', expected a whole"),
+        ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Sigmas: 9 a 0, Model: m"}, "Sigmas: found '9 a 0'"),
         (
             {PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Size: 64x64, Hires resize: 128x64, Model: m"},
             "Hires resize: found '128x64', expected the proportions of 64x64",
@@ -394,3 +396,39 @@ def test_the_interface_of_the_web_ui_has_the_same_names_of_upscalers() -> None:
     (request,) = requests_of(call, "m", 1, CallerImages((), 1 << 20))
     assert request.hires is not None
     assert request.hires.upscaler == "RealESRGAN_x2plus"
+
+
+@pytest.mark.parametrize("form", ["{folder}/secret.png", "../secret.png"])
+def test_a_workflow_names_only_images_next_to_it(form: str, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "secret.png")
+    (tmp_path / "own").mkdir()
+    text = {"clip": ["1", 1], "text": "a"}
+    graph: dict[str, Any] = {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "m.safetensors"}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": text},
+        "3": {"class_type": "LoadImage", "inputs": {"image": form.format(folder=tmp_path)}},
+        "4": {"class_type": "VAEEncode", "inputs": {"pixels": ["3", 0], "vae": ["1", 2]}},
+        "5": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["1", 0],
+                "positive": ["2", 0],
+                "negative": ["2", 0],
+                "latent_image": ["4", 0],
+                "seed": 1,
+                "steps": 4,
+                "cfg": 5.0,
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "denoise": 0.5,
+            },
+        },
+        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
+        "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "x"}},
+    }
+    (tmp_path / "own" / "graph.json").write_text(json.dumps(graph))
+    with pytest.raises(UserError, match=r"secret.png', expected a file next to"):
+        read_fields(tmp_path / "own" / "graph.json")
+    graph["3"]["inputs"]["image"] = "secret.png"
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    assert read_fields(tmp_path / "graph.json").request().image is not None

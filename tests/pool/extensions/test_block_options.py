@@ -204,6 +204,22 @@ def test_each_group_of_texts_has_its_own_state() -> None:
     assert calls["last"] == 3
 
 
+@pytest.mark.parametrize("options", [RunOptions(fbcache=FirstBlockCache()), RunOptions(teacache=TeaCache())])
+def test_a_skipped_step_adds_the_residuals_of_a_controlnet_once(options: RunOptions) -> None:
+    """They are added after each block, also of those that are skipped."""
+    case = flux()
+    rows, width = case.inputs["hidden_states"].shape[1], 32
+    for names in (("controlnet_block_samples",), ("controlnet_block_samples", "controlnet_single_block_samples")):
+        residuals = {name: [latents(1, rows, width, seed=n) for n in range(2)] for name in names}
+        inputs = {**case.inputs, **residuals}
+        expected = output(case.module, inputs)
+        assert (expected - output(case.module, case.inputs)).abs().max() > 1e-2
+        with extended(case.module, options) as run:
+            for step in range(3):
+                run.step(step)
+                torch.testing.assert_close(output(case.module, inputs), expected, atol=1e-5, rtol=0)
+
+
 def test_zero_star_is_that_of_diffusers() -> None:
     cond, uncond = latents(2, 4, 8, 8, seed=1), latents(2, 4, 8, 8, seed=2)
     theirs, step = ClassifierFreeZeroStarGuidance(4.0, zero_init_steps=1), 0

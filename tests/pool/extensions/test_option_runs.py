@@ -4,6 +4,7 @@ decides for run apart, and a run without options uses nothing of them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.run_options import (
     CfgZero,
@@ -202,3 +205,11 @@ def test_cfg_plus_plus_reads_the_negative_prompt_at_cfg_1(unet_runs: Runs) -> No
     # with equal texts, CFG++ is Euler
     np.testing.assert_allclose(found["euler_cfg_pp", 1], found["euler", 0], atol=5e-5)
     assert np.abs(found["euler_cfg_pp", 0] - found["euler", 0]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("layers", "refused"), [(1, False), (8, True)])
+def test_layers_that_a_model_lacks_are_refused_before_anything_runs(layers: int, refused: bool) -> None:
+    catalog = Catalog([SHAPES.parent], [], "cpu")
+    work = replace(WORK, model=catalog.find_model("shapes"), options=RunOptions(deepcache=DeepCache(layers=layers)))
+    with pytest.raises(UnusableField, match=r"options\.deepcache\.layers: found 8") if refused else nullcontext():
+        catalog.execution_modes(work.model, work, (77, 77))

@@ -286,3 +286,16 @@ def test_all_options_of_a_unet_run_together(unet: Case) -> None:
         alone = denoised(run, X[:1])
     torch.testing.assert_close(both[:1], alone, atol=1e-3, rtol=1e-4)
     assert torch.isfinite(both).all()
+
+
+def test_sag_may_begin_in_a_step_whose_middle_block_deepcache_skips(unet: Case) -> None:
+    """It reads the attention of the last step that computed the block."""
+    options = RunOptions(sag=SelfAttention(start=0.2), deepcache=DeepCache(interval=3))
+    found = {}
+    for each in (options, RunOptions(deepcache=options.deepcache)):
+        with extended(unet.module, each) as run:
+            for step in range(3):
+                run.step(step)
+                found[each.sag is not None, step] = denoised(run)
+    torch.testing.assert_close(found[True, 1], found[False, 1], atol=1e-4, rtol=0)
+    assert (found[True, 2] - found[False, 2]).abs().max() > 1e-3

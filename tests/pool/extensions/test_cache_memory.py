@@ -1,0 +1,25 @@
+"""Runs with a cache over the steps hold what was estimated, on a simulated device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modelpool.pool.specs.spec import Stage
+from tests.pool.families.test_needs_shown import on_sim
+
+#: every text is counted as if its tensors were held during the largest call
+MOST_OVER = 0.3
+
+
+@pytest.mark.parametrize(("family", "options"), [("sd3", {"fbcache": 0.2}), ("flux_dev", {"teacache": 0.3})])
+def test_a_cache_holds_what_was_estimated(family: str, options: dict[str, float], tmp_path: Path) -> None:
+    tiny = on_sim(tmp_path, family)
+    try:
+        made = tiny.made(width=256, height=256, steps=3, options=options)
+        (place,) = [place for place, task in enumerate(made.tasks) if task.stage is Stage.SAMPLE]
+        task, working_bytes = made.tasks[place], made.costs[place].working_bytes
+        assert working_bytes <= task.activation_bytes <= (1 + MOST_OVER) * working_bytes
+    finally:
+        tiny.close()
