@@ -196,7 +196,7 @@ def test_cancelling_ends_a_stream_whose_source_never_answers() -> None:
         taken, left = threading.Event(), threading.Event()
 
         def chunks() -> Iterator[Sequence[GenerateRequest]]:
-            yield [request(0, ENDLESS), request(1)]
+            yield [request(0, ENDLESS), request(1, ENDLESS)]
             taken.set()
             left.wait(SECONDS)
 

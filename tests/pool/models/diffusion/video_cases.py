@@ -272,7 +272,7 @@ CASES: dict[str, Case] = {
     ),
     "skyreels_i2v": Case(
         "skyreels_i2v", lambda: _hunyuan(in_channels=32), layouts.hunyuan_like_flux, _VIDEO,
-        {**_TEXT, "pooled": (10,), "guidance": (), "image": _VIDEO}, "hunyuan_video_skyreels_i2v",
+        {**_TEXT, "pooled": (10,), "image": _VIDEO}, "hunyuan_video_skyreels_i2v",
     ),
     "hunyuan_video_15": Case(
         "hunyuan_video_15", _hunyuan_15, layouts.hunyuan_like_flux, (4, 3, 4, 6),

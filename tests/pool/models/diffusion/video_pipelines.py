@@ -143,7 +143,7 @@ def _hunyuan(x: Tensor, told: ModelKwargs) -> Given:
 
 
 def _skyreels(x: Tensor, told: ModelKwargs) -> Given:
-    return _hunyuan(x, told) | {"image": torch.zeros(1, 3, 32, 48), "true_cfg_scale": 1.0}
+    return _hunyuan(x, told) | {"image": torch.zeros(1, 3, 32, 48), "true_cfg_scale": 1.0, "guidance_scale": 1.0}
 
 
 def _hunyuan_15(x: Tensor, told: ModelKwargs) -> Given:
