@@ -114,6 +114,8 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
                 if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
                     return stop.exit_code
                 raise
+        if place is not None and checked.is_complete and not checked.accepted_count:
+            place.finish()  # nothing was written, but the last run may have ended before its last shard
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
         _print_summary(console, run, checked.noun, failures, summary)

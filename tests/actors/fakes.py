@@ -382,7 +382,7 @@ class FakeEngine:
                     return state
             step += 1
             hooks.on_step(step, step + 1 if ENDLESS in text else steps)
-            if ENDLESS in text and step == 1:
+            if ENDLESS in text and step == 1 and self._folder is not None:
                 self._say("reached", str(os.getpid()))
             if GATED in text and step == 1:
                 self._hear("gate")
