@@ -146,7 +146,8 @@ def _image_prompt(prompt: RecipeImagePrompt) -> str:
     faces = (
         [f"faces {prompt.faces_file or 'from memory'} (sha256 {prompt.faces_sha256})"] if prompt.faces_sha256 else []
     )
-    return f"{', '.join(parts)}; {', '.join((*images, *faces))}  (sha256 {prompt.sha256})"
+    masks = [f"mask {_image(file, sha256)}" for file, sha256 in zip(prompt.mask_files, prompt.mask_sha256, strict=True)]
+    return f"{', '.join(parts)}; {', '.join((*images, *faces, *masks))}  (sha256 {prompt.sha256})"
 
 
 def _region(region: RecipeRegion) -> str:

@@ -189,6 +189,7 @@ def _image_prompts(request: GenerateRequest, graph: JobGraph) -> tuple[RecipeIma
         encode = graph.works.get(needs.get(numbered(IMAGE_PROMPT, number), task.task_id))
         encoder = encode.model if isinstance(encode, VisionEncodeParams) else None
         images: Sequence[Any] = prompt.images
+        masks: Sequence[Any] = prompt.masks
         found.append(
             RecipeImagePrompt(
                 *(ref.name, ref.sha256),
@@ -199,6 +200,8 @@ def _image_prompts(request: GenerateRequest, graph: JobGraph) -> tuple[RecipeIma
                 faces_sha256="" if prompt.faces is None else prompt.faces.sha256,
                 faces_file="" if prompt.faces is None else prompt.faces.file,
                 blocks=ref.blocks,
+                mask_sha256=tuple(mask.sha256 for mask in masks),
+                mask_files=tuple(mask.file for mask in masks),
             )
         )
     return tuple(found)

@@ -17,7 +17,14 @@ from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.stage_params import FoundImagePrompt, ImagePromptRef, VisionEncodeParams
-from modelpool.pool.core.task_inputs import IMAGE, IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE, numbered
+from modelpool.pool.core.task_inputs import (
+    IMAGE,
+    IMAGE_PROMPT,
+    IMAGE_PROMPT_BLANK,
+    IMAGE_PROMPT_FACE,
+    IMAGE_PROMPT_MASK,
+    numbered,
+)
 from modelpool.pool.specs.spec import TaskId
 
 
@@ -30,8 +37,8 @@ def image_prompt_refs(request: GenerateRequest, catalog: ImagePromptCatalog) -> 
 def image_prompt_inputs(
     request: GenerateRequest, catalog: ImagePromptCatalog
 ) -> Iterator[tuple[str, TaskId | StageTask]]:
-    """Yield name and value of the inputs of each image prompt of `request`: the states of its images, of no image, and
-    its faces."""
+    """Yield name and value of the inputs of each image prompt of `request`: the states of its images, of no image, its
+    faces, and its masks."""
     for number, prompt in enumerate(request.image_prompts):
         found = _found(prompt, catalog)
         if found.encoder is not None:
@@ -44,6 +51,8 @@ def image_prompt_inputs(
                 yield numbered(IMAGE_PROMPT_BLANK, number), StageTask(blank, {})
         if found.ref.face_version:
             yield numbered(IMAGE_PROMPT_FACE, number), input_faces_id(prompt.faces)
+        for place, mask in enumerate(prompt.masks):
+            yield numbered(numbered(IMAGE_PROMPT_MASK, number), place), input_image_id(mask, is_mask=True)
 
 
 def appended_tokens(refs: Sequence[ImagePromptRef]) -> int:
@@ -77,4 +86,13 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
         raise unusable_field("image_prompts.start, image_prompts.end", f"{prompt.start:g} to {prompt.end:g}", expected)
     if ref.appended and prompt.blocks:
         raise UnusableField(f"image_prompts.blocks: not supported by adapter {ref.name!r}, which appends to the prompt")
-    return replace(ref, strength=prompt.strength, start=prompt.start, end=prompt.end, blocks=prompt.blocks)
+    if ref.appended and prompt.masks:
+        raise UnusableField(f"image_prompts.mask: not supported by adapter {ref.name!r}, which appends to the prompt")
+    return replace(
+        ref,
+        strength=prompt.strength,
+        start=prompt.start,
+        end=prompt.end,
+        blocks=prompt.blocks,
+        masks=len(prompt.masks),
+    )

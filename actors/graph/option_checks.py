@@ -47,6 +47,7 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     for name, is_set in (
         ("controls", bool(request.controls)),
         ("regions", bool(request.regions)),
+        ("image_prompts.mask", any(each.masks for each in request.image_prompts)),
         ("options.sag", options.sag is not None),
         ("options.deepcache", options.deepcache is not None),
     ):

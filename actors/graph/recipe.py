@@ -80,6 +80,8 @@ class RecipeImagePrompt:
     faces_sha256: str = ""
     faces_file: str = ""
     blocks: tuple[tuple[str, float], ...] = ()
+    mask_sha256: tuple[str, ...] = field(default=(), metadata=_LATER)
+    mask_files: tuple[str, ...] = field(default=(), metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,11 @@ class RecipeImages:
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
         content["image_prompts"] = tuple(
-            {k: v for k, v in prompt.items() if not k.endswith(("_file", "_files"))}
+            {
+                k: v
+                for k, v in prompt.items()
+                if not k.endswith(("_file", "_files")) and _is_used_or_first(RecipeImagePrompt, k, v)
+            }
             for prompt in content["image_prompts"]
         )
         return {k: v for k, v in content.items() if _is_used_or_first(RecipeImages, k, v)}
@@ -240,6 +246,11 @@ class Recipe:
                     del control[name]
         if self.pictures is not None and not self.pictures.image_prompts:
             del content["pictures"]["image_prompts"]
+        elif self.pictures is not None:
+            content["pictures"]["image_prompts"] = tuple(
+                {k: v for k, v in prompt.items() if _is_used_or_first(RecipeImagePrompt, k, v)}
+                for prompt in content["pictures"]["image_prompts"]
+            )
         return {name: value for name, value in content.items() if _is_used_or_first(Recipe, name, value)}
 
     def to_json(self, indent: int | None = None) -> str:

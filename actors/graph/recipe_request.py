@@ -142,6 +142,8 @@ def _image_prompt(prompt: RecipeImagePrompt, find: Callable[[str], str]) -> dict
         fields["image"] = [_found("image_prompts.image", file, find) for file in prompt.image_files]
     if prompt.faces_sha256:
         fields["faces"] = _found("image_prompts.faces", prompt.faces_file, find)
+    if prompt.mask_files:
+        fields["mask"] = [_found("image_prompts.mask", file, find) for file in prompt.mask_files]
     return fields
 
 

@@ -25,7 +25,7 @@ LIST_FIELDS = ("reference", "video", "video_mask")
 #: fields whose value is a list of tables, with the keys of these that are images
 PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "controls": ("image", "mask"),
-    "image_prompts": ("image",),
+    "image_prompts": ("image", "mask"),
     "regions": ("mask",),
 }
 #: most pixels of all images of one call: 64 images of 2048x2048. A file of some KB may have millions of pixels, which

@@ -102,19 +102,25 @@ class InputImages:
 
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
         """Return `region` with its mask stored at its original size; the reference is added to `refs`."""
-        if region.mask is None or isinstance(region.mask, InputImage):
+        if region.mask is None:
             return region
+        return region.model_copy(update={"mask": self._bring_area("regions.mask", region.mask, refs)})
+
+    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+        """Return the mask in the field `name`, where a prompt applies, stored at its original size; a new reference is
+        added to `refs`."""
+        if isinstance(source, InputImage):
+            return source
 
         def bring() -> tuple[Brought, ...]:
-            read = self._pixels("regions.mask", region.mask, is_mask=True)
+            read = self._pixels(name, source, is_mask=True)
             if (brightest := int(read.pixels.max())) <= 1:
-                expected = f"white (255) where the prompt applies{_BOOL}"
-                raise unusable_field("regions.mask", _brightest(brightest), expected)
+                raise unusable_field(name, _brightest(brightest), f"white (255) where the prompt applies{_BOOL}")
             return (self._brought_as(read, read.pixels, Mask),)
 
-        ((stored, ref),) = self._brought.get(("region", _identity(region.mask)), bring)
+        ((stored, ref),) = self._brought.get(("area", _identity(source)), bring)
         refs[input_image_id(stored, is_mask=True)] = ref
-        return region.model_copy(update={"mask": stored})
+        return stored
 
     def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
         """Return `control` of `request` with its image and mask stored at their original size; the references are added
@@ -133,12 +139,15 @@ class InputImages:
         return control.model_copy(update=stored)
 
     def _bring_image_prompt(self, prompt: ImagePrompt, refs: dict[TaskId, ResultRef]) -> ImagePrompt:
-        """Return `prompt` with its images, at their original size, and faces stored; the references are added to
-        `refs`."""
+        """Return `prompt` with its images and masks, at their original size, and faces stored; the references are added
+        to `refs`."""
         stored: dict[str, Any] = {}
         if prompt.images:
             images = tuple(self._bring_whole("image_prompts.image", image, refs) for image in prompt.images)
             stored["image"] = images if len(images) > 1 else images[0]
+        if prompt.masks:
+            masks = tuple(self._bring_area("image_prompts.mask", mask, refs) for mask in prompt.masks)
+            stored["mask"] = masks if len(masks) > 1 else masks[0]
         faces = prompt.faces
         if isinstance(faces, Faces):
             rows, count, width = faces.rows, *faces.rows.shape

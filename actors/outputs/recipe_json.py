@@ -22,6 +22,8 @@ from modelpool.actors.graph.recipe import (
 from modelpool.actors.request.json_text import parse_json
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
+#: fields of an image prompt that are lists
+_PROMPT_LISTS = ("image_sha256", "image_files", "mask_sha256", "mask_files")
 #: the last parts of a message that quotes values
 _MOST_QUOTED = 80
 
@@ -83,7 +85,7 @@ def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:
 
 
 def _image_prompt_from_json(fields: Mapping[str, Any]) -> RecipeImagePrompt:
-    lists = {name: tuple(fields.get(name, ())) for name in ("image_sha256", "image_files")}
+    lists = {name: tuple(fields.get(name, ())) for name in _PROMPT_LISTS}
     blocks = tuple((name, factor) for name, factor in fields.get("blocks", ()))
     return RecipeImagePrompt(**{**fields, **lists, "blocks": blocks})
 

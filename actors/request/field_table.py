@@ -348,7 +348,7 @@ _ROWS = (
             "--image-prompt",
             "NAME=FILE:X",
             "IP-Adapter or Redux, the image that it reads, strength, and start and end as shares of the steps; "
-            "repeatable.",
+            '",mask=FILE" at the end says where it acts; repeatable.',
             INPUTS,
             "texts",
             lambda words: {"image_prompts": tuple(words)},

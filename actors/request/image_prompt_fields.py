@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from modelpool.actors.request.control_fields import split_numbers
-from modelpool.actors.request.face_fields import Faces, FaceSource, checked_faces
+from modelpool.actors.request.face_fields import Faces, FaceSource, InputFaces, checked_faces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
 from modelpool.actors.request.strict import Strict
@@ -29,13 +29,15 @@ from modelpool.pool.core.image_prompt_blocks import BLOCK
 MAX_STRENGTH = 10.0
 #: most images of one image prompt
 MAX_IMAGES = 16
+#: what precedes the file of the mask in the short form
+_MASK_PART = ",mask="
 _BLOCK_FORMS = 'factors by names such as "down.2", "mid" or "up.0.1"'
 
 
 class ImagePrompt(Strict):
     """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads. Accepts "NAME=FILE",
-    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", and {"model":, "image":, "faces":, "encoder":, "strength":,
-    "start":, "end":, "blocks":}.
+    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", each also with ",mask=FILE" at the end, and {"model":,
+    "image":, "faces":, "encoder":, "strength":, "start":, "end":, "blocks":, "mask":}.
 
     image       an image, or a list of several that are read together
     faces       embeddings of faces, for FaceID: a file (.npy, .safetensors, .json), a list of numbers or an array
@@ -43,6 +45,8 @@ class ImagePrompt(Strict):
     strength    0 disables it
     start, end  the part of the schedule in which it is active, as fractions from 0 to 1
     blocks      factors of the strength by block, {"up.0.1": 1.0}; blocks that are not named are left out
+    mask        an image that is white where the image prompt acts, scaled to the size of the output; or a list of
+                several, one for each image (or face): each image then acts in its own area
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -55,11 +59,18 @@ class ImagePrompt(Strict):
     start: float = 0.0
     end: float = 1.0
     blocks: tuple[tuple[str, float], ...] = ()
+    #: an `ImageSource`, or a tuple of several, after validation
+    mask: Any = None
 
     @property
     def images(self) -> tuple[ImageSource, ...]:
         """The images as a tuple."""
         return self.image if isinstance(self.image, tuple) else () if self.image is None else (self.image,)
+
+    @property
+    def masks(self) -> tuple[ImageSource, ...]:
+        """The masks as a tuple; none if it acts everywhere."""
+        return self.mask if isinstance(self.mask, tuple) else () if self.mask is None else (self.mask,)
 
     @model_validator(mode="before")
     @classmethod
@@ -69,20 +80,20 @@ class ImagePrompt(Strict):
         name, equals, rest = value.partition("=")
         if not equals:
             raise unusable_field("image_prompts", value, '"NAME=FILE" or "NAME=FILE:STRENGTH:START:END"')
+        rest, comma, mask = rest.partition(_MASK_PART)
         image, numbers = split_numbers(rest, 3)
-        return {"model": name, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
+        found = {"model": name, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
+        return {**found, "mask": mask} if comma else found
 
     @field_validator("image", mode="before")
     @classmethod
     def _image(cls, value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            return checked_image("image_prompts.image", value)
-        if not 1 <= len(value) <= MAX_IMAGES:
-            raise unusable_field("image_prompts.image", f"{len(value)} images", f"1 to {MAX_IMAGES} images")
-        found = tuple(checked_image("image_prompts.image", each) for each in value)
-        if any(each is None for each in found):
-            raise unusable_field("image_prompts.image", "None in a list", IMAGE_FORMS)
-        return found if len(found) > 1 else found[0]
+        return _one_or_several("image_prompts.image", value)
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _mask(cls, value: Any) -> Any:
+        return _one_or_several("image_prompts.mask", value, is_mask=True)
 
     @field_validator("faces", mode="before")
     @classmethod
@@ -118,7 +129,17 @@ class ImagePrompt(Strict):
             raise unusable_field("image_prompts.start, image_prompts.end", found, expected)
         if self.image is None and self.faces is None:
             raise missing_field("image_prompts.image", f"set it to {IMAGE_FORMS}, or set image_prompts.faces")
+        if len(self.masks) > 1 and len(self.masks) != self._read_apart:
+            expected = f"one mask, or {self._read_apart}: one for each image or face"
+            raise unusable_field("image_prompts.mask", f"{len(self.masks)} masks", expected)
         return self
+
+    @property
+    def _read_apart(self) -> int:
+        """Images or faces that have tokens of their own."""
+        faces: FaceSource | None = self.faces
+        count = 0 if faces is None else faces.count if isinstance(faces, InputFaces) else len(faces.rows)
+        return max(len(self.images), count)
 
     @field_serializer("faces")
     def _numbers(self, faces: FaceSource | None) -> list[list[float]] | str | None:
@@ -130,3 +151,15 @@ class ImagePrompt(Strict):
         """Leave out optional parts that are not set, and write blocks as they are given."""
         found = {name: value for name, value in plain(self).items() if name in ("model", "image") or value}
         return {**found, **({"blocks": dict(self.blocks)} if self.blocks else {})}
+
+
+def _one_or_several(name: str, value: Any, is_mask: bool = False) -> Any:
+    """Validate the image or mask in the field `name`, or a list of them. Raises UserError."""
+    if not isinstance(value, (list, tuple)):
+        return checked_image(name, value, is_mask)
+    if not 1 <= len(value) <= MAX_IMAGES:
+        raise unusable_field(name, f"{len(value)} images", f"1 to {MAX_IMAGES} images")
+    found = tuple(checked_image(name, each, is_mask) for each in value)
+    if any(each is None for each in found):
+        raise unusable_field(name, "None in a list", IMAGE_FORMS)
+    return found if len(found) > 1 else found[0]

@@ -29,6 +29,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "control_image": "controls",
         "ip_adapter_image": "image_prompts",
         "ip_adapter_scale": "image_prompts",
+        "ip_adapter_masks": "image_prompts",
         "adapter_conditioning_scale": "controls",
         "output_type": "format",
         # A1111

@@ -165,6 +165,7 @@ class ImagePromptRef(WireValue):
     blank    it reads the states of no image for the negative prompt
     blocks   factors of the strength by block of the diffusion model; others are 0. Empty: 1 for all
     appended  tokens that it appends to the prompt
+    masks    number of its masks: 0 if it acts everywhere, 1 for all images together, or one for each image
     files    as of a model
     """
 
@@ -179,6 +180,7 @@ class ImagePromptRef(WireValue):
     blank: bool = False
     blocks: tuple[tuple[str, float], ...] = ()
     appended: int = 0
+    masks: int = 0
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property

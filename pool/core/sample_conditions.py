@@ -21,6 +21,7 @@ from modelpool.pool.core.task_inputs import (
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
     IMAGE_PROMPT_FACE,
+    IMAGE_PROMPT_MASK,
     MASK,
     MASKED_IMAGE,
     PRIOR,
@@ -168,8 +169,10 @@ def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
 
 
 def image_prompt_inputs(prompt: ImagePromptRef, number: int) -> tuple[str, ...]:
-    """Return the names of the inputs of an image prompt: the states of its images, of no image, and of faces."""
+    """Return the names of the inputs of an image prompt: the states of its images, of no image, and of faces, and its
+    masks."""
     names = [numbered(IMAGE_PROMPT, number)] if prompt.images else []
     names += [numbered(IMAGE_PROMPT_BLANK, number)] if prompt.blank else []
     names += [numbered(IMAGE_PROMPT_FACE, number)] if prompt.face_version else []
+    names += [numbered(numbered(IMAGE_PROMPT_MASK, number), place) for place in range(prompt.masks)]
     return tuple(names)

@@ -567,6 +567,7 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, ImagePromptRef):
         found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
         found |= {"images": value.images, "blocks": value.blocks}
+        found |= {"masks": value.masks} if value.masks else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
     if (names := _PARTS.get(type(value))) is not None:
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]

@@ -3,25 +3,31 @@
 Tokens of Redux are appended to the prompt. Those of an IP-Adapter are keys and values for every cross-attention; they
 follow from the image, so they are computed once and selected by row in each call.
 
+An image prompt with masks acts in the part of the picture that is white in them: what each attention adds is
+multiplied by the mask at the attention's own resolution.
+
 Shape legend: B batch, N images, T tokens, L rows of the attention, D width, H heads, E width of a head, R rows that
-were computed: that of the negative prompt, then one for each task of the run.
+were computed: that of the negative prompt, then one for each task of the run. M masks, J tasks of the run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.image_prompt_blocks import block_factor
-from modelpool.pool.core.stage_params import ImageEmbeds, ImagePromptRef, SampleParams
+from modelpool.pool.core.stage_params import ImageEmbeds, ImagePromptRef, Mask, SampleParams
 from modelpool.pool.core.task_inputs import (
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
     IMAGE_PROMPT_FACE,
+    IMAGE_PROMPT_MASK,
     TaskInputs,
     numbered,
 )
@@ -30,17 +36,29 @@ from modelpool.pool.image_prompts.adapter import ImagePromptAdapter
 from modelpool.pool.options.transformer_options import Extra
 from modelpool.pool.patcher.blocks.diffusers_names import cross_attentions
 from modelpool.pool.patcher.model_patcher import ModelPatcher
+from modelpool.pool.pixels.image_ops import stretched
 
-#: model input: the row of each text in the keys and values of image prompts
+#: model input, [B, 2]: the row of each text in the keys and values of image prompts, and its task
 ROWS = "image_prompt_rows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attended:
-    """An image prompt whose tokens are attended to: keys and values [R, T, D] of each layer of its file."""
+    """An image prompt whose tokens are attended to: keys and values [R, T, D] of each layer of its file, and its masks
+    in the size of the output; None if it acts everywhere."""
 
     ref: ImagePromptRef
     layers: Sequence[tuple[Tensor, Tensor]]
+    masks_JMHW: Tensor | None = None
+
+    def shares(self, rows: int, picture: tuple[int, int]) -> Tensor | None:
+        """Return how far it acts in each row of an attention over a latent whose height and width are `picture`,
+        [J, M, L, 1]; None if it acts everywhere. Source: `IPAdapterMaskProcessor.downsample` of diffusers."""
+        if self.masks_JMHW is None:
+            return None
+        size = attention_grid(rows, picture)
+        shares_JMHW = torch.nn.functional.interpolate(self.masks_JMHW, size=size, mode="bicubic")
+        return shares_JMHW.flatten(2).unsqueeze(-1)
 
 
 class RunImagePrompts:
@@ -49,7 +67,9 @@ class RunImagePrompts:
     def __init__(self, attended: Sequence[_Attended], appended_BTD: Sequence[Tensor], steps: int) -> None:
         self._attended, self._appended, self._steps = tuple(attended), tuple(appended_BTD), steps
         self._step = 0
-        self._rows_B: Tensor | None = None
+        self._rows_B2: Tensor | None = None
+        #: of the image prompt with this number, at this resolution: one for each level of the model
+        self._shares: dict[tuple[int, int], Tensor | None] = {}
         #: by transformer index: the layer of the file, and the factor of each image prompt
         self._layers: list[tuple[int, tuple[float, ...]]] = []
 
@@ -84,25 +104,39 @@ class RunImagePrompts:
         """Note the step, and the rows of the texts of the next call of the model, which are removed from its
         inputs."""
         if self._attended:
-            self._step, self._rows_B = step, model_kwargs.pop(ROWS)
+            self._step, self._rows_B2 = step, model_kwargs.pop(ROWS)
 
     def _attend(self, q_BLD: Tensor, extra: Extra) -> Tensor | None:
         """Return the sum of the attention to each image prompt that is active. Source: IPAdapterAttnProcessor2_0 of
         diffusers."""
-        assert self._rows_B is not None, "the call has begun"
+        assert self._rows_B2 is not None, "the call has begun"
         layer, factors = self._layers[extra["transformer_index"]]
         heads, total = extra["n_heads"], None
-        for prompt, factor in zip(self._attended, factors, strict=True):
+        rows_B, tasks_B = self._rows_B2.unbind(1)
+        for number, (prompt, factor) in enumerate(zip(self._attended, factors, strict=True)):
             scale = prompt.ref.strength * factor
             if scale == 0 or not prompt.ref.is_on(self._step, self._steps):
                 continue
             key_RTD, value_RTD = prompt.layers[layer]
-            rows = self._rows_B
-            q, k, v = (_by_head(t, heads) for t in (q_BLD, key_RTD[rows], value_RTD[rows]))
-            out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype))
-            out_BLD = out_BHLE.transpose(1, 2).reshape(q_BLD.shape) * scale
-            total = out_BLD if total is None else total + out_BLD
+            shares_JML1 = self._shares_of(number, q_BLD, extra)
+            apart = max(1, prompt.ref.masks)
+            parts = zip(key_RTD.chunk(apart, dim=1), value_RTD.chunk(apart, dim=1), strict=True)
+            for place, (key, value) in enumerate(parts):
+                q, k, v = (_by_head(t, heads) for t in (q_BLD, key[rows_B], value[rows_B]))
+                out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype))
+                out_BLD = out_BHLE.transpose(1, 2).reshape(q_BLD.shape) * scale
+                if shares_JML1 is not None:
+                    out_BLD = out_BLD * shares_JML1[tasks_B, place]
+                total = out_BLD if total is None else total + out_BLD
         return total
+
+    def _shares_of(self, number: int, q_BLD: Tensor, extra: Extra) -> Tensor | None:
+        """Return the shares of one image prompt on the device, computed once for each resolution."""
+        key = (number, q_BLD.shape[1])
+        if key not in self._shares:
+            shares = self._attended[number].shares(q_BLD.shape[1], extra["original_shape"][-2:])
+            self._shares[key] = None if shares is None else shares.to(q_BLD)
+        return self._shares[key]
 
 
 NO_IMAGE_PROMPTS = RunImagePrompts((), (), 1)
@@ -127,7 +161,8 @@ def image_prompts_of(
                 appended.append(torch.cat(tokens).to("cpu") * ref.strength)
                 continue
             rows = [found.negative_tokens(inputs[0], tokens[0]), *tokens]
-            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows))))
+            masks = _masks(ref, number, works[0], inputs) if ref.masks else None
+            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks))
     return RunImagePrompts(attended, appended, works[0].schedule.steps_run)
 
 
@@ -174,11 +209,31 @@ class _Called:
         return self.module.tokens(some if states is None else states, faces, self.ref.face_version == 2)
 
 
+def attention_grid(rows: int, picture: tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of the `rows` of an attention in a model that halves a latent of height and width
+    `picture` from level to level."""
+    height, width = picture
+    while height * width > rows and max(height, width) > 1:
+        height, width = math.ceil(height / 2), math.ceil(width / 2)
+    assert height * width == rows, f"an attention of {rows} rows over a latent of {picture}"
+    return height, width
+
+
+def _masks(ref: ImagePromptRef, number: int, work: SampleParams, inputs: Sequence[TaskInputs]) -> Tensor:
+    """Return the masks of the image prompt with this number, [J, M, H, W] from 0 to 1, in the size of the output."""
+    names = [numbered(numbered(IMAGE_PROMPT_MASK, number), place) for place in range(ref.masks)]
+    shape = work.shape
+    found = [
+        [stretched(read.read(name, Mask).values_HW, shape.width, shape.height) for name in names] for read in inputs
+    ]
+    return torch.from_numpy(np.array(found, dtype=np.float32) / 255)
+
+
 def _with_rows(condition: Condition, first: int) -> Condition:
-    """Return `condition` with the rows of its texts: from `first`, or all that row if it is 0."""
-    count = len(condition.context_BLD)
-    rows = torch.arange(first, first + count) if first else torch.zeros(count, dtype=torch.long)
-    return replace(condition, model_kwargs={**condition.model_kwargs, ROWS: rows})
+    """Return `condition` with the rows of its texts, from `first`, or all that row if it is 0, and their tasks."""
+    tasks = torch.arange(len(condition.context_BLD))
+    rows = tasks + first if first else torch.zeros_like(tasks)
+    return replace(condition, model_kwargs={**condition.model_kwargs, ROWS: torch.stack([rows, tasks], dim=1)})
 
 
 def _by_head(x_BLD: Tensor, heads: int) -> Tensor:

@@ -23,6 +23,13 @@ def covering(pixels: PixelArray, width: int, height: int) -> PixelArray:
     return np.asarray(fitted)
 
 
+def stretched(pixels: PixelArray, width: int, height: int) -> PixelArray:
+    """Scale pixels (of an image or a mask) to `width` by `height` with Lanczos. Unchanged if they have that size."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
 def pasted(new_HWC: PixelArray, kept_HWC: PixelArray, mask_HW: PixelArray) -> PixelArray:
     """Composite: exactly `new_HWC` where the mask is 255, exactly `kept_HWC` where it is 0, mixed in between."""
     share_HW1 = mask_HW[:, :, None].astype(np.float32) / 255

@@ -30,6 +30,8 @@ def test_the_short_form_of_the_command_line(image: str) -> None:
     first, second = request.image_prompts
     assert (first.model, first.images, first.strength, first.start, first.end) == ("plus", (image,), 0.7, 0.1, 0.8)
     assert (second.strength, second.start, second.end) == (1.0, 0.0, 1.0)
+    masked = GenerateRequest(model="m", prompt="", image_prompts=[f"plus={image}:0.7,mask={image}"]).image_prompts[0]
+    assert (masked.images, masked.strength, masked.masks) == ((image,), 0.7, (image,))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,11 @@ def test_the_short_form_of_the_command_line(image: str) -> None:
         ({"faces": [1.0], "start": 0.5, "end": 0.5}, r"image_prompts.start, image_prompts.end: found '0.5 to 0.5'"),
         ({"faces": [1.0], "blocks": {"up.x": 1}}, r"image_prompts.blocks: found 'up.x'"),
         ({"faces": [1.0], "blocks": {"up.1": True}}, r"image_prompts.blocks.up.1: found True"),
+        ({"faces": [1.0], "mask": "nowhere.png"}, r"image_prompts.mask: found 'nowhere.png', expected an existing"),
+        (
+            {"faces": [[1.0], [2.0]], "mask": [np.ones((8, 8), bool)] * 3},
+            r"image_prompts.mask: found '3 masks', .* or 2",
+        ),
         ({"faces": [1.0], "blocks": 5}, r"image_prompts.blocks: found 5, expected factors by names"),
         ({"faces": [1.0], "blocks": [1, 2]}, r"image_prompts.blocks: found \[1, 2\]"),
         ({"faces": [1.0], "blocks": [[1, 2], ["up.0", 1]]}, r"image_prompts.blocks: found 1"),
@@ -80,6 +87,7 @@ def test_a_caller_over_http_names_no_file(image: str) -> None:
         ({"model": "faceid", "faces": image}, r"image_prompts.faces: found .*, expected a list of numbers"),
         ({"model": "plus", "image": image}, r"image_prompts.image: .*base64"),
         ({"model": "plus", "image": [image]}, r"image_prompts.image: .*base64"),
+        ({"model": "faceid", "faces": [1.0], "mask": image}, r"image_prompts.mask: .*base64"),
         (f"plus={image}", r"image_prompts: .*base64"),
     ):
         with pytest.raises(UserError, match=expected):

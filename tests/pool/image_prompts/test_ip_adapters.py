@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers.image_processor import IPAdapterMaskProcessor
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPImageProcessor
@@ -22,10 +24,11 @@ from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import VisionEncodeParams
-from modelpool.pool.specs.spec import JobId, Role
+from modelpool.pool.core.stage_params import BatchMember, Latent, VisionEncodeParams
+from modelpool.pool.image_prompts.prompt_run import attention_grid
+from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
-from tests.pool.families.tiny_model import Made, TinyModel, euler
+from tests.pool.families.tiny_model import QUIET, Made, TinyModel, euler
 from tests.pool.image_prompts.tiny_adapters import (
     FACE,
     SIDE,
@@ -35,10 +38,13 @@ from tests.pool.image_prompts.tiny_adapters import (
     vision_encoder,
     write_encoder,
 )
+from tests.pool.input_names import results_read
 from tests.pool.loading import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 TOLERANCE = 1e-5
+#: a size whose levels diffusers derives from the number of rows
+WIDE = {"width": 128, "height": 64}
 
 
 class Adapted:
@@ -85,7 +91,7 @@ class Adapted:
             pipeline.set_ip_adapter_scale(scales if len(scales) > 1 else scales[0])
             prepare(pipeline)
             found: Tensor = pipeline(
-                **made.texts, **SIZE, **more, num_inference_steps=STEPS, guidance_scale=CFG, output_type="latent",
+                **made.texts, **{**SIZE, **more}, num_inference_steps=STEPS, guidance_scale=CFG, output_type="latent",
                 generator=torch.Generator().manual_seed(SEED),
             ).images  # fmt: skip
         finally:
@@ -143,6 +149,78 @@ def test_several_images_and_adapters_at_once_are_those_of_diffusers(sd1: Adapted
     assert [use.passes for use in sample.uses] == [STEPS, 1, 1]
     roles = [spec.role for spec in made.components]
     assert (roles.count(Role.IMAGE_PROMPT), roles.count(Role.VISION_ENCODER)) == (2, 1)
+
+
+def halves() -> list[Image.Image]:
+    """Masks of the left and of the lower half of an output of `WIDE`."""
+    left, low = np.zeros((2, WIDE["height"], WIDE["width"]), np.uint8)
+    left[:, : WIDE["width"] // 2], low[WIDE["height"] // 2 :] = 255, 255
+    return [Image.fromarray(mask) for mask in (left, low)]
+
+
+def test_masks_are_those_of_diffusers(sd1: Adapted) -> None:
+    """One mask for an image; one for each of several images; and an adapter that acts everywhere next to them."""
+    left, low = halves()
+    processed = IPAdapterMaskProcessor().preprocess([left, low], **WIDE)
+    images = [IMAGES["canny"], IMAGES["depth"]]
+    for prompts, names, scales, seen, masks in (
+        ([used("base", mask=left, strength=0.7)], ("base",), [0.7], images[0], [processed[:1][None, :, 0]]),
+        (
+            [used("base", image=images, mask=[left, low], strength=0.6), used("plus", mask=low, strength=0.4)],
+            ("base", "plus"),
+            [[0.6, 0.6], 0.4],
+            [images, images[0]],
+            [processed[None, :, 0], processed[1:][None, :, 0]],
+        ),
+        (
+            [used("base", mask=low), used("plus", strength=0.4)],
+            ("base", "plus"),
+            [1.0, 0.4],
+            [images[0], images[0]],
+            [processed[1:][None, :, 0], torch.ones_like(processed[1:][None, :, 0])],
+        ),
+    ):
+        made = sd1.tiny.made(image_prompts=prompts, **WIDE, **FIELDS)
+        more = {"ip_adapter_image": seen, "cross_attention_kwargs": {"ip_adapter_masks": masks}, **WIDE}
+        assert_close(made.latents[0], sd1.latent(made, names, scales, **more))
+
+
+def test_a_white_mask_changes_nothing(sd1: Adapted) -> None:
+    """Also for several images that it covers together, and where the levels of the model have odd sides."""
+    several = used("base", image=[IMAGES["canny"], IMAGES["depth"]])
+    plain = sd1.tiny.made(image_prompts=[several], **SIZE, **FIELDS).latents[0]
+    white = {**several, "mask": Image.new("L", (32, 32), 255)}
+    assert_close(sd1.tiny.made(image_prompts=[white], **SIZE, **FIELDS).latents[0], plain)
+    assert [attention_grid(rows, (9, 12)) for rows in (108, 30, 9, 4)] == [(9, 12), (5, 6), (3, 3), (2, 2)]
+
+
+def test_tasks_of_a_batch_have_their_own_masks(sd1: Adapted) -> None:
+    """The negative prompt of each, too."""
+    tiny, members = sd1.tiny, []
+    made = [tiny.made(image_prompts=[used("base", mask=mask)], **WIDE, **FIELDS) for mask in halves()]
+    for one in made:
+        (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
+        members.append(BatchMember(task, one.works[task.task_id], results_read(task, one.results), QUIET))
+    assert len({member.task.together for member in members}) == 1
+    outcomes = tiny.engine.run_batch(members)
+    for outcome, one in zip(outcomes, made, strict=True):
+        assert isinstance(outcome, tuple)
+        latent = outcome[0]
+        assert isinstance(latent, Latent)
+        assert_close(torch.from_numpy(latent.samples_CHW.copy())[None], one.latents[0])
+    assert not torch.allclose(made[0].latents[0], made[1].latents[0], atol=1e-2)
+
+
+def test_masks_that_cannot_act_are_refused_by_name(sd1: Adapted) -> None:
+    left, low = halves()
+    tiled = {"tiled": {"tile": 64, "overlap": 8}}
+    for prompt, more, expected in (
+        (used("base", mask=left), {"options": tiled}, r"options\.tiled: found together with image_prompts\.mask"),
+        (used("base", mask=[left, low]), {}, r"image_prompts\.mask: found '2 masks', expected one mask, or 1: one for"),
+        (used("base", mask=Image.new("L", (8, 8))), {}, r"image_prompts\.mask: found 'a black mask'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            sd1.tiny.made(image_prompts=[prompt], **more, **WIDE, **FIELDS)
 
 
 def test_blocks_are_those_of_instant_style(sd1: Adapted) -> None:
@@ -224,7 +302,9 @@ def test_its_recipe_leads_to_the_same_output(sd1: Adapted, tmp_path: Path) -> No
         return found
 
     IMAGES["canny"].save(tmp_path / "seen.png")
+    halves()[0].save(tmp_path / "left.png")
     prompt = {"model": "base", "image": str(tmp_path / "seen.png"), "strength": 0.7, "blocks": {"up.1": 1.0}}
+    prompt["mask"] = str(tmp_path / "left.png")
     found = recipe(**prompt)
     read = recipe_from_text(found.to_json())
     assert read == found
@@ -233,5 +313,6 @@ def test_its_recipe_leads_to_the_same_output(sd1: Adapted, tmp_path: Path) -> No
     assert (used_prompt.name, used_prompt.encoder) == ("base", "image_encoder/model")
     again = {of_request(request).digest for request in requests_of(read, lambda file: str(tmp_path / file))}
     assert found.digest in again
-    others = {recipe(**{**prompt, "strength": 0.6}).digest, recipe(**{**prompt, "image": IMAGES["depth"]}).digest}
-    assert len({found.digest, *others}) == 3
+    changes = ({"strength": 0.6}, {"image": IMAGES["depth"]}, {"mask": halves()[1]}, {"mask": None})
+    others = {recipe(**{**prompt, **change}).digest for change in changes}
+    assert len({found.digest, *others}) == 1 + len(changes)
