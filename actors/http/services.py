@@ -251,8 +251,11 @@ def _for_caller(
     request: GenerateRequest, caller: Caller, listed: Set[str], highest_priority: int | None
 ) -> GenerateRequest:
     """Return `request` with the caller's user and, if it is configured, the caller's priority. Raises HttpProblem (403)
-    if it is for another user or has a higher priority, and UnusableField for names that may be paths and are not
-    `listed`.
+    if it is for another user, has a higher priority, or a deadline at that priority; and UnusableField for names that
+    may be paths and are not `listed`.
+
+    Near its deadline a job goes before all others of its priority, whatever the shares. Below the highest priority of
+    the caller that lifts it no further than a higher priority would.
     """
     check_names(request, listed)
     if caller.user is None:
@@ -265,6 +268,12 @@ def _for_caller(
             update["priority"] = highest_priority
         elif request.priority > highest_priority:
             raise HttpProblem(403, f"priority: found {request.priority}, expected up to {highest_priority}")
+        priority = update.get("priority", request.priority)
+        if request.deadline is not None and priority >= highest_priority:
+            expected = f"a priority below {highest_priority} with a deadline, which goes before others of its priority"
+            raise HttpProblem(
+                403, f"deadline: found {request.deadline:g} s at priority {priority}, expected {expected}"
+            )
     return request.model_copy(update=update)
 
 
