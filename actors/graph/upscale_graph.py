@@ -1,11 +1,15 @@
-"""Builds the upscaling of an output, and of the first pass of two.
+"""Builds the upscaling of an output, of the first pass of two, and of an image that the driver provides.
 
 Pure functions of values. Every error names a field of a request.
 """
 
 from __future__ import annotations
 
+from modelpool.actors.graph.graph_catalog import GraphCatalog
+from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.output_shape import kind_of
+from modelpool.actors.graph.stage_request import UpscaleRequest
+from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
@@ -13,6 +17,8 @@ from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
+from modelpool.pool.core.task_inputs import IMAGE
+from modelpool.pool.specs.spec import JobId
 
 
 def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -34,3 +40,12 @@ def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) 
 def enlarged_to(upscaler: UpscalerRef, before: tuple[int, int], after: tuple[int, int]) -> UpscaleParams:
     """Return the parameters that enlarge an image from one size to another."""
     return UpscaleParams(upscaler, *before, *after)
+
+
+def upscale_job(wanted: UpscaleRequest, job_id: JobId, catalog: GraphCatalog) -> JobGraph:
+    """Return the job that enlarges an image of the driver. Raises UserError."""
+    shape = OutputShape(wanted.image.width, wanted.image.height)
+    work = upscale_params(wanted.upscale, catalog.upscalers.find(wanted.upscale.model), shape)
+    tasks = TaskCollector(catalog)
+    task = tasks.add(work, {IMAGE: input_image_id(wanted.image)})
+    return tasks.job(job_id, task, frozenset(), ())

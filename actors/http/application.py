@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
 from modelpool.actors.http.a1111_api import a1111_router
+from modelpool.actors.http.a1111_controls import controlnet_router
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.gate import Gate
@@ -81,6 +82,7 @@ def application(
     app.include_router(native_router(services, webhooks, start))
     app.include_router(openai_router(services))
     app.include_router(a1111_router(services))
+    app.include_router(controlnet_router(services))
     app.include_router(comfy_router(services, prompts))
     _answer_problems(app)
     _describe(app)

@@ -145,9 +145,9 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
         names = await _names(services, uploads, caller_of(request).owner)
         return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
 
-    @router.get("/embeddings", summary="Empty: embeddings are found by their names in prompts")
+    @router.get("/embeddings", summary="List the embeddings, which prompts name as embedding:NAME")
     async def embeddings() -> list[str]:
-        return []
+        return list((await services.listings()).files.embeddings)
 
     @router.get("/system_stats", summary="Show the GPUs")
     async def system_stats() -> dict[str, Any]:
@@ -232,7 +232,8 @@ def _requests(
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     images = await asyncio.to_thread(uploads.names, owner)
-    return PoolNames({each.name: each.family for each in listings.models}, [x.name for x in listings.loras], images)
+    models = {each.name: each.family for each in listings.models}
+    return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
 
 
 def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
@@ -269,6 +270,8 @@ def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
         return [list(names.choices(given)), {}] if given.choices else ["STRING", {}]
     if given.type in ("INT", "FLOAT"):
         return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
+    if given.type == "STRING" and (proposed := list(names.choices(given))):
+        return [proposed, {}]
     if given.type in ("STRING", "BOOLEAN"):
         return [given.type, {"default": given.default}]
     return [given.type]

@@ -8,7 +8,8 @@ from typing import Any
 from modelpool.pool.core.errors import UserError
 
 #: beginning of the paths of an interface whose errors have a form of their own
-OPENAI_PATH, A1111_PATH, NATIVE_PATH = "/v1/", "/sdapi/", "/api/"
+OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
+A1111_PATHS = ("/sdapi/", "/controlnet/")
 #: names of statuses in errors of the OpenAI API
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -32,7 +33,7 @@ def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
     if path.startswith(OPENAI_PATH):
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    if path.startswith(A1111_PATH):
+    if path.startswith(A1111_PATHS):
         return {"error": "Error", "detail": message, "body": "", "errors": message}
     if path.startswith(NATIVE_PATH):
         return {"error": {"status": status, "message": message}}
