@@ -228,6 +228,11 @@ class RunOptions(WireValue):
             if value is not None:
                 yield name, value
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the options that are on."""
+        return tuple(name for name, _ in self.used())
+
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return all settings of the options that are on, by name."""
         return {name: dataclasses.asdict(value) for name, value in self.used()}
