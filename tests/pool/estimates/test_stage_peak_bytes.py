@@ -177,7 +177,7 @@ OPTIONS = {
     "features for each": RunOptions(deepcache=DeepCache(interval=2), pag=PerturbedAttention(), sag=SelfAttention()),
     "spectra": RunOptions(freeu=FreeU()),
     "tiles of the attention": RunOptions(hypertile=HyperTile(tile=64, depth=1)),
-    "tiles of the latent": RunOptions(tiled=TiledDiffusion(tile=128, overlap=32), pag=PerturbedAttention()),
+    "tiles of the latent": RunOptions(tiled=TiledDiffusion(tile=64, overlap=16), pag=PerturbedAttention()),
     "another guidance": RunOptions(rescale_cfg=RescaleCfg()),
 }  # fmt: skip
 
@@ -185,8 +185,7 @@ OPTIONS = {
 @pytest.mark.parametrize("cfg", [1.0, 4.0])
 def test_options_hold_what_was_estimated(bench: Bench, cfg: float) -> None:
     """Found in a review: estimates of runs with options were those of runs without."""
-    figures, plain = bench.catalog.figures, sampling(bench, cfg, width=192)
-    plain = replace(plain, shape=OutputShape(192, 256))
+    figures, plain = bench.catalog.figures, sampling(bench, cfg, width=128)
     lengths = (77,) * (2 if plain.reads_negative else 1)
     without_bytes = figures.activation_bytes(bench.model, plain, lengths)
     found = {}
@@ -196,7 +195,7 @@ def test_options_hold_what_was_estimated(bench: Bench, cfg: float) -> None:
         later = replace(options.pag, scale=1.5, start=0.5) if options.pag is not None else None
         other = replace(work, options=replace(options, pag=later))
         assert figures.activation_bytes(bench.model, other, lengths) == found[what][0], "scales change no size"
-    wrong = {what: sizes for what, sizes in found.items() if not sizes[1] <= sizes[0] <= 1.25 * sizes[1]}
+    wrong = {what: sizes for what, sizes in found.items() if not sizes[1] <= sizes[0] <= 1.1 * sizes[1]}
     assert not wrong
     assert found["the attention of the middle"][0] > without_bytes
     assert found["features of the deep layers"][0] > without_bytes
