@@ -186,6 +186,9 @@ def a1111_router(services: Services) -> APIRouter:
 
     @router.post("/refresh-checkpoints", summary="Accepted; the pool finds new files by itself")
     @router.post("/refresh-loras", summary="Accepted; the pool finds new files by itself")
+    @router.post("/refresh-vae", summary="Accepted; the pool finds new files by itself")
+    @router.post("/unload-checkpoint", summary="Accepted; the pool decides what is on its GPUs")
+    @router.post("/reload-checkpoint", summary="Accepted; the pool decides what is on its GPUs")
     async def refresh() -> None:
         return None
 

@@ -211,6 +211,10 @@ def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return the nodes of a workflow, all of kinds that work here. Raises WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:
         raise WorkflowRejected("no_prompt", "prompt: expected a workflow in the API format, nodes by their ids")
+    if isinstance(prompt.get("nodes"), list):
+        raise WorkflowRejected(
+            "invalid_prompt", "prompt: found a workflow as the editor saves it, expected the API format"
+        )
     if len(prompt) > MAX_NODES:
         raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
     unknown: list[NodeError] = []
