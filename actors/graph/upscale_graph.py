@@ -20,6 +20,9 @@ from modelpool.pool.core.stage_params import OutputShape, UpscaleParams, Upscale
 from modelpool.pool.core.task_inputs import IMAGE
 from modelpool.pool.specs.spec import JobId
 
+#: pixels of the result of a network, before it is scaled: 2 GiB on the host
+MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE
+
 
 def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for an upscaler of audio."""
@@ -28,17 +31,29 @@ def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
 
 
 def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:
-    """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large."""
+    """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large,
+    also that of the network itself, which the host holds before it is scaled."""
     scale = upscaler.scale if upscale.scale is None else upscale.scale
     width, height = round(shape.width * scale), round(shape.height * scale)
     if max(width, height) > MAX_SIDE:
         raise unusable_field("upscale.scale", scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
+    check_own_size(upscaler, shape.width, shape.height, "upscale.model")
     tiles = upscale.tile or 0, upscale.overlap or 0
     return UpscaleParams(upscaler, shape.width, shape.height, width, height, shape.frames, *tiles)
 
 
+def check_own_size(upscaler: UpscalerRef, width: int, height: int, field: str) -> None:
+    """Raise UnusableField, naming the `field`, for an upscaler that enlarges an image of this size too much by
+    itself."""
+    own_width, own_height = width * upscaler.scale, height * upscaler.scale
+    if own_width * own_height > MAX_OWN_PIXELS:
+        found = f"{upscaler.name!r}, which makes {own_width}x{own_height} pixels"
+        raise unusable_field(field, found, f"an upscaler that makes up to {MAX_OWN_PIXELS} pixels of {width}x{height}")
+
+
 def enlarged_to(upscaler: UpscalerRef, before: tuple[int, int], after: tuple[int, int]) -> UpscaleParams:
-    """Return the parameters that enlarge an image from one size to another."""
+    """Return the parameters that enlarge an image from one size to another. Raises UnusableField."""
+    check_own_size(upscaler, *before, "hires.upscaler")
     return UpscaleParams(upscaler, *before, *after)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import COND, UNCOND
-from modelpool.pool.core.run_options import RUN_OPTIONS, DeepCache, RunOptions, SkipLayers, limits_of
+from modelpool.pool.core.run_options import RUN_OPTIONS, RunOptions, limits_of
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.extensions.run_extension import RunExtension, run_extension
 from modelpool.pool.extensions.step_clock import StepClock
@@ -25,7 +25,12 @@ from modelpool.pool.sampling.partial_run import PartialRun
 #: pixels along a side of a cell of the latent of models with tiled diffusion
 _CELL_PIXELS = 8
 #: settings that change what a run holds, by option; the others have their defaults
-_SIZES = {"freeu": ("version", "levels"), "hypertile": ("tile", "depth"), "tiled": ("tile", "overlap", "weights")}
+_SIZES = {
+    "freeu": ("version", "levels"),
+    "hypertile": ("tile", "depth"),
+    "tiled": ("tile", "overlap", "weights"),
+    "deepcache": ("layers",),
+}
 
 
 def counted_options(options: RunOptions) -> RunOptions:
@@ -35,13 +40,13 @@ def counted_options(options: RunOptions) -> RunOptions:
 
 
 def _counted(name: str, option: Any) -> Any:
-    kept = {key: getattr(option, key) for key in _SIZES.get(name, ())}
-    always = {"start": 0.0, "end": 1.0} if {"start", "end"} <= limits_of(RUN_OPTIONS[name]).keys() else {}
-    if isinstance(option, SkipLayers):  # a call without some blocks holds no more than one with them
-        always |= {"layers": (), "single": ()}
-    if isinstance(option, DeepCache):
-        kept["layers"] = option.layers
-    return RUN_OPTIONS[name](**kept, **always)
+    kind: Any = RUN_OPTIONS[name]
+    settings: dict[str, Any] = {key: getattr(option, key) for key in _SIZES.get(name, ())}
+    if {"start", "end"} <= limits_of(kind).keys():
+        settings |= {"start": 0.0, "end": 1.0}
+    if name == "slg":  # a call without some blocks holds no more than one with them
+        settings |= {"layers": (), "single": ()}
+    return kind(**settings)
 
 
 @dataclass(slots=True, eq=False)
