@@ -27,12 +27,13 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import InputLatent, StageRequest
+from modelpool.actors.graph.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.outputs.output_check import check_outputs
+from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from modelpool.actors.detached.job_service import JobsConnection
     from modelpool.actors.detached.records import SubmissionRecord
     from modelpool.actors.ray.forks import Forks
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -414,6 +415,20 @@ class ModelPool:
         checked = GenerateRequest(model=model, prompt="").model
         return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
 
+    def upscale(self, image: Any, upscale: Any, *, user: str | None = None, priority: int | None = None) -> StageResult:
+        """Enlarge an image (a path, a Pillow image or a numpy array) to `ImagePixels`. `upscale` is as in a request,
+        such as "4x-ultra", "4x-ultra:2" (and its scale) or a dict of its fields. Raises UserError.
+        """
+        terms = _Qos(priority, user, None)
+        wanted = GenerateRequest(model="any", prompt="", upscale=upscale).upscale
+        source = checked_image("image", image)
+        if wanted is None:
+            raise unusable_field("upscale", upscale, "the name of an upscaler")
+        if source is None:
+            raise unusable_field("image", image, "a path, a Pillow image or a numpy array")
+        stored, given = InputImages(self._connection.give).bring_image("image", source)
+        return self._stage(UpscaleRequest(stored, wanted), given, terms)
+
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
         return self._connection.call(Controller.listings)[0]
@@ -421,6 +436,11 @@ class ModelPool:
     def loras(self) -> tuple[LoraListing, ...]:
         """Return the LoRAs in the pool's folders."""
         return self._connection.call(Controller.listings)[1]
+
+    def file_names(self) -> FileNames:
+        """Return the names of the ControlNets, upscalers, image prompt adapters and embeddings in the pool's
+        folders."""
+        return self._connection.call(Controller.file_names)
 
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
         """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers
@@ -596,13 +616,20 @@ class ModelPool:
             self._writers[address] = ImageWriter(open_outputs(address), self._connection, self._hold_seconds)
         return self._writers[address]
 
-    def _stage(self, stage: StageRequest, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
+    def _stage(
+        self, stage: StageLike, given: dict[TaskId, ResultRef] | None = None, terms: _Qos | None = None
+    ) -> StageResult:
         submission_id = _new_submission()
-        result = StageResult(stage, self._connection, submission_id)
+        result = StageResult(
+            stage, self._connection, submission_id, self._client_id, partial(self._reader.forget, submission_id)
+        )
         listener: Listener = result
         self._reader.listen(submission_id, listener)
+        user, priority = (None, 0) if terms is None else (terms.user, terms.priority)
         try:
-            part = StageSubmission(self._client_id, submission_id, stage, given or {}, self._user)
+            part = StageSubmission(
+                self._client_id, submission_id, stage, given or {}, self._user if user is None else user, priority
+            )
             _warn(self._connection.call(Controller.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
@@ -617,7 +644,7 @@ class _Qos:
         arguments = {"priority": priority, "user": user, "deadline": deadline}
         set_here: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         checked = GenerateRequest(model="any", prompt="", **set_here)
-        self.user = checked.user
+        self.user, self.priority = checked.user, checked.priority
         self._set = {name: getattr(checked, name) for name in set_here}
 
     def fill_in(self, request: GenerateRequest) -> GenerateRequest:
@@ -711,6 +738,8 @@ def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> St
     """
     if not isinstance(result, StageResult):
         raise unusable_field(name, type(result).__name__, expected)
+    if isinstance(result.stage, UpscaleRequest):
+        raise unusable_field(name, "a result of upscale()", expected)
     if result.stage.stage is not stage:
         raise unusable_field(name, f"a result of {result.stage.stage.value}()", expected)
     return result.stage

@@ -25,6 +25,7 @@ from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
 from modelpool.actors.outputs.output_file import FinishedOutput
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
@@ -396,7 +397,10 @@ class FollowedJobs:
         if isinstance(outcome, WrittenOutput):
             self._finish(self._ready(job, outcome), job.tasks)
         elif not (isinstance(outcome, ResultGone) and self._repeat(job, ended=False)):
-            self._finish(self._not_written(job, outcome), job.tasks)
+            failure = self._not_written(job, outcome)
+            if not isinstance(outcome, FolderFailed):
+                self._note_failure(job, failure)
+            self._finish(failure, job.tasks)
 
     def on_folder_failed(self, problem: FolderFailed) -> None:
         """See `WriteListener`: withdraw what has not started."""
@@ -494,7 +498,9 @@ class FollowedJobs:
         if job.outcome is Outcome.CANCELLED and self._keep_withdrawn(job):
             return
         if job.outcome is not Outcome.SUCCEEDED:
-            self._finish(self._failure(job), job.tasks)
+            failure = self._failure(job)
+            self._note_failure(job, failure)
+            self._finish(failure, job.tasks)
         elif self._writer is None:
             self._finish(_ReadyOutput(job, None), job.tasks)
         else:
@@ -781,6 +787,14 @@ class FollowedJobs:
             message = f"not started: {self._given_up}" if self._given_up else "cancelled"
             return self._no_image(job, RunErrorKind.CANCELLED, message)
         return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
+
+    def _note_failure(self, job: JobEnded, failure: JobFailure) -> None:
+        """Remember a failure where the output would have been written. A cancelled job has not failed."""
+        if self._writer is None or failure.cancelled or job.recipe is None:
+            return
+        labels = labels_of(self._requests[job.index])
+        about = job.index, job.job_id, failure.kind.value, failure.message
+        self._writer.note_failure(FailedOutput.of(job.recipe, labels, *about, at=time.time()))
 
     def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
         request = self._requests[job.index]

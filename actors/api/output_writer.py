@@ -6,6 +6,7 @@ again, up to a limit; its listeners learn of it, so that they start nothing new 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.finished_output import fetch_output
+from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.output_file import FinishedOutput, encoded
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
@@ -96,6 +98,17 @@ class ImageWriter:
     def run(self, work: Callable[[], None]) -> None:
         """Run `work` in the writer's thread after what is pending there."""
         self._thread.submit(work)
+
+    def note_failure(self, failure: FailedOutput) -> None:
+        """Remember in the place of outputs, in the background, that one could not be generated."""
+
+        def note() -> None:
+            # the program learns of the failure anyway: it is only missing in a report
+            with contextlib.suppress(OutputFailed):
+                self.place.note_failures([failure])
+
+        with contextlib.suppress(RuntimeError):  # it was closed
+            self.run(note)
 
     def wake(self) -> None:
         """Ask the listeners again whether they still want their outputs."""

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
-from modelpool.actors.wire.messages import JobEnded, JobPreview, ResultRef, SubmissionId, TaskProgress, job_id_for
+from modelpool.actors.wire.messages import (
+    ClientId,
+    JobEnded,
+    JobPreview,
+    ResultRef,
+    SubmissionId,
+    TaskProgress,
+    job_id_for,
+)
 from modelpool.pool.core.stage_params import Result
 from modelpool.pool.specs.spec import RunErrorKind, TaskId
 from modelpool.scheduler.tables.messages import Outcome
 
 
 class StageResult:
-    """A finished or pending result. Created by `ModelPool.encode`, `sample` and `decode`.
+    """A finished or pending result. Created by `ModelPool.encode`, `sample`, `decode` and `upscale`.
 
     stage  what was requested; a later stage includes it, and the pool reuses existing results
     """
 
-    def __init__(self, stage: StageRequest, connection: Connection, submission_id: SubmissionId) -> None:
+    def __init__(
+        self,
+        stage: StageLike,
+        connection: Connection,
+        submission_id: SubmissionId,
+        client_id: ClientId,
+        forget: Callable[[], None],
+    ) -> None:
+        """`forget` is called when there are no more events."""
         self.stage = stage
         self._connection = connection
+        self._submission_id, self._client_id = submission_id, client_id
         self._job_id = job_id_for(submission_id, 0)
+        self._forget = forget
         self._ended = threading.Event()
+        self._watchers: list[Callable[[], None]] = []
         self._job: JobEnded | None = None
         self._lost: Exception | None = None
         self._result: Result | None = None
@@ -40,6 +61,17 @@ class StageResult:
         """Whether `result` returns or raises at once."""
         return self._ended.is_set()
 
+    def cancel(self) -> None:
+        """Cancel it, unless it has ended. Idempotent. Raises PoolLost."""
+        if not self.done():
+            self._connection.call(Controller.cancel, self._client_id, self._submission_id)
+
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended` when it has ended, in another thread; at once if it has. It must not block."""
+        self._watchers.append(ended)
+        if self.done():
+            self._notify()
+
     @property
     def held(self) -> dict[TaskId, ResultRef]:
         """The task and the reference of the result once it exists, for a later stage to read."""
@@ -53,7 +85,7 @@ class StageResult:
     def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
         self._job = job
-        self._ended.set()
+        self._end()
 
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
@@ -65,7 +97,21 @@ class StageResult:
         """See `Listener`."""
         if not self._ended.is_set():
             self._lost = reason
-            self._ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._forget()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Call each watcher once: two threads may be here."""
+        while self._watchers:
+            try:
+                watcher = self._watchers.pop()
+            except IndexError:
+                return
+            watcher()
 
     def _fetch(self) -> Result:
         job = self._job

@@ -8,7 +8,7 @@ for the decisions in a thread of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,16 +64,18 @@ class CheckedRequests:
         on_kept: Callable[[WantedOutput, KeptImage], None],
         on_refused: Callable[[WantedOutput, UserError], None],
         on_checked: Callable[[CheckedRequests], None],
+        failed_before: Set[str] = frozenset(),
     ) -> None:
-        """`finished` are the outputs that exist, by their keys (`output_key`). `on_kept` and `on_refused` are called
-        for each request that has such an output, and for each that the pool cannot generate; `on_checked` once, after
-        the last decision.
+        """`finished` are the outputs that exist, by their keys (`output_key`), and `failed_before` those that could not
+        be generated. `on_kept` and `on_refused` are called for each request that has such an output, and for each that
+        the pool cannot generate; `on_checked` once, after the last decision.
         """
         self._wanted = wanted
         self._finished = finished
         self._on_kept = on_kept
         self._on_refused = on_refused
         self._on_checked = on_checked
+        self._failed_before = failed_before
         self._lock = threading.Lock()
         self._undecided: dict[int, WantedOutput] = {}
         self._accepted: dict[int, WantedOutput] = {}
@@ -81,6 +83,8 @@ class CheckedRequests:
         self._decided = 0
         self.kept_count = 0
         self.refused_count = 0
+        #: accepted requests that failed in an earlier run
+        self.tried_again_count = 0
         #: whether every request was decided
         self.is_complete = False
 
@@ -105,6 +109,7 @@ class CheckedRequests:
                 key = output_key(answer.digest, one.request.id or "")
                 if key not in self._finished:
                     self._accepted[place] = one
+                    self.tried_again_count += key in self._failed_before
                     return True
                 self.kept_count += 1
         if isinstance(answer, UserError):

@@ -31,6 +31,7 @@ from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
 from modelpool.actors.ray.session_folder import SessionFolder
 from modelpool.actors.ray.state_folder import pool_log_path
+from modelpool.actors.ray.unused_state import StateUpkeep
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -115,7 +116,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     from modelpool.actors.ray.forks import Forks
 
     name = config.cluster.name
-    with (machine_folder() / f"{name}.lock").open("wb") as lock:
+    with _lock_file(name).open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -129,6 +130,10 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
                 _serve(opened, config, on_ready)
             finally:
                 opened.close()
+
+
+def _lock_file(name: str) -> Path:
+    return machine_folder() / f"{name}.lock"
 
 
 class _StopSignals:
@@ -198,6 +203,7 @@ def _serve_until(
         status_socket=status_socket,
     )
     write_run_file(running)
+    upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic())
     try:
         on_ready()
         waited_for = ""
@@ -206,6 +212,7 @@ def _serve_until(
         if opened.service is not None:
             jobs = ServiceWatch(opened.service, HEALTH_SECONDS, ANSWER_SECONDS, time.monotonic())
         while not signals.first.wait(HEALTH_SECONDS):
+            upkeep.beat(time.monotonic())
             if jobs is not None and (silent_seconds := jobs.beat(time.monotonic())) is not None:
                 print(
                     f"the job service of the pool has not answered for {silent_seconds:.0f} s; starting another one",

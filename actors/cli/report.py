@@ -31,7 +31,7 @@ def report(
         Path | None,
         typer.Option(
             "--record",
-            help="Event log of the pool ([output] record): adds failed jobs, lost workers and autoscaling.",
+            help="Event log of the pool ([output] record): adds its failed jobs, lost workers and autoscaling.",
             metavar="LOG",
             show_default=False,
         ),
@@ -42,8 +42,8 @@ def report(
     ] = None,
 ) -> None:
     """Write an HTML report of a batch: a contact sheet by model and LoRA, timings, loads, cost, failures, and why each
-    task ran where it did. The page needs no other file. Needs no pool for a folder. For the id of a submission, the
-    pool adds the jobs that failed; for a folder, its event log does (--record).
+    task ran where it did. The page needs no other file. Needs no pool for a folder, which remembers the jobs that
+    failed and have no output yet; for the id of a submission, the pool names those that failed.
     """
     from modelpool.actors.cli.repair import named_place, named_submission
     from modelpool.actors.cli.screen import say, user_console
@@ -56,14 +56,18 @@ def report(
 
     if price is not None and not 0.0 <= price < float("inf"):
         raise unusable_field("--price", price, "a price of at least 0")
-    address, failed = named_place(folder), []
+    address, failed, noted = named_place(folder), [], frozenset[str]()
     if address is None:
         with named_submission(context, folder, None) as jobs:
             address = output_address(jobs.progress().record.output)
             failed = [_failure(each) for each in jobs.outcomes() if each.outcome is Outcome.FAILED]
-    place = existing_outputs(address)
+        place = existing_outputs(address)
+    else:
+        place = existing_outputs(address)
+        failures = place.failures()
+        failed, noted = [(each.title, each.words) for each in failures], frozenset(each.job_id for each in failures)
     damaged = [(one.entry.file, one.reason) for one in place.damaged(quick=True)]
-    figures = report_figures(place.entries(), damaged, None if record is None else _record_of(record), failed)
+    figures = report_figures(place.entries(), damaged, None if record is None else _record_of(record), failed, noted)
     page = report_page(f"Report of {address}", figures, place.local_file, price)
     target = out or (address / REPORT_NAME if isinstance(address, Path) else Path(REPORT_NAME))
     try:

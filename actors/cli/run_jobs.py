@@ -101,10 +101,11 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
     if place is not None:
         print_damaged_lines(console, place)
     finished = place.kept() if run.resume and place is not None else {}
+    failed = frozenset(each.key for each in place.failures()) if run.resume and place is not None else frozenset()
     with StopRequest() as stop:
         with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
             report = _Report(console, run, stream)
-            checked = CheckedRequests(run.wanted, finished, report.kept, report.refused, report.checked)
+            checked = CheckedRequests(run.wanted, finished, report.kept, report.refused, report.checked, failed)
             try:
                 failures, summary, whys = _make(run, pool, checked, stop, report)
             except PoolLost:
@@ -160,6 +161,10 @@ class _Report:
             already = "is" if requests.kept_count == 1 else "are"
             kept = counted(requests.kept_count, requests.noun)
             say(self.console, f"{kept} {already} already in {self._run.output} and skipped")
+        if requests.tried_again_count:
+            failed = counted(requests.tried_again_count, requests.noun)
+            again = "is" if requests.tried_again_count == 1 else "are"
+            say(self.console, f"{failed} failed in an earlier run and {again} tried again")
 
     def _print(self, value: Mapping[str, Any]) -> None:
         assert self._stream is not None, "JSON is printed to a stream"

@@ -27,7 +27,7 @@ from modelpool.actors.graph.graph_catalog import (
 )
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
@@ -54,7 +54,7 @@ from modelpool.pool.specs.spec import (
 )
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -74,6 +74,9 @@ class ListingCatalog(GraphCatalog, Protocol):
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA."""
+
+    def file_names(self) -> FileNames:
+        """The names of other files that requests name."""
 
     def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """The files of tiny decoders with their names."""
@@ -142,7 +145,7 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def build_stage(
-        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
 
@@ -153,6 +156,9 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+
+    async def file_names(self) -> FileNames:
         """See `CatalogService`."""
 
     async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
@@ -221,7 +227,7 @@ class CatalogService:
         return await self._run(build_each)
 
     async def build_stage(
-        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """Convert one stage and everything it needs except the `given` results. Raises UserError."""
 
@@ -255,6 +261,10 @@ class CatalogService:
     async def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA."""
         return await self._run(lambda catalog: catalog.loras())
+
+    async def file_names(self) -> FileNames:
+        """The names of ControlNets, upscalers, image prompt adapters and embeddings."""
+        return await self._run(lambda catalog: catalog.file_names())
 
     async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """The files of tiny decoders, for previews, each with the name of the decoder."""
@@ -348,6 +358,9 @@ class CachedCatalog:
 
     def loras(self) -> tuple[LoraListing, ...]:
         return self._catalog.loras()
+
+    def file_names(self) -> FileNames:
+        return self._catalog.file_names()
 
     def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         return self._catalog.tiny_decoders()

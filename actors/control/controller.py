@@ -107,7 +107,7 @@ from modelpool.scheduler.tables.messages import (
 )
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 logger = logging.getLogger(__name__)
 
@@ -390,7 +390,7 @@ class Controller:
             graph = await self._catalog.build_stage(
                 wanted.stage, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
-            graph = with_qos(graph, wanted.submission_id, wanted.user)
+            graph = with_qos(graph, wanted.submission_id, wanted.user, wanted.priority)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
             found = await self._found_states(graph)
             self._hold(mine, [QueuedJob(wanted.client_id, wanted.submission_id, 0, graph, None, given, found)])
@@ -606,6 +606,10 @@ class Controller:
     async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
         """Return the checkpoints and the LoRAs in the folders."""
         return await self._catalog.models(), await self._catalog.loras()
+
+    async def file_names(self) -> FileNames:
+        """Return the names of the files that requests name besides models and LoRAs."""
+        return await self._catalog.file_names()
 
     async def history(self, job: str) -> JobHistory:
         """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""

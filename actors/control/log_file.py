@@ -5,11 +5,14 @@ Nothing is installed at import; `open_log_file` adds a handler to the loggers of
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import logging.handlers
 import time
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +61,22 @@ def open_log_file(path: Path, is_json: bool) -> LogFile:
     """Append the entries of this process to the file at `path`, from level INFO. Raises OutputFailed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+        handler = _LockedFile(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
     except OSError as error:
         raise OutputFailed(f"{path}: the log cannot be written ({error.strerror or error})") from error
     handler.setFormatter(JsonLines() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return LogFile(handler)
+
+
+class _LockedFile(logging.handlers.RotatingFileHandler):
+    """A log with a lock that several processes can have: `actors.ray.unused_state` leaves locked logs alone."""
+
+    def _open(self) -> TextIOWrapper:
+        """See `logging.FileHandler`; also called when the file is rotated."""
+        stream = super()._open()
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return stream
 
 
 class JsonLines(logging.Formatter):

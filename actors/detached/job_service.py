@@ -47,6 +47,7 @@ from modelpool.actors.detached.records import (
     with_deadline,
 )
 from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
@@ -59,7 +60,7 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import file_of, output_address
 from modelpool.actors.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
-from modelpool.pool.core.errors import UnknownName, UserError, unknown_name
+from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError, unknown_name
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
@@ -592,7 +593,9 @@ class JobService:
             return None  # not by the submission's driver, since it is still known here
         if job.outcome is Outcome.FAILED:
             kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
-            return _failed(name, job.index, kind, "" if job.error is None else job.error.message)
+            message = "" if job.error is None else job.error.message
+            self._note_failure(feed, job, kind, message)
+            return _failed(name, job.index, kind, message)
         try:
             finished = fetch_output(link.connection, job)
         except ResultGone as gone:
@@ -610,6 +613,15 @@ class JobService:
         written = feed.place.write(replace(finished, labels=labels))
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
+
+    def _note_failure(self, feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str) -> None:
+        """Remember a failure where the output would have been written, for reports about the place."""
+        if job.recipe is None:
+            return
+        labels = labels_in_text(self._journal.request_text(feed.record.submission_id, job.index))
+        failure = FailedOutput.of(job.recipe, labels, job.index, job.job_id, kind.value, message, time.time())
+        with suppress(OutputFailed):  # the journal has it, too
+            feed.place.note_failures([failure])
 
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes of requests that did not run."""

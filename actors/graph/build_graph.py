@@ -32,9 +32,9 @@ from modelpool.actors.graph.sampling_runs import (
     start_image_task,
 )
 from modelpool.actors.graph.schedule_guidance import sampler_warnings
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.stage_request import StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
-from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_params
+from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_job, upscale_params
 from modelpool.actors.graph.vision_graph import (
     first_frame_task,
     image_context_lengths,
@@ -92,9 +92,11 @@ def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) 
 
 
 def build_stage_graph(
-    stage: StageRequest, job_id: JobId, catalog: GraphCatalog, given: frozenset[TaskId] = frozenset()
+    stage: StageLike, job_id: JobId, catalog: GraphCatalog, given: frozenset[TaskId] = frozenset()
 ) -> JobGraph:
     """Build the task graph of `stage`; tasks in `given`, whose results exist, are left out. Raises UserError."""
+    if isinstance(stage, UpscaleRequest):
+        return upscale_job(stage, job_id, catalog)
     return _GraphBuilder(catalog, stage).build(job_id, given)
 
 

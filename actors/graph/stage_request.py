@@ -1,10 +1,13 @@
-"""`StageRequest`: one stage of a request, for a driver that composes stages itself. Values only."""
+"""`StageRequest` and `UpscaleRequest`: one stage, for a driver that composes stages itself. Values only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.specs.spec import Stage, TaskId
 
 
@@ -43,3 +46,19 @@ class StageRequest:
     def negative_prompt(self) -> str:
         """The negative prompt."""
         return self.request.negative if self.negative is None else self.negative.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class UpscaleRequest:
+    """An image that the driver provides is enlarged."""
+
+    image: InputImage
+    upscale: Upscale
+
+    @property
+    def stage(self) -> Stage:
+        """Upscaling is a stage of the kind that makes pixels."""
+        return Stage.DECODE
+
+
+StageLike: TypeAlias = StageRequest | UpscaleRequest

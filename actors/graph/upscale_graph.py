@@ -1,11 +1,15 @@
-"""Builds the upscaling of an output, and of the first pass of two.
+"""Builds the upscaling of an output, of the first pass of two, and of an image that the driver provides.
 
 Pure functions of values. Every error names a field of a request.
 """
 
 from __future__ import annotations
 
+from modelpool.actors.graph.graph_catalog import GraphCatalog
+from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.output_shape import kind_of
+from modelpool.actors.graph.stage_request import UpscaleRequest
+from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
@@ -13,6 +17,11 @@ from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
+from modelpool.pool.core.task_inputs import IMAGE
+from modelpool.pool.specs.spec import JobId
+
+#: pixels of the result of a network, before it is scaled: 2 GiB on the host
+MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE
 
 
 def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -22,15 +31,36 @@ def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
 
 
 def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:
-    """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large."""
+    """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large,
+    also that of the network itself, which the host holds before it is scaled."""
     scale = upscaler.scale if upscale.scale is None else upscale.scale
     width, height = round(shape.width * scale), round(shape.height * scale)
     if max(width, height) > MAX_SIDE:
         raise unusable_field("upscale.scale", scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
+    check_own_size(upscaler, shape.width, shape.height, "upscale.model")
     tiles = upscale.tile or 0, upscale.overlap or 0
     return UpscaleParams(upscaler, shape.width, shape.height, width, height, shape.frames, *tiles)
 
 
+def check_own_size(upscaler: UpscalerRef, width: int, height: int, field: str) -> None:
+    """Raise UnusableField, naming the `field`, for an upscaler that enlarges an image of this size too much by
+    itself."""
+    own_width, own_height = width * upscaler.scale, height * upscaler.scale
+    if own_width * own_height > MAX_OWN_PIXELS:
+        found = f"{upscaler.name!r}, which makes {own_width}x{own_height} pixels"
+        raise unusable_field(field, found, f"an upscaler that makes up to {MAX_OWN_PIXELS} pixels of {width}x{height}")
+
+
 def enlarged_to(upscaler: UpscalerRef, before: tuple[int, int], after: tuple[int, int]) -> UpscaleParams:
-    """Return the parameters that enlarge an image from one size to another."""
+    """Return the parameters that enlarge an image from one size to another. Raises UnusableField."""
+    check_own_size(upscaler, *before, "hires.upscaler")
     return UpscaleParams(upscaler, *before, *after)
+
+
+def upscale_job(wanted: UpscaleRequest, job_id: JobId, catalog: GraphCatalog) -> JobGraph:
+    """Return the job that enlarges an image of the driver. Raises UserError."""
+    shape = OutputShape(wanted.image.width, wanted.image.height)
+    work = upscale_params(wanted.upscale, catalog.upscalers.find(wanted.upscale.model), shape)
+    tasks = TaskCollector(catalog)
+    task = tasks.add(work, {IMAGE: input_image_id(wanted.image)})
+    return tasks.job(job_id, task, frozenset(), ())

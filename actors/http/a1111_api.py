@@ -11,6 +11,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from modelpool.actors.http.a1111_extras import (
+    check_results,
+    decoded,
+    enlarging,
+    finished,
+    parse_extras,
+    resized,
+    several_images,
+    single_image,
+)
 from modelpool.actors.http.a1111_requests import (
     CLIP_OPTION,
     MODEL_OPTION,
@@ -19,20 +29,23 @@ from modelpool.actors.http.a1111_requests import (
     parse_call,
     requests_of,
 )
+from modelpool.actors.http.a1111_upscalers import PLAIN_NAMES
 from modelpool.actors.http.bodies import json_object
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.encoded_images import image_text
+from modelpool.actors.http.encoded_images import image_text, png_text
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.upscaling import ImageToEnlarge, Upscaling
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, texts_in
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "a1111"
 _PATH = "/sdapi/v1"
 #: lists of what the pool does not have
-_EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae", "upscalers")
+_EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae")
 _LATENT_MODES = ("Latent",)
 
 
@@ -42,6 +55,7 @@ def a1111_router(services: Services) -> APIRouter:
     max_bytes = services.settings.upload_bound_bytes
     #: by owner: the users of the keys, so that their number is bounded
     options: dict[str, Options] = {}
+    upscaling = Upscaling(services)
 
     async def generate(request: Request, is_img2img: bool) -> dict[str, Any]:
         body = await json_object(request, max_bytes)
@@ -70,6 +84,49 @@ def a1111_router(services: Services) -> APIRouter:
     @router.post("/img2img", summary="Change an image")
     async def img2img(request: Request) -> dict[str, Any]:
         return await generate(request, is_img2img=True)
+
+    async def enlarge(request: Request, body: dict[str, Any], encoded: Sequence[Any]) -> list[str]:
+        call = parse_extras(body)
+        # too many are refused before they are decoded
+        services.access.admit_jobs(0, len(encoded))
+        images = await asyncio.to_thread(decoded, encoded, services.images_of_call())
+        plans = [enlarging(call, *image.size) for image in images]
+        check_results(plans)
+        wanted = [
+            ImageToEnlarge(image, by)
+            for image, plan in zip(images, plans, strict=True)
+            for by in plan.upscalers
+            if isinstance(by, Upscale)
+        ]
+        made = iter(await upscaling.enlarge(request, caller_of(request), wanted))
+
+        def finish() -> list[str]:
+            results = []
+            for image, plan in zip(images, plans, strict=True):
+                by_each = [
+                    next(made) if isinstance(by, Upscale) else resized(image, plan.size, by) for by in plan.upscalers
+                ]
+                results.append(png_text(finished(call, plan, by_each or [image])))
+            return results
+
+        return await asyncio.to_thread(finish)
+
+    @router.post("/extra-single-image", summary="Enlarge an image")
+    async def extra_single_image(request: Request) -> dict[str, Any]:
+        body = await json_object(request, max_bytes)
+        (image,) = await enlarge(request, body, single_image(body))
+        return {"html_info": "", "image": image}
+
+    @router.post("/extra-batch-images", summary="Enlarge several images")
+    async def extra_batch_images(request: Request) -> dict[str, Any]:
+        body = await json_object(request, max_bytes)
+        return {"html_info": "", "images": await enlarge(request, body, several_images(body))}
+
+    @router.get("/upscalers", summary="List the upscalers, and ways to scale without one")
+    async def upscalers() -> list[dict[str, Any]]:
+        unknown = dict.fromkeys(("model_name", "model_path", "model_url", "scale"))
+        names = (*PLAIN_NAMES, *(await services.listings()).files.upscalers)
+        return [{"name": name, **unknown} for name in names]
 
     @router.get("/sd-models", summary="List the models")
     async def sd_models() -> list[dict[str, Any]]:
@@ -108,6 +165,7 @@ def a1111_router(services: Services) -> APIRouter:
         for submission in services.submissions.of(caller_of(request).owner, INTERFACE):
             if not submission.over:
                 await submission.cancel()
+        await upscaling.cancel(caller_of(request).owner)
         return {}
 
     @router.get("/options", summary="Show the options that are used")
@@ -128,6 +186,9 @@ def a1111_router(services: Services) -> APIRouter:
 
     @router.post("/refresh-checkpoints", summary="Accepted; the pool finds new files by itself")
     @router.post("/refresh-loras", summary="Accepted; the pool finds new files by itself")
+    @router.post("/refresh-vae", summary="Accepted; the pool finds new files by itself")
+    @router.post("/unload-checkpoint", summary="Accepted; the pool decides what is on its GPUs")
+    @router.post("/reload-checkpoint", summary="Accepted; the pool decides what is on its GPUs")
     async def refresh() -> None:
         return None
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from modelpool.actors.http.a1111_upscalers import scaling_fields
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
@@ -35,12 +36,23 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hr_scheduler": (None, "", "Use same scheduler"),
     "hr_prompt": (None, ""),
     "hr_negative_prompt": (None, ""),
-    "hr_resize_x": (None, 0),
-    "hr_resize_y": (None, 0),
     "refiner_checkpoint": (None, "", "None"),
 }
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
 _LORA = re.compile(r"<lora:([^<>]{1,2000})>")
+#: fields of requests, by which errors name what a caller has set
+_NAMES: Mapping[str, str] = {
+    "cfg": "cfg_scale",
+    "negative": "negative_prompt",
+    "strength": "denoising_strength",
+    "clip_skip": "CLIP_stop_at_last_layers",
+    "hires.scale": "hr_scale",
+    "hires.strength": "denoising_strength",
+    "hires.steps": "hr_second_pass_steps",
+    "hires.upscaler": "hr_upscaler",
+}
+#: difference of two scales that is rounding
+_SAME_SCALE = 0.01
 _NO_SCHEDULE = (None, "", "automatic", "Automatic")
 _JUST_RESIZE, _CROP_AND_RESIZE = 0, 1
 
@@ -66,6 +78,8 @@ class ImageCall(Strict):
     denoising_strength: float | None = None
     enable_hr: bool = False
     hr_scale: float = 2.0
+    hr_resize_x: Annotated[int, Field(ge=0, le=MAX_SIDE)] = 0
+    hr_resize_y: Annotated[int, Field(ge=0, le=MAX_SIDE)] = 0
     hr_second_pass_steps: Annotated[int, Field(ge=0)] = 0
     hr_upscaler: str | None = None
     init_images: tuple[str, ...] = ()
@@ -166,13 +180,34 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
         strength = 0.7 if call.denoising_strength is None else call.denoising_strength
         steps = call.hr_second_pass_steps or None
         scaling = scaling_fields(call.hr_upscaler)
-        fields["hires"] = {"scale": call.hr_scale, "strength": strength, "steps": steps, **scaling}
+        fields["hires"] = {"scale": _hires_scale(call), "strength": strength, "steps": steps, **scaling}
     if call.init_images:
         fields.update(_start_image(call, images))
     seed = secrets.randbits(32) if call.seed == -1 else call.seed
-    first = GenerateRequest(**fields, seed=seed)
+    try:
+        first = GenerateRequest(**fields, seed=seed)
+    except UserError as problem:
+        raise _in_its_words(problem) from None
     others = range(1, call.batch_size * call.n_iter)
     return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
+
+
+def _hires_scale(call: ImageCall) -> float:
+    """Return the scale of the second pass, which a size may give. Raises UnusableField for other proportions."""
+    wanted = (call.hr_resize_x, call.width), (call.hr_resize_y, call.height)
+    scales = [size / side for size, side in wanted if size and side > 0]
+    if not scales:
+        return call.hr_scale
+    if max(scales) - min(scales) > _SAME_SCALE:
+        found, expected = f"{call.hr_resize_x}x{call.hr_resize_y}", f"the proportions of {call.width}x{call.height}"
+        raise unusable_field("hr_resize_x, hr_resize_y", found, expected)
+    return scales[0]
+
+
+def _in_its_words(problem: UserError) -> UserError:
+    """Return an error about a field of a request with the name of that field in this interface."""
+    name, colon, rest = str(problem).partition(": ")
+    return UserError(f"{_NAMES[name]}: {rest}") if colon and name in _NAMES else problem
 
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:

@@ -18,7 +18,10 @@ _FILES: Mapping[str, str] = MappingProxyType(
     }
 )
 #: names of scaling without an upscaler
-_PLAIN = ("none", "lanczos", "nearest", "")
+NEAREST = "nearest"
+_PLAIN = ("none", "lanczos", NEAREST, "")
+#: the same, as the web UI lists them
+PLAIN_NAMES = ("None", "Lanczos", "Nearest")
 #: beginning of the names that scale latents
 LATENT = "Latent"
 

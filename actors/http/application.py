@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from modelpool.actors.http.a1111_api import a1111_router
+from modelpool.actors.http.a1111_controls import controlnet_router
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.gate import Gate
@@ -23,7 +26,7 @@ from modelpool.actors.http.native_api import native_router, request_schemas
 from modelpool.actors.http.openai_api import openai_router
 from modelpool.actors.http.page_api import page_router
 from modelpool.actors.http.ports import HttpPool
-from modelpool.actors.http.problems import HttpProblem, problem_body
+from modelpool.actors.http.problems import HttpProblem, no_route, problem_body, wrong_parameter
 from modelpool.actors.http.services import Services
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.results.outcomes import PoolLost
@@ -81,6 +84,7 @@ def application(
     app.include_router(native_router(services, webhooks, start))
     app.include_router(openai_router(services))
     app.include_router(a1111_router(services))
+    app.include_router(controlnet_router(services))
     app.include_router(comfy_router(services, prompts))
     _answer_problems(app)
     _describe(app)
@@ -98,6 +102,16 @@ def _answer_problems(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     async def invalid(request: Request, problem: UserError) -> JSONResponse:
         return JSONResponse(problem_body(request.url.path, 400, str(problem)), 400)
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, problem: HTTPException) -> JSONResponse:
+        path, status = request.url.path, problem.status_code
+        message = no_route(request.method, path, status) if status in (404, 405) else str(problem.detail)
+        return JSONResponse(problem_body(path, status, message), status, problem.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(request: Request, problem: RequestValidationError) -> JSONResponse:
+        return JSONResponse(problem_body(request.url.path, 400, wrong_parameter(problem.errors()[0])), 400)
 
     @app.exception_handler(PoolLost)
     async def lost(request: Request, problem: PoolLost) -> JSONResponse:

@@ -33,6 +33,8 @@ PART_FIELDS: Mapping[str, tuple[str, ...]] = {
 MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
 _EXPECTED = "an image file as base64, or as a data URL (paths of the server are not read)"
+#: characters of what is no image that a message has
+_MOST_SHOWN = 40
 _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
 
 
@@ -57,7 +59,8 @@ class CallerImages:
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            raise unusable_field(name, f"{value[:40]!r}...", _EXPECTED) from None
+            found = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+            raise unusable_field(name, found, _EXPECTED) from None
         return self.of_bytes(name, content)
 
     def of_bytes(self, name: str, content: bytes) -> Image:

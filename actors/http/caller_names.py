@@ -23,6 +23,12 @@ def check_names(request: GenerateRequest, listed: Set[str]) -> GenerateRequest:
     return request
 
 
+def check_upscaler(name: str, listed: Set[str]) -> None:
+    """Raise UnusableField for the name of an upscaler that is a path and not `listed`."""
+    if name not in listed and is_path(name):
+        raise unusable_field("upscaler", name[:100], "a name of the pool's list, not a path")
+
+
 def may_name_paths(request: GenerateRequest) -> bool:
     """Whether a name of a request may be a path, unless the pool lists it."""
     return any(is_path(name) for _, name in _names(request))

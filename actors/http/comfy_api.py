@@ -21,7 +21,7 @@ from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.services import Listings, Services, caller_of
 from modelpool.actors.http.uploads import Uploads
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
@@ -145,9 +145,20 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
         names = await _names(services, uploads, caller_of(request).owner)
         return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
 
-    @router.get("/embeddings", summary="Empty: embeddings are found by their names in prompts")
+    @router.get("/models", summary="List the folders of models")
+    async def folders() -> list[str]:
+        return list(_folders(await services.listings()))
+
+    @router.get("/models/{folder}", summary="List the models in a folder")
+    async def in_folder(folder: str) -> list[str]:
+        found = _folders(await services.listings())
+        if folder not in found:
+            raise HttpProblem(404, f"folder: found {folder[:40]!r}, expected one of {', '.join(found)}")
+        return found[folder]
+
+    @router.get("/embeddings", summary="List the embeddings, which prompts name as embedding:NAME")
     async def embeddings() -> list[str]:
-        return []
+        return list((await services.listings()).files.embeddings)
 
     @router.get("/system_stats", summary="Show the GPUs")
     async def system_stats() -> dict[str, Any]:
@@ -204,6 +215,10 @@ async def _submitted(
         raise HttpProblem(400, "extra_data: expected a table")
     with prompts.reserved(caller.owner, prompt_id):
         graph = body.get("prompt")
+        if graph is None and any(isinstance(each, dict) and "class_type" in each for each in body.values()):
+            raise WorkflowRejected(
+                "no_prompt", 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
+            )
         names = await _names(services, uploads, caller.owner)
         outputs = outputs_of(graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
@@ -232,7 +247,22 @@ def _requests(
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     images = await asyncio.to_thread(uploads.names, owner)
-    return PoolNames({each.name: each.family for each in listings.models}, [x.name for x in listings.loras], images)
+    models = {each.name: each.family for each in listings.models}
+    return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
+
+
+def _folders(listings: Listings) -> dict[str, list[str]]:
+    """Return the names of the pool's files by the folders in which ComfyUI has such files."""
+    models, files = [each.name for each in listings.models], listings.files
+    return {
+        "checkpoints": models,
+        "diffusion_models": models,
+        "loras": [each.name for each in listings.loras],
+        "controlnet": list(files.controlnets),
+        "upscale_models": list(files.upscalers),
+        "style_models": list(files.image_prompts),
+        "embeddings": list(files.embeddings),
+    }
 
 
 def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
@@ -269,6 +299,8 @@ def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
         return [list(names.choices(given)), {}] if given.choices else ["STRING", {}]
     if given.type in ("INT", "FLOAT"):
         return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
+    if given.type == "STRING" and (proposed := list(names.choices(given))):
+        return [proposed, {}]
     if given.type in ("STRING", "BOOLEAN"):
         return [given.type, {"default": given.default}]
     return [given.type]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy_node_types import (
+    CONTROLNETS,
     IMAGES,
     LORAS,
     MODELS,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
+    STYLES,
+    UPSCALERS,
     WIDGET_TYPES,
     NodeInput,
     NodeType,
@@ -36,6 +39,9 @@ from modelpool.actors.http.comfy_values import (
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+
+if TYPE_CHECKING:
+    from modelpool.pool.registry.listings import FileNames
 
 #: nodes of a workflow; published ones have some dozen
 MAX_NODES = 1000
@@ -61,11 +67,13 @@ _SHIFTS: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]] = MappingProxyT
 
 @dataclass(frozen=True, slots=True)
 class PoolNames:
-    """The names that nodes may choose. `models` has the titles of their families; `images` is None if any may be."""
+    """The names that nodes may choose. `models` has the titles of their families; `images` is None if any may be;
+    `files` are proposed, and others may be chosen."""
 
     models: Mapping[str, str]
     loras: Sequence[str]
     images: Sequence[str] | None = None
+    files: FileNames | None = None
 
     def choices(self, given: NodeInput) -> Sequence[str]:
         """Return the values of a COMBO; () for any."""
@@ -77,6 +85,9 @@ class PoolNames:
             SAMPLER_NAMES: (*SAMPLERS, *_GPU_SAMPLERS),
             SCHEDULE_NAMES: tuple(SCHEDULES),
             IMAGES: self.images or (),
+            CONTROLNETS: () if self.files is None else self.files.controlnets,
+            UPSCALERS: () if self.files is None else self.files.upscalers,
+            STYLES: () if self.files is None else self.files.image_prompts,
         }
         return lists[given.choices]
 
@@ -200,6 +211,10 @@ def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return the nodes of a workflow, all of kinds that work here. Raises WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:
         raise WorkflowRejected("no_prompt", "prompt: expected a workflow in the API format, nodes by their ids")
+    if isinstance(prompt.get("nodes"), list):
+        raise WorkflowRejected(
+            "invalid_prompt", "prompt: found a workflow as the editor saves it, expected the API format"
+        )
     if len(prompt) > MAX_NODES:
         raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
     unknown: list[NodeError] = []
@@ -322,8 +337,8 @@ def _has_type(kind: str, value: Any) -> bool:
 
 
 def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
-    """Return the name that a value of a COMBO means: models and LoRAs may be named by their files."""
-    if given.choices in (MODELS, LORAS) and value not in choices:
+    """Return the name that a value with choices means: models and other weights may be named by their files."""
+    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and value not in choices:
         return file_stem(value)
     return value.removesuffix(" [input]") if given.choices == IMAGES else value
 
@@ -333,11 +348,11 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
     for given in kind.inputs:
         link = _link_of(node, given.name)
         if link is not None:
-            values[given.name] = graph.values[link[0]][link[1]]
+            value = graph.values[link[0]][link[1]]
         else:
             value = node.get("inputs", {}).get(given.name, given.default)
-            is_choice = given.type == "COMBO" and isinstance(value, str)
-            values[given.name] = _chosen(given, value, graph.names.choices(given)) if is_choice else value
+        is_choice = given.type in ("COMBO", "STRING") and isinstance(value, str)
+        values[given.name] = _chosen(given, value, graph.names.choices(given)) if is_choice else value
     return values
 
 

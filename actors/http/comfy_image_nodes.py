@@ -10,11 +10,11 @@ from modelpool.actors.http.comfy_node_types import (
     IMAGES,
     MAX_SIDE,
     MOST_GROWN,
+    UPSCALERS,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
-    file_stem,
     link,
     number,
     text,
@@ -106,7 +106,7 @@ def _scaled_by(image: DecodedImage, factor: float) -> DecodedImage:
 
 
 def _upscaler(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (file_stem(given["model_name"]),)
+    return (given["model_name"],)
 
 
 def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -209,7 +209,9 @@ IMAGE_NODES = (
         _scaled_to_pixels,
         "IMAGE",
     ),
-    _row("UpscaleModelLoader", (text("model_name"),), _upscaler, "UPSCALE_MODEL", category="loaders"),
+    _row(
+        "UpscaleModelLoader", (text("model_name", choices=UPSCALERS),), _upscaler, "UPSCALE_MODEL", category="loaders"
+    ),
     _row("ImageUpscaleWithModel", (link("upscale_model", "UPSCALE_MODEL"), _IMAGE), _upscaled, "IMAGE"),
     _row("FluxKontextImageScale", (_IMAGE,), _scaled_for_kontext, "IMAGE"),
     _row(

@@ -13,6 +13,8 @@ from modelpool.pool.core.errors import UserError
 
 #: lists of names that the pool fills in
 MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "samplers", "schedules", "images"
+#: the same for files that are looked up when the workflow runs: any name is accepted before
+CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
 #: types of values that are written in a node, and not linked
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 MAX_SIDE, MAX_BATCH, MAX_SEED, MOST_GROWN = 16384, 64, 2**64 - 1, 64
@@ -27,7 +29,8 @@ class NodeInput:
     """An input of a node.
 
     type     of a link, or one of `WIDGET_TYPES`
-    choices  the values of a COMBO: one of the lists that the pool fills in, or the values themselves; () for any
+    choices  the values of a COMBO: one of the lists that the pool fills in, or the values themselves; () for any. Of a
+             STRING: the list that is shown
     """
 
     name: str
@@ -66,9 +69,9 @@ def number(name: str, default: float, least: float, most: float, is_required: bo
     return NodeInput(name, "FLOAT", default, least, most, is_required=is_required)
 
 
-def text(name: str, default: str = "", is_required: bool = True) -> NodeInput:
-    """Return an input with a text."""
-    return NodeInput(name, "STRING", default, is_required=is_required)
+def text(name: str, default: str = "", is_required: bool = True, choices: str = "") -> NodeInput:
+    """Return an input with a text, for which one of `choices` is proposed."""
+    return NodeInput(name, "STRING", default, choices=choices, is_required=is_required)
 
 
 def combo(name: str, choices: str | tuple[str, ...] = (), is_required: bool = True) -> NodeInput:

@@ -12,12 +12,12 @@ from typing import Any
 
 from modelpool.actors.http.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy_node_types import (
+    CONTROLNETS,
     LORAS,
     MODELS,
     NodeInput,
     NodeType,
     combo,
-    file_stem,
     link,
     number,
     text,
@@ -65,7 +65,7 @@ def _model_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _controlnet(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (ControlNetValue(file_stem(given["control_net_name"])),)
+    return (ControlNetValue(given["control_net_name"]),)
 
 
 def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -130,10 +130,10 @@ _LOADERS = (
         "CLIP",
         category="conditioning",
     ),
-    _row("ControlNetLoader", (text("control_net_name"),), _controlnet, "CONTROL_NET"),
+    _row("ControlNetLoader", (text("control_net_name", choices=CONTROLNETS),), _controlnet, "CONTROL_NET"),
     _row(
         "DiffControlNetLoader",
-        (link("model", "MODEL"), text("control_net_name")),
+        (link("model", "MODEL"), text("control_net_name", choices=CONTROLNETS)),
         _controlnet,
         "CONTROL_NET",
     ),

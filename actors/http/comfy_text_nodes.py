@@ -8,6 +8,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy_node_types import (
     MAX_SIDE,
+    STYLES,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -155,7 +156,7 @@ def _referring(value: TextValue, *images: ImageFile) -> TextValue:
 
 
 def _style_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (file_stem(given["style_model_name"]),)
+    return (given["style_model_name"],)
 
 
 def _vision_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -309,7 +310,7 @@ TEXT_NODES = (
         _seen,
         ("CLIP_VISION_OUTPUT",),
     ),
-    _row("StyleModelLoader", (text("style_model_name"),), _style_model, ("STYLE_MODEL",)),
+    _row("StyleModelLoader", (text("style_model_name", choices=STYLES),), _style_model, ("STYLE_MODEL",)),
     _row(
         "StyleModelApply",
         (

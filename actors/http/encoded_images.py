@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 #: formats of the OpenAI API that Pillow writes, by name
 FORMATS = ("png", "jpeg", "webp")
@@ -38,3 +42,10 @@ def image_bytes(path: Path, file_format: str = "png", quality: int = BEST_QUALIT
 def image_text(path: Path, file_format: str = "png", quality: int = BEST_QUALITY) -> str:
     """Return the same as base64."""
     return base64.b64encode(image_bytes(path, file_format, quality)).decode()
+
+
+def png_text(image: Image) -> str:
+    """Return an image as base64 of a PNG."""
+    content = BytesIO()
+    image.save(content, "PNG")
+    return base64.b64encode(content.getvalue()).decode()

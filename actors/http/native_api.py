@@ -31,7 +31,7 @@ from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
 from modelpool.actors.results.previews import ImagePreview
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.previews import MEDIA_TYPE
 
 INTERFACE = "native"
@@ -208,7 +208,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     async def signed(name: str, until: int, signature: str) -> Response:
         return file_response(services.signed_file(name, until, signature))
 
-    @router.get("/api/models", summary="List the models of the pool")
+    @router.get("/api/models", summary="List the models of the pool, and the other files that requests name")
     async def models() -> dict[str, Any]:
         listings = await services.listings()
         return {
@@ -217,6 +217,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
                 for each in listings.models
             ],
             "loras": [{"name": each.name} for each in listings.loras],
+            **dataclasses.asdict(listings.files),
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
@@ -357,7 +358,14 @@ async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: 
 def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
     images = services.images_of_call()
-    requests = [GenerateRequest(**images.in_fields(fields, folder)) for fields in new.requests]
+    requests = []
+    for place, fields in enumerate(new.requests):
+        try:
+            requests.append(GenerateRequest(**images.in_fields(fields, folder)))
+        except UserError as problem:
+            if len(new.requests) == 1:
+                raise
+            raise UserError(f"requests[{place}]: {problem}") from None
     for place, request in enumerate(requests):
         if request.n != 1:
             raise unusable_field(f"requests[{place}].n", request.n, "1: over HTTP, each request is one output")

@@ -26,7 +26,8 @@ from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.other_names import unknown_field
+from modelpool.actors.request.requests import DIFFUSERS_NAMES, GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -85,10 +86,13 @@ class ParsedCall:
         """Parse a body. Raises UserError."""
         own = {name: value for name, value in body.items() if name in ImagesCall.model_fields and value is not None}
         others = {name: value for name, value in body.items() if name not in ImagesCall.model_fields}
-        fields = {name: value for name, value in others.items() if name in REQUEST_FIELDS and name not in _IGNORED}
+        known = {*REQUEST_FIELDS, *DIFFUSERS_NAMES} - set(_IGNORED)
+        fields = {name: value for name, value in others.items() if name in known}
         unknown = [name for name in others if name not in fields and name not in _IGNORED]
         if unknown:
-            raise HttpProblem(400, f"{unknown[0]}: unknown; expected a field of the images API or of a request")
+            raise unknown_field(
+                "field of the images API or of a request", unknown[0], {*ImagesCall.model_fields, *known}
+            )
         return cls(ImagesCall(**own), fields)
 
     def requests(self, model: str, images: Mapping[str, Any], listed: Set[str]) -> list[GenerateRequest]:

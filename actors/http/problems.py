@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from modelpool.pool.core.errors import UserError
 
 #: beginning of the paths of an interface whose errors have a form of their own
-OPENAI_PATH, A1111_PATH, NATIVE_PATH = "/v1/", "/sdapi/", "/api/"
+OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
+A1111_PATHS = ("/sdapi/", "/controlnet/")
 #: names of statuses in errors of the OpenAI API
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
+#: the field at the beginning of a message
+_FIELD = re.compile(r"([a-z_][\w.]*): ")
 
 
 class HttpProblem(UserError):
@@ -31,9 +35,24 @@ def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
     """Return the body of the answer to a refused call of `path`, as the clients of that interface expect it."""
     if path.startswith(OPENAI_PATH):
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    if path.startswith(A1111_PATH):
+        named = _FIELD.match(message)
+        return {"error": {"message": message, "type": kind, "param": named and named[1], "code": None}}
+    if path.startswith(A1111_PATHS):
         return {"error": "Error", "detail": message, "body": "", "errors": message}
     if path.startswith(NATIVE_PATH):
         return {"error": {"status": status, "message": message}}
     return {"error": {"type": "error", "message": message, "details": "", "extra_info": {}}, "node_errors": {}}
+
+
+def no_route(method: str, path: str, status: int) -> str:
+    """Return the message for a call of an address that there is not (404), or not with this method (405)."""
+    return f"{path} does not exist" if status == 404 else f"{path} cannot be called with {method}"
+
+
+def wrong_parameter(problem: Mapping[str, Any]) -> str:
+    """Return the message for the first of pydantic's errors about a parameter of an address."""
+    name = str(problem["loc"][-1])
+    if problem["type"] == "missing":
+        return f"{name}: missing; this parameter is required"
+    expected = str(problem["msg"]).removeprefix("Input should be ")
+    return f"{name}: found {str(problem.get('input'))[:100]!r}, expected {expected}"

@@ -7,7 +7,8 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from modelpool.pool.core.errors import UserError
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection, Request
 
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 #: how long a signed address of an output is valid, as those of the OpenAI API
 SIGNED_SECONDS = 3600
@@ -45,16 +46,18 @@ class ClientGone(HttpProblem):
 
 @dataclass(frozen=True, slots=True)
 class Listings:
-    """The usable models and LoRAs of the pool, as of `at` on the monotonic clock."""
+    """The usable models, LoRAs and other files of the pool, as of `at` on the monotonic clock."""
 
     models: tuple[ModelListing, ...]
     loras: tuple[LoraListing, ...]
+    files: FileNames
     at: float
 
     @property
     def names(self) -> frozenset[str]:
         """The names of all."""
-        return frozenset((*(model.name for model in self.models), *(lora.name for lora in self.loras)))
+        named = frozenset((*(model.name for model in self.models), *(lora.name for lora in self.loras)))
+        return named | self.files.all
 
 
 class Services:
@@ -98,10 +101,7 @@ class Services:
         if not count:
             raise HttpProblem(400, "requests: found none, expected at least one")
         owner = caller.owner
-        arriving = self._arriving.get(owner, 0)
-        self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
-        self._arriving[owner] = arriving + count
-        try:
+        with self.arriving(caller, count):
             built = await asyncio.to_thread(build)
             names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
             highest = self.settings.priority_of(caller.user)
@@ -110,6 +110,16 @@ class Services:
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
             return await self.submissions.submit_detached(requests, owner, interface, detached_id)
+
+    @contextmanager
+    def arriving(self, caller: Caller, count: int) -> Iterator[None]:
+        """Count jobs of `caller` that are no submission, or not yet one. Raises HttpProblem (429) for too many."""
+        owner = caller.owner
+        arriving = self._arriving.get(owner, 0)
+        self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
+        self._arriving[owner] = arriving + count
+        try:
+            yield
         finally:
             self._arriving[owner] -= count
             if not self._arriving[owner]:
@@ -118,7 +128,7 @@ class Services:
     async def wait(self, request: Request, submission: HttpSubmission) -> None:
         """Wait until a submission is over; cancel it if the client goes. Raises ClientGone, and HttpProblem (503)."""
         ended = asyncio.ensure_future(submission.ended())
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(disconnected(request))
         try:
             await asyncio.wait((ended, gone), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
@@ -131,7 +141,7 @@ class Services:
             await asyncio.gather(ended, gone, return_exceptions=True)
 
     async def listings(self) -> Listings:
-        """Return the usable models and LoRAs. While callers ask, they are read again in the background; a caller waits
+        """Return the usable files. While callers ask, they are read again in the background; a caller waits
         for them only if they are older than LISTING_SECONDS. Raises PoolLost.
         """
         now, known = time.monotonic(), self._listings
@@ -150,13 +160,14 @@ class Services:
             models = await asyncio.to_thread(self.pool.models)
             loras = await asyncio.to_thread(self.pool.loras)
             usable = tuple(sorted((each for each in models if not each.problem), key=lambda each: each.name))
-            self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
+            files = await asyncio.to_thread(self.pool.file_names)
+            self._listings = Listings(usable, tuple(each for each in loras if not each.problem), files, now)
             return self._listings
         finally:
             self._listing = None
 
     async def listed_names(self) -> frozenset[str]:
-        """Return the names of the models and LoRAs that the pool lists. Raises PoolLost."""
+        """Return the names of the files that the pool lists. Raises PoolLost."""
         return (await self.listings()).names
 
     async def model_or_default(self, named: str | None) -> str:
@@ -251,8 +262,11 @@ def _for_caller(
     request: GenerateRequest, caller: Caller, listed: Set[str], highest_priority: int | None
 ) -> GenerateRequest:
     """Return `request` with the caller's user and, if it is configured, the caller's priority. Raises HttpProblem (403)
-    if it is for another user or has a higher priority, and UnusableField for names that may be paths and are not
-    `listed`.
+    if it is for another user, has a higher priority, or a deadline at that priority; and UnusableField for names that
+    may be paths and are not `listed`.
+
+    Near its deadline a job goes before all others of its priority, whatever the shares. Below the highest priority of
+    the caller that lifts it no further than a higher priority would.
     """
     check_names(request, listed)
     if caller.user is None:
@@ -265,6 +279,12 @@ def _for_caller(
             update["priority"] = highest_priority
         elif request.priority > highest_priority:
             raise HttpProblem(403, f"priority: found {request.priority}, expected up to {highest_priority}")
+        priority = update.get("priority", request.priority)
+        if request.deadline is not None and priority >= highest_priority:
+            expected = f"a priority below {highest_priority} with a deadline, which goes before others of its priority"
+            raise HttpProblem(
+                403, f"deadline: found {request.deadline:g} s at priority {priority}, expected {expected}"
+            )
     return request.model_copy(update=update)
 
 
@@ -274,6 +294,7 @@ def _note_seen(reading: asyncio.Task[Listings]) -> None:
         reading.exception()
 
 
-async def _disconnected(request: Request) -> Any:
+async def disconnected(request: Request) -> None:
+    """Wait until the client of a call goes. Its body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -100,6 +100,11 @@ class InputImages:
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
         return (request.model_copy(update=changed) if changed else request), refs
 
+    def bring_image(self, name: str, source: ImageSource) -> tuple[InputImage, dict[TaskId, ResultRef]]:
+        """Return the image in the field `name`, stored at its original size, and its reference. Raises UserError."""
+        refs: dict[TaskId, ResultRef] = {}
+        return self._bring_whole(name, source, refs), refs
+
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
         """Return `region` with its mask stored at its original size; the reference is added to `refs`."""
         if region.mask is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.failures import FAILURES_NAME, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import (
     content_problem,
     is_lossless,
@@ -75,6 +76,7 @@ class OutputFolder:
         self.path = Path(path)
         self._thumbnail_pixels = thumbnail_pixels
         self._manifest = Manifest(self.path / MANIFEST_NAME)
+        self._failures = Manifest(self.path / FAILURES_NAME)
         #: by key, and the key of each listed file
         self._entries: dict[str, ManifestEntry] = {}
         self._keys: dict[str, str] = {}
@@ -88,6 +90,7 @@ class OutputFolder:
             with self._locked():
                 self._clear_leftovers()
                 self._read_new_entries()
+                self._compact_failures()
         if self.damaged_lines and not self._entries:  # it was not written by this program
             raise OutputFailed(f"{self.manifest_path}: {self.damaged_lines[0]}")
 
@@ -157,6 +160,19 @@ class OutputFolder:
                 file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
                 kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
         return kept
+
+    def note_failures(self, failures: Sequence[FailedOutput]) -> None:
+        """See `OutputPlace`."""
+        with self._failures_named(self._failures.path), self._locked():
+            self._failures.repair()
+            for failure in failures:
+                self._failures.append(failure.as_json())
+
+    def failures(self) -> tuple[FailedOutput, ...]:
+        """See `OutputPlace`."""
+        with self._failures_named(self._failures.path):
+            self._read_new_entries()
+            return unresolved(self._all_failures(), self._entries.__contains__)
 
     def entries(self) -> tuple[ManifestEntry, ...]:
         """Return the latest entry of each output that was ever finished, in order of creation."""
@@ -242,6 +258,23 @@ class OutputFolder:
             entry = self._parsed(line)
             if entry is not None:
                 self._note(entry)
+
+    def _all_failures(self) -> list[FailedOutput]:
+        """Return every failure in the list. Lines that cannot be used are left out."""
+        if not self._failures.path.exists():
+            return []
+        found = []
+        for line in Manifest(self._failures.path).read_new():
+            with contextlib.suppress(UserError):
+                found.append(parse_failure(line.fields))
+        return found
+
+    def _compact_failures(self) -> None:
+        """Drop the failures of outputs that are listed by now, and those that another follows. Requires the lock."""
+        found = self._all_failures()
+        left = unresolved(found, self._entries.__contains__)
+        if len(left) < len(found):
+            write_atomically(self._failures.path, b"".join(failure.as_line() for failure in left))
 
     def _note(self, entry: ManifestEntry) -> None:
         self._entries[entry.key] = entry

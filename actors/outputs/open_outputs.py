@@ -42,7 +42,7 @@ def existing_outputs(address: OutputAddress) -> OutputPlace:
             raise unusable_field("DIR_OR_ID", str(address), f"an output folder, with a {MANIFEST_NAME}")
         return OutputFolder(address)
     store = OutputStore(address)
-    if not store.has_outputs():
+    if not store.has_outputs() and not store.failures():
         raise unusable_field("DIR_OR_ID", address, f"the URL of outputs, with a {store.manifest_path}")
     return store
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.output_file import FinishedOutput
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
 from modelpool.actors.request.requests import GenerateRequest
@@ -109,6 +110,12 @@ class OutputPlace(Protocol):
         """Store and list an output, unless the file of an equal recipe and id is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
+
+    def note_failures(self, failures: Sequence[FailedOutput]) -> None:
+        """Remember outputs that could not be generated, until they are listed."""
+
+    def failures(self) -> tuple[FailedOutput, ...]:
+        """Return the last failure of each output that is not listed."""
 
     def finish(self) -> None:
         """Complete what is written in parts. Called when the writer ends; writing afterwards is allowed."""

@@ -117,7 +117,8 @@ class ReportFigures:
     by_worker   totals by worker and its device
     damaged     files that are missing or damaged, with the reason
     unreadable  entries whose tasks cannot be read
-    failed      jobs of the submission that failed, with the reason
+    failed      jobs that failed and have no output, with the reason
+    noted_jobs  their ids, as far as they are known: the event log has them, too
     """
 
     groups: Mapping[str, Sequence[ReportOutput]]
@@ -128,6 +129,13 @@ class ReportFigures:
     unreadable: int = 0
     record: PoolRecord | None = None
     failed: tuple[tuple[str, str], ...] = ()
+    noted_jobs: frozenset[str] = frozenset()
+
+    @property
+    def all_failed(self) -> tuple[tuple[str, str], ...]:
+        """The jobs that failed, each once, with the reason."""
+        recorded = () if self.record is None else self.record.failed
+        return (*self.failed, *(each for each in recorded if each[0] not in self.noted_jobs))
 
     @property
     def outputs(self) -> int:
@@ -151,8 +159,10 @@ def report_figures(
     damaged: Iterable[tuple[str, str]] = (),
     record: PoolRecord | None = None,
     failed: Iterable[tuple[str, str]] = (),
+    noted_jobs: frozenset[str] = frozenset(),
 ) -> ReportFigures:
-    """Return the figures of the outputs that `entries` list, and of the jobs of their submission that `failed`."""
+    """Return the figures of the outputs that `entries` list, and of the jobs that `failed`, of which `noted_jobs` are
+    the ids."""
     groups: dict[str, list[ReportOutput]] = {}
     sums, unreadable = _Sums(), 0
     for entry in sorted(entries, key=lambda entry: (entry.run, entry.index)):
@@ -177,7 +187,7 @@ def report_figures(
     ordered = dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
     by_worker = dict(sorted(sums.by_worker.items()))
     return ReportFigures(
-        ordered, sums.totals, sums.by_stage, by_worker, tuple(damaged), unreadable, record, tuple(failed)
+        ordered, sums.totals, sums.by_stage, by_worker, tuple(damaged), unreadable, record, tuple(failed), noted_jobs
     )
 
 

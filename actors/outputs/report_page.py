@@ -203,10 +203,10 @@ def _problems(figures: ReportFigures) -> Iterator[str]:
     lost = [(f"{output.file}, {task.stage}", reason) for output, task in tasks for reason in task.lost]
     memory = [(f"{output.file}, {task.stage}", ", ".join(task.rungs)) for output, task in tasks if task.rungs]
     warnings = [(output.file, warning) for output in outputs for warning in output.recipe.warnings]
-    failed = [*figures.failed, *(() if figures.record is None else figures.record.failed)]
+    failed = figures.all_failed
     yield "<h2>Failures</h2>"
     if not (failed or figures.damaged or lost or memory or warnings or figures.unreadable):
-        yield "<p>None in the manifest.</p>"
+        yield "<p>None.</p>"
     yield from _list("Jobs that failed", failed)
     yield from _list("Files that are missing or damaged", figures.damaged)
     yield from _list("Runs that were lost, and repeated", lost)

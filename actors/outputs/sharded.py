@@ -23,6 +23,7 @@ from pathlib import Path
 
 from modelpool.actors.job_files.table_rows import import_arrow
 from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, objects_at
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.place import DamagedOutput, KeptImage, WrittenOutput
@@ -153,6 +154,14 @@ class ShardedOutputs:
     def has_outputs(self) -> bool:
         """See `OutputPlace`."""
         return self._staged.has_outputs()
+
+    def note_failures(self, failures: Sequence[FailedOutput]) -> None:
+        """See `OutputPlace`."""
+        self._staged.note_failures(failures)
+
+    def failures(self) -> tuple[FailedOutput, ...]:
+        """See `OutputPlace`."""
+        return self._staged.failures()
 
     def entries(self) -> Sequence[ManifestEntry]:
         """See `OutputPlace`."""

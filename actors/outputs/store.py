@@ -27,6 +27,7 @@ from typing import Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.failures import FAILURES_FOLDER, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
 from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -218,6 +219,20 @@ class OutputStore:
         """Return the entries with these files as far as the manifest was read."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.file in files]
+
+    def note_failures(self, failures: Sequence[FailedOutput]) -> None:
+        """See `OutputPlace`. The last failure of an output replaces the one before."""
+        for failure in failures:
+            self._objects.replace(f"{FAILURES_FOLDER}{failure.key}.json", failure.as_line())
+
+    def failures(self) -> tuple[FailedOutput, ...]:
+        """See `OutputPlace`. By time."""
+        self.entries()
+        found = []
+        for _, content in self._objects.read(self._objects.sizes(FAILURES_FOLDER)):
+            with contextlib.suppress(UserError):  # what is none of ours
+                found.append(parse_failure(parse_json(content)))
+        return unresolved(sorted(found, key=lambda each: each.at), lambda key: self._listed(key) is not None)
 
     def finish(self) -> None:
         """See `OutputPlace`: nothing is pending."""

@@ -43,6 +43,7 @@ from modelpool.actors.ray.code_folder import (
     with_user_modules,
 )
 from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
+from modelpool.actors.ray.unused_state import remove_unused_state
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
 
@@ -200,6 +201,7 @@ def _start(namespace: str, local_workers: int, prestart: bool) -> RaySession:
     """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
     to start, which a busy machine can exceed."""
     remove_abandoned(SHORT_FOLDERS)
+    remove_unused_state()
     _prepare_environment(machine_folder())
     try:
         folder = _start_once(namespace, local_workers, prestart)

@@ -28,7 +28,7 @@ from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import read_cluster
@@ -38,7 +38,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId, NodeId, RunCost, TaskId, TaskSpec
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 #: nodes on which a question is asked before it fails
 MOST_TRIES = 5
@@ -88,7 +88,7 @@ class RemoteCatalog:
         return cast("tuple[Recipe | UserError, ...]", await self._ask("recipes", tuple(requests), capacity_bytes))
 
     async def build_stage(
-        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
         return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
@@ -104,6 +104,10 @@ class RemoteCatalog:
     async def loras(self) -> tuple[LoraListing, ...]:
         """See `CatalogService`."""
         return cast("tuple[LoraListing, ...]", await self._ask("loras"))
+
+    async def file_names(self) -> FileNames:
+        """See `CatalogService`."""
+        return cast("FileNames", await self._ask("file_names"))
 
     async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """See `CatalogService`."""

@@ -32,8 +32,9 @@ class ServeSection(Strict):
     keys            [serve.keys]: API keys by user, at least 16 characters, or "sha256:" and the hash of one. Without
                     keys, everybody who reaches the address is one user
     priorities      [serve.priorities]: the priority of the jobs of users with keys. Their requests may ask for a lower
-                    one, and not for a higher one. If there are some, users without one have 0; otherwise requests may
-                    have any
+                    one, and not for a higher one; and for a deadline at a lower one only, since jobs near their
+                    deadline go before others of their priority. If there are some, users without one have 0; otherwise
+                    requests may have any priority and deadline
     requests_per_minute  of each user; 0: unlimited
     queued_jobs     jobs of each user that may wait or run at a time
     upload_bytes    largest body of a request, such as "64MiB"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.previews import Preview, PreviewWish
@@ -203,9 +203,10 @@ class StageSubmission:
 
     client_id: ClientId
     submission_id: SubmissionId
-    stage: StageRequest
+    stage: StageLike
     given: Mapping[TaskId, ResultRef]
     user: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

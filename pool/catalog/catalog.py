@@ -55,7 +55,7 @@ from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
 from modelpool.pool.registry.folders import FileForm, WeightsFile
 from modelpool.pool.registry.hub_names import hub_name
-from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
+from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing, check_runs
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
@@ -138,6 +138,10 @@ class Catalog:
     def loras(self) -> tuple[LoraListing, ...]:
         """Return every LoRA, by name."""
         return self.registry.loras()
+
+    def file_names(self) -> FileNames:
+        """Return the names of ControlNets, upscalers, image prompt adapters and embeddings."""
+        return self.registry.file_names()
 
     def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """Return the files of tiny decoders, for previews, each with the name of the decoder (`LatentFormat.tiny`)."""

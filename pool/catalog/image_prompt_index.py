@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from modelpool.pool.catalog.fetch_sizes import with_fetch
@@ -11,9 +11,11 @@ from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.core.stage_params import FoundImagePrompt, ImagePromptRef, ModelRef
+from modelpool.pool.detection.vision import states_widths
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.models.vision.preprocess import states_shape
 from modelpool.pool.registry.folders import WeightsFile
 from modelpool.pool.registry.kinds import VISION_ENCODERS
@@ -25,6 +27,8 @@ from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
 ADAPTERS_KEPT = 32
 #: files whose first names are remembered
 NAMES_REMEMBERED = 65_536
+#: vision encoders whose widths are remembered
+WIDTHS_REMEMBERED = 1024
 #: name of FaceID Plus of version 2, which nothing in the file tells. Source: h94/IP-Adapter-FaceID
 _VERSION_2 = "plusv2"
 #: names of files in a folder of transformers, which say nothing without the folder's
@@ -41,6 +45,8 @@ class ImagePromptIndex:
         self._registry, self._device, self._open_model = registry, device, open_model
         self._opened: LruCache[object, OpenImagePrompt] = LruCache(ADAPTERS_KEPT)
         self._names: LruCache[str, str] = LruCache(NAMES_REMEMBERED)
+        #: widths of the outputs of vision encoders, by file; None for one that cannot be used
+        self._widths: LruCache[Hashable, frozenset[int] | None] = LruCache(WIDTHS_REMEMBERED)
 
     def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
         """Return the adapter named `name` for `images` images, with the vision encoder named `encoder`; without a name,
@@ -91,6 +97,9 @@ class ImagePromptIndex:
             return found
         fitting: dict[str, ModelRef] = {}
         for _, file in self._registry.files(VISION_ENCODERS):
+            # by the header: a hash reads all of a file
+            if not self._may_have_width(file, width):
+                continue
             try:
                 ref = self._encoder_ref(file)
                 if self._width(ref, use) == width:
@@ -104,6 +113,20 @@ class ImagePromptIndex:
         raise unusable_field(
             "image_prompts.encoder", f"none, and {len(fitting)} that fit ({names or 'none'})", expected
         )
+
+    def _may_have_width(self, file: WeightsFile, width: int) -> bool:
+        """Whether a vision encoder may have outputs of this width, by its header. False for one that cannot be read."""
+
+        def read() -> frozenset[int] | None:
+            if self._registry.facts(file).problem:
+                return None
+            return states_widths(read_weights_header(file.source, allow_pickle=True).shapes)
+
+        try:
+            widths = self._widths.get((file.path, file.fingerprint), read)
+        except UserError:
+            return False
+        return widths is not None and (not widths or width in widths)
 
     def _encoder_ref(self, file: WeightsFile) -> ModelRef:
         digest, path, files = self._located(file)

@@ -32,6 +32,7 @@ from modelpool.pool.core.stage_params import (
     RunHooks,
     SampleParams,
 )
+from modelpool.pool.core.step_shares import lies_within
 from modelpool.pool.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, TaskInputs, numbered
 from modelpool.pool.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -49,8 +50,8 @@ class RunControlNet:
     images_BCHW: Tensor
 
     def is_on(self, step: int, steps: int) -> bool:
-        """Whether it is active in this step. Source: `controlnet_keep` of diffusers' pipelines."""
-        return not (step / steps < self.ref.start or (step + 1) / steps > self.ref.end)
+        """Whether it is active in this step, of those that are run."""
+        return lies_within(step, steps, self.ref.start, self.ref.end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

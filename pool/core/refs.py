@@ -11,12 +11,12 @@ from enum import StrEnum
 
 from modelpool.pool.core.assembly import Assembly, Source
 from modelpool.pool.core.remote_file import RemoteFile
+from modelpool.pool.core.step_shares import begins_within
 from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.specs.wire_value import WireValue
 
 #: name of the text encoders among the blocks of a LoRA
 BASE_BLOCK = "BASE"
-_STEP_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class LoraRef(WireValue):
 
     def is_on(self, step: int, steps: int) -> bool:
         """Whether it acts in the step after `step` of `steps` steps of the complete schedule are done."""
-        # a fraction such as 0.3 of 10 steps is not exactly a whole number
-        return self.start * steps - _STEP_TOLERANCE <= step < self.end * steps - _STEP_TOLERANCE
+        return begins_within(step, steps, self.start, self.end)
 
     def strength_on(self, role: Role) -> float:
         """The strength on one component, before the factors of blocks."""
@@ -189,8 +188,8 @@ class ImagePromptRef(WireValue):
         return self.sha256
 
     def is_on(self, step: int, steps: int) -> bool:
-        """Whether it acts in the step after `step` of `steps` are done."""
-        return self.start * steps - _STEP_TOLERANCE <= step < self.end * steps - _STEP_TOLERANCE
+        """Whether it acts in the step after `step` of `steps` that are run are done."""
+        return begins_within(step, steps, self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from modelpool.pool.core.step_shares import begins_within
 from modelpool.pool.specs.wire_value import WireValue
 
 #: blocks of a transformer that an option may name, tiles along a side, steps of a run: bounds of outside input
@@ -67,7 +68,7 @@ class _Timed:
 
     def acts(self, step: int, steps: int) -> bool:
         """Return whether it acts in step number `step`, from 0, of a schedule of `steps`."""
-        return self.start * steps <= step < self.end * steps
+        return begins_within(step, steps, self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,11 @@ class RunOptions(WireValue):
             value = getattr(self, name)
             if value is not None:
                 yield name, value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the options that are on."""
+        return tuple(name for name, _ in self.used())
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return all settings of the options that are on, by name."""

@@ -16,6 +16,8 @@ _PATCHES: tuple[tuple[str, str], ...] = (
     ("visual.conv1.weight", "clip"),
     ("conv1.weight", "clip"),
 )
+#: projection of the image embedding, and the dimension that is its width
+_PROJECTIONS: tuple[tuple[str, int], ...] = (("visual_projection.weight", 0), ("visual.proj", 1), ("proj", 1))
 #: names by code base, width and patch size
 _SIZES: Mapping[tuple[str, int, int], tuple[str, str]] = {
     ("clip", 768, 32): ("clip_vision_b32", "CLIP vision B/32"),
@@ -37,3 +39,13 @@ def recognise_vision(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
         if len(shape) == 4 and shape[1] == 3:
             return _SIZES.get((code, shape[0], shape[2]))
     return None
+
+
+def states_widths(shapes: Mapping[str, Shape]) -> frozenset[int]:
+    """Return the widths that the outputs of a vision encoder with tensors of `shapes` may have: that of its states, and
+    that of its projection. Empty if the names are unknown here."""
+    patches = [shapes[key][0] for key, _ in _PATCHES if len(shapes.get(key, ())) == 4]
+    if not patches:
+        return frozenset()
+    projected = [shapes[key][place] for key, place in _PROJECTIONS if len(shapes.get(key, ())) == 2]
+    return frozenset((*patches, *projected))

@@ -290,8 +290,9 @@ class TaskRunner:
             self.calibration.learn(self._key(run, division), division.estimated_bytes, *measured)
 
     def _key(self, run: TaskRun[Any], mode: ExecutionMode) -> ActivationKey:
+        component, kind = run.uses[0].component, self._device.kind.value
         return ActivationKey(
-            run.uses[0].component, run.task.stage, self._device.kind.value, mode.batch, mode.tile, run.together
+            component, run.task.stage, kind, mode.batch, mode.tile, run.together, options=run.task.options
         )
 
     @contextmanager

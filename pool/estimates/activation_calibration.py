@@ -51,7 +51,7 @@ KEYS_REMEMBERED = 1024
 class ActivationKey:
     """Key of a correction: runs of one component in one execution mode (`batch`, `tile`: as in
     `pool.specs.spec.ExecutionMode`), since full and tiled runs hold different tensors; so do batches of several tasks
-    (`together`). `device_kind` is "cuda", "sim", ..."""
+    (`together`), and runs with `options`, by name. `device_kind` is "cuda", "sim", ..."""
 
     component: ComponentKey
     stage: Stage
@@ -59,6 +59,7 @@ class ActivationKey:
     batch: int = 0
     tile: int = 0
     together: int = 1
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from modelpool.pool.estimates.activation_calibration import (
     measured_activations,
 )
 from modelpool.pool.estimates.activation_counts import ActivationCounts
+from modelpool.pool.estimates.counted_options import counted_options
 from modelpool.pool.estimates.stage_peak_bytes import (
     TILES,
     TYPICAL_TOKENS,
@@ -178,7 +179,8 @@ class ActivationEstimator:
         if cost.batched > 1:
             return
         mode = ways_of(task)[0] if cost.division is None else cost.division
-        key = ActivationKey(task.uses[0].component, task.stage, self._device_kind, mode.batch, mode.tile)
+        component, options = task.uses[0].component, task.options
+        key = ActivationKey(component, task.stage, self._device_kind, mode.batch, mode.tile, options=options)
         measured = measured_activations(cost, max(use.scratch_bytes for use in task.uses))
         if measured is not None:
             self._calibration.learn(key, mode.estimated_bytes, *measured)
@@ -248,7 +250,8 @@ class ActivationEstimator:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
-        key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile)
+        options = work.options.names if isinstance(work, SampleParams) else ()
+        key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile, options=options)
         most_bytes = max(counted_bytes, self._calibration.most_measured(key, counted_bytes))
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)
         return max(figure_bytes, counted_bytes) if self._device_kind in WITHOUT_MARGIN else figure_bytes
@@ -449,8 +452,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            cached = work.options.skips_by_content, work.options.extra_predictions
-            return (*size, work.reads_negative, work.schedule.sampler, *cached, *reads)
+            return (*size, work.reads_negative, work.schedule.sampler, counted_options(work.options), *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():

@@ -50,6 +50,7 @@ from modelpool.pool.core.stage_params import (
     Stopped,
     VisionEncodeParams,
 )
+from modelpool.pool.estimates.counted_options import CountedOptions, counted_options
 from modelpool.pool.families.modules.stable_cascade import prior_channels
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.guidance.call_model import call_model, number_inputs
@@ -148,9 +149,10 @@ def sample_bytes(
     """Return the device memory of `work` without weights. `controls` are its ControlNets.
 
     `context_tokens` are the lengths of its texts; with `max_batch` 1 they are evaluated separately. Depends on the
-    size, the sampler, the lengths and whether `work.cfg` is 1. `text_inputs` returns the text inputs of models that
-    read more than a plain text.
+    size, the sampler, the lengths, the options (`counted_options`) and whether `work.cfg` is 1. `text_inputs` returns
+    the text inputs of models that read more than a plain text.
     """
+    options = CountedOptions.of(work, diffusion_model.module, facts.model)
     if work.options.skips_by_content:
         max_batch = 1  # the cache decides for each text
     lengths, regional = list(context_tokens), len(work.regions)
@@ -159,12 +161,14 @@ def sample_bytes(
     if common is not None:
         lengths = [common] * 2
     shape_CHW = sampled_shape(work, latent)
-    inputs_of = partial(_inputs, diffusion_model.module, work, shape_CHW, facts=facts, text_inputs=text_inputs)
+    call_CHW = options.call_shape(shape_CHW)
+    inputs_of = partial(_inputs, diffusion_model.module, work, call_CHW, facts=facts, text_inputs=text_inputs)
     alone = inputs_of(1, lengths[0]) if reads_prompt_only(controls) else None
     model_bytes: dict[tuple[int, int], int] = {}
 
     def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **_: Tensor) -> Tensor:
-        held = torch.empty(model_bytes[context_BLD.shape[0], context_BLD.shape[1]], dtype=torch.uint8, device=META)
+        size_bytes = _known_bytes(model_bytes, context_BLD.shape[0], context_BLD.shape[1])
+        held = torch.empty(size_bytes, dtype=torch.uint8, device=META)
         del held
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
@@ -178,12 +182,22 @@ def sample_bytes(
         inputs = inputs_of(batch, length)
         said = control_bytes(controls, diffusion_model, (alone or inputs).heard())
         with _noted_cache(diffusion_model.module, work) as noted_bytes:
-            called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said)
+            called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said, options)
         cached_bytes = max(cached_bytes, sum(noted_bytes))
         # texts of some models have a fixed length
         model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
     texts, regions = ([_held(inputs_of(1, length)) for length in those] for those in (lengths, of_regions))
-    return cached_bytes + _loop_bytes(predict_noise, work, shape_CHW, texts, regions, max_batch, facts)
+    looped_bytes = _loop_bytes(predict_noise, work, shape_CHW, texts, regions, max_batch, facts, options)
+    return cached_bytes + options.held_bytes + looped_bytes
+
+
+def _known_bytes(model_bytes: Mapping[tuple[int, int], int], batch: int, length: int) -> int:
+    """Return the bytes of a call with this many texts of this length. Options ask for predictions of some of the texts
+    of a step: these need no more than all of them."""
+    known = model_bytes.get((batch, length))
+    if known is not None:
+        return known
+    return min(found for (texts, own), found in model_bytes.items() if own == length and texts > batch)
 
 
 @contextmanager
@@ -433,11 +447,16 @@ def _common_length(lengths: Sequence[int], text_inputs: EmptyConditioning | None
     return lengths[0] if lengths[0] == lengths[1] else None
 
 
-def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs, said: ControlBytes) -> int:
+def _model_call_bytes(
+    model: StageModule, facts: SamplingFacts, inputs: _Inputs, said: ControlBytes, options: CountedOptions
+) -> int:
     """Bytes that one call of the diffusion model adds to its inputs and the ControlNet residuals."""
-    return model.peak_bytes(
-        lambda own: inputs.call_model(facts, own, model.compute_dtype, said.added(len(inputs.x_BC)))
-    )
+    count = len(inputs.x_BC)
+
+    def call(own: nn.Module) -> object:
+        return inputs.call_model(facts, own, model.compute_dtype, said.added(count))
+
+    return model.peak_bytes(options.around(call, count))
 
 
 def _loop_bytes(
@@ -448,6 +467,7 @@ def _loop_bytes(
     regions: Sequence[Condition],
     max_batch: int,
     facts: SamplingFacts,
+    options: CountedOptions,
 ) -> int:
     """Peak of the first steps of the sampler loop around `predict_noise`."""
     done = 0
@@ -464,7 +484,8 @@ def _loop_bytes(
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
-            run = replace(work, schedule=replace(work.schedule, steps=_STEPS, first_step=0, switch=0))
+            schedule = replace(work.schedule, steps=_STEPS, first_step=0, switch=0)
+            run = replace(work, schedule=schedule, options=counted_options(work.options))
             denoise_images(
                 ImagesToDenoise(run, (run.seed,), shape_CHW),
                 Prompts(
@@ -473,7 +494,7 @@ def _loop_bytes(
                     Regions(tuple(regions), tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions)),
                     without if work.guidance.without_image else None,
                 ),
-                ModelCall(predict_noise, sd1_sigma_table(), max_batch=max_batch),
+                ModelCall(predict_noise, sd1_sigma_table(), options=options.model_options, max_batch=max_batch),
                 guider_of(facts, run, cond, (1, *shape_CHW), META, GuidanceMemory()),
                 META,
                 hooks,

@@ -34,12 +34,14 @@ class RunExtension:
 
     model_options  those of the patcher with these
     deep_layers    of DeepCache
+    attended       the tokens that SAG reads
     """
 
     options: RunOptions
     clock: StepClock
     model_options: ModelOptions
     deep_layers: DeepLayers | None = None
+    attended: AttendedTokens | None = None
 
     @property
     def texts_apart(self) -> bool:
@@ -115,7 +117,7 @@ def run_extension(
     if options.tiled is not None:
         found = found.with_wrapper(WrapperPoint.APPLY_MODEL, tiled_model(options.tiled), _KEY)
     if options.deepcache is None:
-        return RunExtension(options, clock, found)
+        return RunExtension(options, clock, found, attended=attended)
     deep_layers = DeepLayers(options.deepcache, clock)
     found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, deep_layers.around_call, _KEY)
-    return RunExtension(options, clock, found, deep_layers)
+    return RunExtension(options, clock, found, deep_layers, attended)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -22,6 +22,8 @@ from modelpool.pool.pixels.spans import Scale, Span, spans, times
 TileCall: TypeAlias = Callable[[Tensor], Tensor]
 
 HOST = torch.device("cpu")
+#: rows of a single tile that move together, if bands are wanted
+BAND = 256
 
 
 def run_tiled(
@@ -79,6 +81,64 @@ def run_tiled(
             on_tile(done, count)
     assert out_BC is not None
     return out_BC if finish is None else finish(out_BC)
+
+
+def run_tiled_bands(
+    call: TileCall,
+    x_BC: Tensor,
+    tile: Sequence[int],
+    overlap: Sequence[int],
+    scales: Sequence[Scale | int],
+    device: torch.device = HOST,
+    before_tile: Callable[[], None] | None = None,
+    on_tile: Callable[[int, int], None] | None = None,
+    context: Sequence[int] = (),
+) -> Iterator[Tensor]:
+    """Yield the result of `run_tiled` in bands along the first dimension, in order, each as soon as no tile changes it
+    any more: so much of it is on `device`. A single tile is computed as a whole, and moved in bands of `BAND`.
+    """
+    rows, *others = _axes(x_BC.shape[2:], tile, overlap, scales)
+    out_sizes = tuple(axis[-1].out_start + axis[-1].out_length for axis in others)
+    count = len(rows) * math.prod(len(axis) for axis in others)
+    done = 0
+    band_BC: Tensor | None = None
+    for row, following in zip(rows, (*rows[1:], None), strict=True):
+        before_BC, band_BC = band_BC, None
+        for rest in itertools.product(*others):
+            tile_spans = (row, *rest)
+            if before_tile is not None:
+                before_tile()
+            whole = not any(context)
+            part_BC = call(_cut(x_BC, tile_spans)) if whole else _within(call, x_BC, tile_spans, context, scales)
+            _check(part_BC, tile_spans)
+            done += 1
+            if count == 1:
+                if on_tile is not None:
+                    on_tile(done, count)
+                for begin in range(0, row.out_length, BAND):
+                    yield part_BC[:, :, begin : begin + BAND].to(device).to(torch.float32)
+                return
+            part_BC = part_BC.to(device).to(torch.float32)
+            if band_BC is None:
+                band_BC = _band(part_BC, row.out_length, out_sizes, before_BC)
+                before_BC = None
+            places = [slice(None)] * 2 + [slice(s.out_start, s.out_start + s.out_length) for s in rest]
+            band_BC[(*places[:2], slice(None), *places[2:])].addcmul_(part_BC, _weights(tile_spans).to(device))
+            del part_BC  # before the next tile is computed
+            if on_tile is not None:
+                on_tile(done, count)
+        assert band_BC is not None, "a row has tiles"
+        complete = row.out_length if following is None else following.out_start - row.out_start
+        yield band_BC[:, :, :complete]
+        band_BC = band_BC[:, :, complete:].clone()
+
+
+def _band(part_BC: Tensor, length: int, out_sizes: tuple[int, ...], begun_BC: Tensor | None) -> Tensor:
+    """Return an empty band of this length that begins with what tiles before have added to it."""
+    band_BC = torch.zeros((*part_BC.shape[:2], length, *out_sizes), dtype=torch.float32, device=part_BC.device)
+    if begun_BC is not None:
+        band_BC[:, :, : begun_BC.shape[2]] = begun_BC
+    return band_BC
 
 
 def count_tiles(

@@ -37,6 +37,21 @@ class LoraListing:
     trigger_words: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """The names of the usable files in the folders that requests name besides models and LoRAs, sorted."""
+
+    controlnets: tuple[str, ...] = ()
+    upscalers: tuple[str, ...] = ()
+    image_prompts: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset((*self.controlnets, *self.upscalers, *self.image_prompts, *self.embeddings))
+
+
 def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing:
     """Return the facts of the checkpoint in `file`; never raises for faults of the file."""
     path, size_bytes = str(file.path), file.fingerprint.size_bytes

@@ -48,7 +48,7 @@ from modelpool.pool.registry.kinds import (
     WITH_COMPONENTS,
     FileKind,
 )
-from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
+from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
 from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, open_store
@@ -199,6 +199,18 @@ class Registry:
         of_kind = {file.path: file for file in found.files if self.kind(file) in kinds}
         names = _names(dict.fromkeys(of_kind), self._alias_names(found))
         return tuple(sorted(((names[path], file) for path, file in of_kind.items()), key=lambda item: item[0]))
+
+    def file_names(self) -> FileNames:
+        """Return the names of the usable files that are neither models nor LoRAs. Reads the headers of new ones."""
+        found = self.scan()
+        kinds = {file.path: kind for file in found.files if (kind := self.kind(file)) and not self.facts(file).problem}
+        names = _names(kinds, self._alias_names(found))
+
+        def of(kind: FileKind) -> tuple[str, ...]:
+            return tuple(sorted(names[path] for path, each in kinds.items() if each is kind))
+
+        listed = (FileKind.CONTROLNET, FileKind.UPSCALER, FileKind.IMAGE_PROMPT, FileKind.EMBEDDING)
+        return FileNames(*map(of, listed))
 
     def facts(self, file: WeightsFile) -> FileSummary:
         """Return the summary of `file`, read from its header if it is new or has changed."""

@@ -1,5 +1,8 @@
 """Enlarges images with an upscaler, complete or by tiles: the stage of `UpscaleParams`.
 
+A network enlarges by its own factor, which may be much larger than the one that is wanted. The host holds its result as
+bytes, and a band of it in float32.
+
 Shape legend: B batch, C channels, H W height and width, T frames.
 """
 
@@ -27,7 +30,7 @@ from modelpool.pool.core.stopping import stop_check, stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.spans import even_tile
-from modelpool.pool.pixels.tiled import count_tiles, run_tiled
+from modelpool.pool.pixels.tiled import count_tiles, run_tiled_bands
 from modelpool.pool.specs.spec import ExecutionMode
 
 #: edges of tiles in pixels of the image, largest first, for images that do not fit in memory as a whole
@@ -58,8 +61,14 @@ def upscale_images(
     with upscaler.running(stop_check(hooks)) as module:
         for number in range(frames):
             pixels_BHWC = np.stack([batch[number] for batch in batches])
-            enlarged = _enlarged(pixels_BHWC, module, upscaler, tile, work.overlap, hooks, (number, frames))
-            for results, pixels_HWC in zip(made, enlarged, strict=True):
+            scale = int(getattr(module, "scale", 1))
+            own = pixels_BHWC.shape[2] * scale, pixels_BHWC.shape[1] * scale
+            enlarged_BHWC: PixelArray = np.empty((len(works), own[1], own[0], 3), dtype=np.uint8)
+            begin = 0
+            for rows_BHWC in _enlarged(pixels_BHWC, module, upscaler, tile, work.overlap, hooks, (number, frames)):
+                enlarged_BHWC[:, begin : begin + rows_BHWC.shape[1]] = rows_BHWC
+                begin += rows_BHWC.shape[1]
+            for results, pixels_HWC in zip(made, enlarged_BHWC, strict=True):
                 results.append(_scaled(pixels_HWC, work.out_width, work.out_height))
     return tuple(
         VideoFrames(np.stack(results), source.frame_rate)
@@ -126,14 +135,15 @@ def _enlarged(
     hooks: RunHooks,
     frame: tuple[int, int],
 ) -> Iterator[PixelArray]:
-    """Enlarge images of equal size by the factor of the network. `frame`: the number of this one, and of all."""
+    """Yield the rows of images of equal size, enlarged by the factor of the network, in bands [B, rows, W, C].
+    `frame`: the number of this one, and of all."""
     x_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).float() / 255
     height, width = x_BCHW.shape[-2:]
     scale, step = int(getattr(module, "scale", 1)), int(getattr(module, "unshuffle", 1))
     plan = Tiles.of(width, height, tile, overlap, step)
     number, frames = frame
     tiles = count_tiles((height, width), plan.edges, plan.overlaps, (scale, scale))
-    made_BCHW = run_tiled(
+    bands = run_tiled_bands(
         lambda part_BCHW: _called(module, part_BCHW, upscaler),
         x_BCHW,
         plan.edges,
@@ -143,10 +153,10 @@ def _enlarged(
         on_tile=lambda done, total: hooks.on_step(number * tiles + done, frames * tiles),
         context=plan.context,
     )
-    if not torch.isfinite(made_BCHW).all():
-        raise CorruptFile(f"upscaler {upscaler.key}: found an image with NaN or infinity, expected numbers")
-    made = made_BCHW.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    yield from made
+    for rows_BCHW in bands:
+        if not torch.isfinite(rows_BCHW).all():
+            raise CorruptFile(f"upscaler {upscaler.key}: found an image with NaN or infinity, expected numbers")
+        yield rows_BCHW.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def _called(module: nn.Module, part_BCHW: Tensor, upscaler: ModelPatcher) -> Tensor:
@@ -155,12 +165,12 @@ def _called(module: nn.Module, part_BCHW: Tensor, upscaler: ModelPatcher) -> Ten
     return made_BCHW
 
 
-def _frames(source: ImagePixels | VideoFrames) -> PixelArray:
-    return source.pixels_HWC[None] if isinstance(source, ImagePixels) else source.frames_THWC
-
-
 def _scaled(pixels_HWC: PixelArray, width: int, height: int) -> PixelArray:
     """Scale to this size with Lanczos; unchanged if the network made it."""
     if pixels_HWC.shape[:2] == (height, width):
         return pixels_HWC
     return np.asarray(Image.fromarray(pixels_HWC).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def _frames(source: ImagePixels | VideoFrames) -> PixelArray:
+    return source.pixels_HWC[None] if isinstance(source, ImagePixels) else source.frames_THWC

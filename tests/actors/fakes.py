@@ -66,6 +66,7 @@ from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
+from modelpool.pool.registry.listings import FileNames
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -206,6 +207,9 @@ class FakeCatalog:
 
     def loras(self) -> tuple[object, ...]:
         return tuple(LORAS)
+
+    def file_names(self) -> FileNames:
+        return FileNames(upscalers=(UPSCALER,))
 
     def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         return (("taesd", "/models/taesd.safetensors"),)

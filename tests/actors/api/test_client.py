@@ -62,6 +62,23 @@ def endless_pool() -> Iterator[ModelPool]:
         yield opened
 
 
+def test_failed_jobs_are_remembered_where_their_output_would_be(tmp_path) -> None:
+    """A report of the folder names them, without the event log of the pool."""
+    with open_pool(output=tmp_path) as pool:
+        jobs = pool.submit([request(FAIL, id="a", line=3), request(seed=2), request(FAIL, seed=3)])
+        assert jobs.wait(60).failed == 2
+        messages = {failure.index: failure.message for failure in jobs.failures}
+        cancelled = pool.submit(request(ENDLESS))
+        cancelled.cancel()
+        assert cancelled.wait(60).cancelled == 1
+    noted = existing_outputs(tmp_path).failures()
+    assert {each.index: each.message for each in noted} == messages
+    assert {(each.title, each.seed) for each in noted} == {
+        (f"job {jobs.id}-0 (id a, line 3)", 1),
+        (f"job {jobs.id}-2", 3),
+    }
+
+
 def test_images_in_an_object_store_have_a_url_and_are_read_from_there(pool) -> None:
     url = f"memory://{uuid.uuid4().hex}/outputs"
     wanted = [request(seed=seed) for seed in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import psutil
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.detached.job_service import JobsProgress
 from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord, SubmissionState
+from modelpool.actors.outputs.failures import FailedOutput
+from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.ray.run_file import RunningPool, remove_run_file, write_run_file
 from modelpool.actors.request.labels import Labels
 from modelpool.pool.core.errors import UnknownName
@@ -125,9 +128,12 @@ def test_the_event_log_adds_failed_jobs_and_lost_workers(command: Command) -> No
     shell.come_up("a")
     shell.finish("a", RunErrorKind.BAD_INPUT)
     recorder.close()
+    (output, *_) = OutputFolder(Path("p")).entries()
+    known = FailedOutput.of(output.recipe, output.labels, 0, "s-0", "bad_input", "known", 1.0)
+    OutputFolder(Path("p")).note_failures([replace(known, key="x")])
     assert command("report", "p", "--record", "pool.jsonl", "--out", "r.html").code == 0
     words = " ".join(Page(Path("r.html").read_text()).words.split())
-    assert re.search(r"Jobs that failed 1 s-0 ", words)
+    assert re.search(r"Jobs that failed 1 job s-0 \(line \d\) bad_input: known", words), "each is named once"
     assert re.search(r"Workers that were lost 1 a crash: ", words)
     assert "1 jobs failed, 0 were cancelled, 1 workers were lost" in words
 
@@ -158,6 +164,24 @@ def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(c
         assert "unknown submission 'day'" in command("report", "day", pool=JobsPool()).err
     finally:
         remove_run_file(running)
+
+
+def test_a_folder_names_the_jobs_that_failed_and_a_resumed_batch_tries_them_again(command: Command) -> None:
+    folder = batch(command)
+    out = OutputFolder(folder)
+    first, *_ = out.entries()
+    lost = FailedOutput.of(first.recipe, first.labels, 0, "s-0", "internal", "no <b> memory", 1.0)
+    out.note_failures([replace(lost, key="other", job_id="s-9"), lost])
+    assert command("report", "p").code == 0
+    words = " ".join(Page((folder / "report.html").read_text()).words.split())
+    assert f"Jobs that failed 1 job s-9 (line {first.labels.line}) internal: no <b> memory (shapes, " in words
+    (folder / "manifest.jsonl").unlink()
+    for path in folder.glob("*.png"):
+        path.unlink()
+    OutputFolder(folder).note_failures([lost])
+    again = command("batch", "jobs.jsonl", "--out", "p", "--model", "shapes", pool=FakePool())
+    assert (again.code, "1 image failed in an earlier run and is tried again" in again.err) == (0, True), again.err
+    assert [each.job_id for each in OutputFolder(folder).failures()] == ["s-9"]
 
 
 def test_wrong_arguments_are_named(command: Command) -> None:

@@ -468,6 +468,8 @@ def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> 
     failed = next(each for each in jobs.outcomes() if each.outcome is Outcome.FAILED)
     assert (failed.place, failed.error_kind) == (1, "internal")
     assert "asked to fail" in failed.message
+    (noted,) = existing_outputs(service.out).failures()
+    assert (noted.index, noted.kind, noted.message) == (1, "internal", failed.message)
     with pytest.raises(UserError, match="nosuch"):
         service.pool.submit_detached([GenerateRequest(model="nosuch", prompt="a", seed=1)], output=service.out)
     assert [record.submission_id for record in service.pool.detached()] == [jobs.id]

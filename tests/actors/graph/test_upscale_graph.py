@@ -12,12 +12,21 @@ from modelpool.actors.graph.recipe import Recipe, RecipeUpscale
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
+from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_params
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import UnknownName, UnusableField, UserError
-from modelpool.pool.core.stage_params import DecodeParams, EncodeImageParams, SampleParams, UpscaleParams, roles_of
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    EncodeImageParams,
+    OutputShape,
+    SampleParams,
+    UpscaleParams,
+    UpscalerRef,
+    roles_of,
+)
 from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import AUDIOS, UPSCALER, VIDEOS, FakeCatalog, sha
 
@@ -66,6 +75,17 @@ def test_the_first_pass_is_upscaled_before_the_second() -> None:
     expected = {"scale": 1.5, "strength": 0.4, "steps": 6, "via": "picture", "upscaler": UPSCALER}
     assert recipe.pictures.hires == {**expected, "upscaler_sha256": sha(UPSCALER)}
     assert f"Hires upscaler: {UPSCALER}" in parameters_text(recipe)
+
+
+def test_a_network_that_enlarges_too_much_by_itself_is_refused_whatever_scale_is_wanted() -> None:
+    """Found in a review: only the wanted size had a bound, and the host held what the network makes."""
+    fourfold = UpscalerRef("4x", "/4x.pth", "00", 4)
+    fine = upscale_params(Upscale(model="4x", scale=1.5), fourfold, OutputShape(4096, 4096))
+    assert (fine.out_width, fine.out_height) == (6144, 6144)
+    with pytest.raises(UnusableField, match=r"upscale\.model: found \"'4x', which makes 32768x32768 pixels"):
+        upscale_params(Upscale(model="4x", scale=1.5), fourfold, OutputShape(8192, 8192))
+    with pytest.raises(UnusableField, match=r"hires\.upscaler: .* 32768x16384 pixels"):
+        enlarged_to(fourfold, (8192, 4096), (9216, 4608))
 
 
 def test_recipes_with_upscalers_lead_to_the_same_request() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name
-from modelpool.pool.registry.listings import LoraListing, ModelListing
+from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ class RefusingPool:
 
     def loras(self) -> tuple[LoraListing, ...]:
         return (LoraListing("light", "light.safetensors", 1),)
+
+    def file_names(self) -> FileNames:
+        return FileNames(controlnets=("canny", "sub/depth"), upscalers=("4x",))
+
+    def upscale(self, image: Any, upscale: Any, **_: Any) -> Any:
+        raise unknown_name("upscaler", "any", ("4x",))
 
     def status(self) -> PoolStatus:
         return PoolStatus((), {}, {}, 0, 0, 0, 0, 0, 0)

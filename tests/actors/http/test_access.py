@@ -96,6 +96,28 @@ def test_the_priority_of_a_key_is_the_default_and_the_most_of_its_requests(tmp_p
             ServeSection(keys=KEYS, priorities=wrong)
 
 
+def test_a_deadline_lifts_no_job_above_others_of_the_priority_of_its_key(tmp_path: Path) -> None:
+    pool = KeepingPool()
+
+    async def answers(settings: ServeSection, key: str, *calls: tuple[str, dict[str, Any]]) -> list[Answer]:
+        app, headers = application(pool, settings, tmp_path), {"authorization": f"Bearer {key}"}
+        made = {"model": "shapes", "prompt": "x", "deadline": "10m"}
+        return [await call(app, "POST", path, json.dumps(made | more).encode(), headers) for path, more in calls]
+
+    settings, other = ServeSection(keys=KEYS, priorities={"ann": 5}), "b" * 20
+    native, openai = "/api/jobs", "/v1/images/generations"
+    at_own = [(native, {}), (native, {"priority": 5}), (openai, {"size": "64x64"}), (native, {"priority": 4})]
+    found = asyncio.run(answers(settings, KEY, *at_own))
+    assert [each.status for each in found] == [403, 403, 403, 400]
+    for refused in found[:3]:
+        message = refused.json["error"]["message"]
+        assert message.startswith("deadline: found 600 s at priority 5, expected a priority below 5"), message
+    found = asyncio.run(answers(settings, other, (native, {}), (native, {"priority": -1})))
+    assert [each.status for each in found] == [403, 400]
+    assert pool.priorities == [4, -1], "below the priority of the key, a deadline reaches the pool"
+    assert [each.status for each in asyncio.run(answers(ServeSection(keys=KEYS), KEY, (native, {})))] == [400]
+
+
 def test_a_request_for_another_user_is_refused(tmp_path: Path) -> None:
     body = json.dumps({"model": "shapes", "prompt": "x", "user": "bob"}).encode()
     headers = {"authorization": f"Bearer {KEY}"}

@@ -8,6 +8,7 @@ less; estimates are corrected by what runs took.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,16 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.run_options import (
+    DeepCache,
+    FreeU,
+    HyperTile,
+    PerturbedAttention,
+    RescaleCfg,
+    RunOptions,
+    SelfAttention,
+    TiledDiffusion,
+)
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
@@ -110,6 +121,7 @@ def cut_task(catalog: Catalog, work: StageParams) -> TaskSpec:
         1.0,
         divisions=tuple(divided),
         counted_bytes=whole.counted_bytes,
+        options=work.options.names if isinstance(work, SampleParams) else (),
     )
 
 
@@ -155,6 +167,52 @@ def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
     check(way.activation_bytes, bench.measured(work, lengths, way))
     assert way.activation_bytes < bench.catalog.figures.activation_bytes(bench.model, work, lengths)
     assert bench.catalog.figures.divisions(bench.model, sampling(bench, cfg=1.0), (77,)) == ()
+
+
+#: options of runs, each with what it makes a run hold besides
+OPTIONS = {
+    "an extra prediction": RunOptions(pag=PerturbedAttention()),
+    "the attention of the middle": RunOptions(sag=SelfAttention()),
+    "features of the deep layers": RunOptions(deepcache=DeepCache(interval=2)),
+    "features for each": RunOptions(deepcache=DeepCache(interval=2), pag=PerturbedAttention(), sag=SelfAttention()),
+    "spectra": RunOptions(freeu=FreeU()),
+    "tiles of the attention": RunOptions(hypertile=HyperTile(tile=64, depth=1)),
+    "tiles of the latent": RunOptions(tiled=TiledDiffusion(tile=64, overlap=16), pag=PerturbedAttention()),
+    "another guidance": RunOptions(rescale_cfg=RescaleCfg()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cfg", [1.0, 4.0])
+def test_options_hold_what_was_estimated(bench: Bench, cfg: float) -> None:
+    """Found in a review: estimates of runs with options were those of runs without."""
+    figures, plain = bench.catalog.figures, sampling(bench, cfg, width=128)
+    lengths = (77,) * (2 if plain.reads_negative else 1)
+    without_bytes = figures.activation_bytes(bench.model, plain, lengths)
+    found = {}
+    for what, options in OPTIONS.items():
+        work = replace(plain, options=options)
+        found[what] = figures.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths)
+        later = replace(options.pag, scale=1.5, start=0.5) if options.pag is not None else None
+        other = replace(work, options=replace(options, pag=later))
+        assert figures.activation_bytes(bench.model, other, lengths) == found[what][0], "scales change no size"
+    wrong = {what: sizes for what, sizes in found.items() if not sizes[1] <= sizes[0] <= 1.1 * sizes[1]}
+    assert not wrong
+    assert found["the attention of the middle"][0] > without_bytes
+    assert found["features of the deep layers"][0] > without_bytes
+    assert found["tiles of the latent"][0] < without_bytes
+
+
+def test_runs_with_options_are_corrected_apart_from_those_without(bench: Bench) -> None:
+    with_one = replace(sampling(bench), options=RunOptions(freeu=FreeU()))
+    catalog = Catalog([Path(bench.model.path).parent], [], "cuda")
+    task = cut_task(catalog, with_one)
+    assert task.options == ("freeu",)
+    before = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, sampling(bench))]
+    for _ in range(20):
+        catalog.learn(task, RunCost(working_bytes=task.activation_bytes // 2))
+    after = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, sampling(bench))]
+    assert after[0] < before[0], "runs with the option took less"
+    assert after[1] == before[1]
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:

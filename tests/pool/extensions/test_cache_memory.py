@@ -13,7 +13,14 @@ from tests.pool.families.test_needs_shown import on_sim
 MOST_OVER = 0.3
 
 
-@pytest.mark.parametrize(("family", "options"), [("sd3", {"fbcache": 0.2}), ("flux_dev", {"teacache": 0.3})])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("sd3", {"fbcache": 0.2}),
+        ("flux_dev", {"teacache": 0.3}),
+        ("sd3", {"slg": {"layers": [0], "start": 0.0, "end": 1.0}, "cfg_zero": 1}),
+    ],
+)
 def test_a_cache_holds_what_was_estimated(family: str, options: dict[str, float], tmp_path: Path) -> None:
     tiny = on_sim(tmp_path, family)
     try:

@@ -26,6 +26,8 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import BatchMember, Latent, VisionEncodeParams
 from modelpool.pool.image_prompts.prompt_run import attention_grid
+from modelpool.pool.registry.folders import WeightsFile
+from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel, euler
@@ -35,6 +37,7 @@ from tests.pool.image_prompts.tiny_adapters import (
     flat,
     ip_adapter,
     layers_for,
+    siglip,
     vision_encoder,
     write_encoder,
 )
@@ -273,6 +276,27 @@ def test_what_does_not_fit_is_refused_by_name(sd1: Adapted, sdxl: Adapted, tmp_p
     with pytest.raises(UnusableField, match=r"image_prompts\.encoder: found 'none, and 0 that fit"):
         lonely.made(image_prompts=[used(source)], **SIZE, **FIELDS)
     lonely.close()
+
+
+def test_only_vision_encoders_that_may_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: a request without `encoder` hashed and opened every vision encoder, gigabytes each."""
+    adapted = Adapted(tmp_path, layouts.tiny_sd1(), ("base",))
+    write_encoder(tmp_path / "clip_vision" / "of_redux", siglip())
+    (tmp_path / "clip_vision" / "damaged.safetensors").write_bytes(b"no header")
+    hashed: list[str] = []
+    hashes = Registry.hashes
+
+    def noted(self: Registry, file: WeightsFile, *args: Any, **kwargs: Any) -> Any:
+        hashed.append(file.path.parent.name)
+        return hashes(self, file, *args, **kwargs)
+
+    monkeypatch.setattr(Registry, "hashes", noted)
+    try:
+        found = adapted.tiny.catalog.image_prompts.find("base", 1)
+    finally:
+        adapted.tiny.close()
+    assert found.encoder is not None
+    assert (found.encoder.name, sorted(set(hashed))) == ("image_encoder/model", ["image_encoder", "ipadapter"])
 
 
 def test_face_id_plus_reads_an_image_and_a_face(sd1: Adapted) -> None:

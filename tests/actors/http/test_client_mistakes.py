@@ -1,0 +1,119 @@
+"""What a new client gets wrong is answered in the form of its interface, and names what the client wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.actors.http.a1111_requests import parse_call, requests_of
+from modelpool.actors.http.application import application
+from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.openai_api import ParsedCall
+from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.core.errors import UserError
+from tests.actors.http.asgi import Answer, RefusingPool, call
+from tests.actors.http.test_comfy_api import GRAPH
+
+
+def answers(folder: Path, *calls: tuple[Any, ...]) -> list[Answer]:
+    async def all_calls() -> list[Answer]:
+        app = application(RefusingPool(), ServeSection(), folder)
+        return [
+            await call(app, method, path, b"" if body is None else json.dumps(body).encode(), query=query)
+            for method, path, body, query in calls
+        ]
+
+    return asyncio.run(all_calls())
+
+
+def message(answer: Answer) -> str:
+    """The message of an error, wherever its interface has it."""
+    error = answer.json["error"]
+    return answer.json["detail"] if error == "Error" else error["message"]
+
+
+def test_unknown_addresses_have_the_form_of_their_interface(tmp_path: Path) -> None:
+    paths = ("/v1/images/variations", "/sdapi/v1/interrogate", "/controlnet/detect", "/api/nowhere", "/nowhere")
+    found = answers(tmp_path, *(("POST", path, {}, "") for path in paths))
+    assert [each.status for each in found] == [404] * 5
+    assert [message(each) for each in found] == [f"{path} does not exist" for path in paths]
+    (wrong,) = answers(tmp_path, ("GET", "/v1/images/generations", None, ""))
+    assert (wrong.status, message(wrong)) == (405, "/v1/images/generations cannot be called with GET")
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_wrong_parameters_are_named_in_the_form_of_their_interface(tmp_path: Path) -> None:
+    limit, filename, after = answers(
+        tmp_path,
+        ("GET", "/api/jobs", None, "limit=x"),
+        ("GET", "/view", None, ""),
+        ("GET", "/history", None, "max_items=0"),
+    )
+    assert [each.status for each in (limit, filename, after)] == [400] * 3
+    assert message(limit).startswith("limit: found 'x', expected a valid integer")
+    assert message(filename) == "filename: missing; this parameter is required"
+    assert message(after) == "max_items: found '0', expected greater than or equal to 1"
+
+
+def test_openai_errors_name_their_parameter(tmp_path: Path) -> None:
+    path = "/v1/images/generations"
+    size, field, model = answers(
+        tmp_path,
+        ("POST", path, {"prompt": "x", "size": "64"}, ""),
+        ("POST", path, {"prompt": "x", "stpes": 3}, ""),
+        ("POST", path, {"prompt": "x", "model": "dall-e-3"}, ""),
+    )
+    assert [each.json["error"]["param"] for each in (size, field, model)] == ["size", None, None]
+    assert "did you mean 'steps'?" in message(field)
+    body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 3, "num_inference_steps": 4}
+    (request,) = ParsedCall.of(body).requests("shapes", {}, frozenset())
+    assert (request.negative, request.cfg, request.steps) == ("y", 3.0, 4)
+
+
+def test_a1111_errors_name_the_fields_of_a1111() -> None:
+    for body, named in (
+        ({"cfg_scale": 0}, "cfg_scale: found 0"),
+        ({"enable_hr": True, "hr_scale": 100}, "hr_scale: found 100"),
+        ({"enable_hr": True, "denoising_strength": 7}, "denoising_strength: found 7"),
+        ({"enable_hr": True, "hr_resize_x": 128, "hr_resize_y": 64}, "hr_resize_x, hr_resize_y: found '128x64'"),
+    ):
+        with pytest.raises(UserError) as refused:
+            requests_of(parse_call({"width": 64, "height": 64, **body}, False), "shapes", 1, CallerImages((), 1))
+        assert str(refused.value).startswith(named), str(refused.value)
+    for sizes in ({"hr_resize_x": 96}, {"hr_resize_y": 96}, {"hr_resize_x": 96, "hr_resize_y": 96}):
+        body = {"width": 64, "height": 64, "enable_hr": True, **sizes}
+        made = requests_of(parse_call(body, False), "shapes", 1, CallerImages((), 1))[0]
+        assert made.hires is not None
+        assert made.hires.scale == 1.5
+
+
+def test_a_list_of_requests_names_the_wrong_one(tmp_path: Path) -> None:
+    fine = {"model": "shapes", "prompt": "x"}
+    wrong = {**fine, "steps": -1}
+    alone, second = answers(tmp_path, ("POST", "/api/jobs", wrong, ""), ("POST", "/api/jobs", [fine, wrong], ""))
+    assert message(alone) == "steps: found -1, expected a whole number from 1 to 999"
+    assert message(second) == f"requests[1]: {message(alone)}"
+
+
+def test_workflows_in_another_form_are_refused_with_a_hint(tmp_path: Path) -> None:
+    editor, bare = answers(
+        tmp_path, ("POST", "/prompt", {"prompt": {"nodes": [], "links": []}}, ""), ("POST", "/prompt", GRAPH, "")
+    )
+    assert message(editor) == "prompt: found a workflow as the editor saves it, expected the API format"
+    assert message(bare) == 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
+
+
+def test_comfyui_lists_models_by_folder(tmp_path: Path) -> None:
+    folders, models, upscalers, unknown, native = answers(
+        tmp_path,
+        *(("GET", f"/models{folder}", None, "") for folder in ("", "/checkpoints", "/upscale_models", "/nowhere")),
+        ("GET", "/api/models", None, ""),
+    )
+    assert {"checkpoints", "loras", "controlnet"} <= set(folders.json)
+    assert (models.json, upscalers.json) == (["shapes"], ["4x"])
+    assert (unknown.status, "upscale_models" in message(unknown)) == (404, True)
+    assert (native.json["controlnets"], native.json["upscalers"]) == (["canny", "sub/depth"], ["4x"])
