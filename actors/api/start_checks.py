@@ -87,6 +87,10 @@ class NameCheck:
             if prompt.encoder:
                 self._check("vision_encoder", prompt.encoder)
 
+    def check_upscaler(self, name: str) -> None:
+        """Raise UserError for the name of an upscaler that means no file."""
+        self._check("upscaler", name)
+
     def knows(self, kind: str, name: str) -> bool:
         """Whether `name` means a file of this kind: "model", "lora", "controlnet" or "upscaler". True if files are not
         known here."""

@@ -36,6 +36,7 @@ from modelpool.actors.cli.serve import down, status, up
 from modelpool.actors.cli.session import Session, new_session
 from modelpool.actors.cli.simulate import simulate
 from modelpool.actors.cli.top import top
+from modelpool.actors.cli.upscale import upscale
 from modelpool.actors.cli.verify import verify
 from modelpool.pool.core.errors import UserError
 
@@ -65,6 +66,7 @@ def build_app() -> typer.Typer:
     app.command(no_args_is_help=True)(generate)
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
     app.command("run", no_args_is_help=True)(run_workflow)
+    app.command(no_args_is_help=True)(upscale)
     app.command(no_args_is_help=True)(submit)
     app.command(no_args_is_help=True)(wait)
     app.command()(progress)
