@@ -14,6 +14,7 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import FirstFrameMode, VideoFacts
+from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.predictions import input_scale
@@ -85,8 +86,10 @@ def noised_image(
 
     def noised() -> dict[str, Tensor]:
         memory.inputs_drawn += 1
-        drawn_BCTHW = torch.cat([noise.draw(shape) for noise in noises])
-        return {IMAGE: (image_BCTHW + drawn_BCTHW.to(image_BCTHW.device) * FIRST_FRAME_SIGMA) * scale}
+        drawn_BCTHW = empty_to_send((len(noises), *shape[1:]), image_BCTHW.device)
+        for noise, out in zip(noises, drawn_BCTHW.split(1), strict=True):
+            noise.draw_into(out)
+        return {IMAGE: (image_BCTHW + sent(drawn_BCTHW, image_BCTHW.device) * FIRST_FRAME_SIGMA) * scale}
 
     return noised
 

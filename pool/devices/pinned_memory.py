@@ -10,7 +10,7 @@ the caller.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -320,13 +320,22 @@ class CudaHostRegister:
             _LOG.debug("the driver's refusal to pin: %s", error)
 
 
+def empty_to_send(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Return an uninitialised float32 tensor on the host, for values that `sent` copies to `device`: pinned on CUDA, so
+    that they are not copied on the host first."""
+    return torch.empty(tuple(shape), dtype=torch.float32, pin_memory=device.type == "cuda")
+
+
 def sent(host: Tensor, device: torch.device) -> Tensor:
     """Return a copy of `host`, which was just computed on the CPU, on `device`.
 
-    On CUDA it goes through pinned memory of torch's cache: the calling thread does not wait for the work of the device
-    that comes before the copy, as it does for pageable memory.
+    On CUDA it goes through pinned memory of torch's cache, in which `host` may lie already: the calling thread does not
+    wait for the work of the device that comes before the copy, as it does for pageable memory. torch's cache reuses the
+    memory after the copy.
     """
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    if device.type != "cuda":
+        return host.to(device)
+    return (host if host.is_pinned() else host.pin_memory()).to(device, non_blocking=True)
 
 
 def _pinned_buffer(size_bytes: int) -> Tensor:

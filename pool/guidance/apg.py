@@ -86,5 +86,6 @@ class AdaptiveProjectedGuidance(Guider):
         guided_BCHW = project(cond_BCHW, uncond_BCHW, difference_BCHW)
         if not any(plain):
             return guided_BCHW
-        is_plain = torch.tensor(plain, device=cond_BCHW.device).view(-1, *[1] * (cond_BCHW.dim() - 1))
-        return torch.where(is_plain, classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale), guided_BCHW)
+        plain_BCHW = classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale)
+        # chosen on the host: a mask would have to be copied to the device, which waits for all of its work
+        return torch.stack([(plain_BCHW if is_plain else guided_BCHW)[n] for n, is_plain in enumerate(plain)])

@@ -20,7 +20,7 @@ from modelpool.pool.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import FloatArray, RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_if_asked
-from modelpool.pool.devices.pinned_memory import sent
+from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
 from modelpool.pool.guidance.guiders import Guider
 from modelpool.pool.guidance.model_guiders import NO_FIRST_FRAME, FirstFrame
@@ -184,8 +184,10 @@ def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, ...], device: torch.de
     images = [ImageNoise(seed) for seed in seeds]
 
     def draw() -> Tensor:
-        drawn = [image.draw((1, *shape_CHW)) for image in images]
-        return sent(drawn[0] if len(drawn) == 1 else torch.cat(drawn), device)
+        drawn_BC = empty_to_send((len(images), *shape_CHW), device)
+        for image, out in zip(images, drawn_BC.split(1), strict=True):
+            image.draw_into(out)
+        return sent(drawn_BC, device)
 
     return draw
 

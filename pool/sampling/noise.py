@@ -44,3 +44,7 @@ class ImageNoise:
     def draw(self, shape: Sequence[int]) -> Tensor:
         """Return the next standard normal numbers, on the CPU, in float32. Advances the generator."""
         return torch.randn(tuple(shape), generator=self._generator, dtype=torch.float32, device="cpu")
+
+    def draw_into(self, values: Tensor) -> None:
+        """Fill `values`, contiguous float32 on the CPU, with what `draw` would return for their shape."""
+        torch.randn(values.shape, generator=self._generator, out=values)

@@ -120,7 +120,11 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
             global_hidden_states=seconds_B2D.flatten(1).unsqueeze(1),
             # the additional position is the token for time and seconds
             rotary_embedding=get_1d_rotary_pos_embed(
-                turning, x_BCL.shape[2] + 1, use_real=True, repeat_interleave_real=False
+                turning,
+                # a number would make a table on the host, which each layer would copy to the device
+                torch.arange(x_BCL.shape[2] + 1, device=x_BCL.device),
+                use_real=True,
+                repeat_interleave_real=False,
             ),
             return_dict=False,
         )

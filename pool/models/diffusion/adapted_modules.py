@@ -13,9 +13,36 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.models.embeddings import get_timestep_embedding
+from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.devices.pinned_memory import sent
+
+
+class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[misc]
+    """Chroma's embedding of the noise level, of guidance, which is 0, and of the number of each modulation.
+
+    diffusers' class embeds the 0 on the host: the copy to the device would wait for all of its work, in each call.
+    """
+
+    def forward(self, timestep: Tensor) -> Tensor:
+        """Return a row per modulation, [B, modulations, D]."""
+        embedded = (self.time_proj(timestep), self.guidance_proj(torch.zeros_like(timestep)))
+        numbers_BD = torch.cat([each.to(timestep.dtype) for each in embedded], dim=1)
+        places_ND: Tensor = self.mod_proj.to(numbers_BD)
+        shape = (len(timestep), len(places_ND), -1)
+        return torch.cat([numbers_BD.unsqueeze(1).expand(shape), places_ND.unsqueeze(0).expand(shape)], dim=-1)
+
+
+class ChromaTransformer2DModel(diffusers.ChromaTransformer2DModel):  # type: ignore[misc]
+    """Chroma, whose calls copy nothing to the device."""
+
+    @functools.wraps(diffusers.ChromaTransformer2DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        self.time_text_embed.__class__ = _ChromaNumbers
 
 
 class CosmosTransformer3DModel(diffusers.CosmosTransformer3DModel):  # type: ignore[misc]
@@ -85,6 +112,34 @@ class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type:
             inspect.Parameter("causal_temporal_positioning", inspect.Parameter.KEYWORD_ONLY, default=False),
         ]
     )
+
+
+class _SentTables:
+    """Sends the tables of positions to the device without waiting for it, in each call: they are kept on no device."""
+
+    pos_freqs: Tensor
+    neg_freqs: Tensor
+
+    def _get_device_freqs(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return sent(self.pos_freqs, device), sent(self.neg_freqs, device)
+
+
+class _QwenPositions(_SentTables, QwenEmbedRope):  # type: ignore[misc]
+    """Positions of Qwen-Image."""
+
+
+class _QwenLayerPositions(_SentTables, QwenEmbedLayer3DRope):  # type: ignore[misc]
+    """Positions of the model of Qwen-Image that splits layers."""
+
+
+class QwenImageTransformer2DModel(diffusers.QwenImageTransformer2DModel):  # type: ignore[misc]
+    """Qwen-Image, whose calls do not wait for the device."""
+
+    @functools.wraps(diffusers.QwenImageTransformer2DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        is_plain = type(self.pos_embed) is QwenEmbedRope
+        self.pos_embed.__class__ = _QwenPositions if is_plain else _QwenLayerPositions
 
 
 class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
@@ -163,10 +218,12 @@ class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[mi
 ADAPTED: Mapping[str, type[nn.Module]] = {
     cls.__name__: cls
     for cls in (
+        ChromaTransformer2DModel,
         CosmosTransformer3DModel,
         HunyuanVideo15Transformer3DModel,
         Kandinsky5Transformer3DModel,
         LTXVideoTransformer3DModel,
+        QwenImageTransformer2DModel,
         StableAudioDiTModel,
         StableCascadeUNet,
         ViewedUNet,

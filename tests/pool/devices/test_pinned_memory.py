@@ -253,6 +253,12 @@ def test_what_was_computed_on_the_cpu_is_sent_without_waiting() -> None:
     said: list[object] = []
 
     class Host:
+        def __init__(self, is_pinned: bool = False) -> None:
+            self._is_pinned = is_pinned
+
+        def is_pinned(self) -> bool:
+            return self._is_pinned
+
         def pin_memory(self) -> Host:
             said.append("pinned")
             return self
@@ -264,3 +270,6 @@ def test_what_was_computed_on_the_cpu_is_sent_without_waiting() -> None:
     for kind in ("cuda", "meta"):
         sent(Host(), torch.device(kind))  # type: ignore[arg-type]
     assert said == ["pinned", ("cuda", True), ("meta", False)]
+    said.clear()
+    sent(Host(is_pinned=True), torch.device("cuda"))  # type: ignore[arg-type]
+    assert said == [("cuda", True)], "it is copied on the host once more"

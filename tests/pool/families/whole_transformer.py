@@ -23,6 +23,7 @@ from modelpool.pool.core.stage_params import (
     ModelRef,
     OutputShape,
     Result,
+    RunHooks,
     SampleParams,
     SamplingSchedule,
     StageParams,
@@ -80,7 +81,7 @@ class Whole:
         """The component as diffusers or transformers has it."""
         return self.opened.component(role).built.module
 
-    def run(self, work: StageParams, *inputs: Result) -> Result:
+    def run(self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET) -> Result:
         roles = {
             EncodeParams: self.family.text_encoders,
             SampleParams: (Role.DIFFUSION_MODEL,),
@@ -91,7 +92,7 @@ class Whole:
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
         needed = self.catalog.figures.activation_bytes(self.model, work)
         task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1)
-        return self.engine.run(task, work, inputs_of(work, *inputs), QUIET)[0]
+        return self.engine.run(task, work, inputs_of(work, *inputs), hooks)[0]
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""
@@ -107,6 +108,7 @@ class Whole:
         loras: tuple[LoraRef, ...] = (),
         beginning: Latent | None = None,
         steps: int = STEPS,
+        hooks: RunHooks = QUIET,
     ) -> Latent:
         defaults = self.family.sampling.defaults
         assert defaults is not None
@@ -121,7 +123,7 @@ class Whole:
             SEED,
             (*((ImageCondition(),) if beginning is not None else ()),),
         )
-        latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
+        latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
         assert isinstance(latent, Latent)
         return latent
 
