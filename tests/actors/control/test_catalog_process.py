@@ -17,7 +17,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from modelpool.actors.control import catalog_process
+from modelpool.actors.control import catalog_process, catalog_service
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
 from modelpool.actors.control.catalog_service import CatalogService
@@ -145,7 +145,8 @@ def test_other_callers_get_their_turn_while_many_new_requests_are_converted(pyth
     asyncio.run(talk())
 
 
-def test_requests_that_cost_nothing_share_few_questions(python, tmp_path) -> None:
+def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
 
     class Counting(CatalogService):
