@@ -457,7 +457,8 @@ class Dispatcher:
     def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
         calls = [self._begin(command, worker) for command in commands]
         run = self._fleet.run_batch(worker.spec.worker_id, worker.spec.incarnation, calls)
-        self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
+        # a task that is queued behind a batch is reported after it
+        worker.last_wait = self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
 
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""

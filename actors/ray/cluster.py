@@ -262,10 +262,10 @@ class GpuWorkerActor(GpuWorker):
         return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_together`, packed; see `RayFleet.run_together`."""
+        """As `run_batch`, packed; see `RayFleet.run_batch`."""
         wanted: Sequence[RunRequest] = unpacked(requests)
         for request in wanted:
-            self.may_start(request)  # a batch is never sent ahead
+            self.may_start(request)  # a batch is never sent ahead, so it was not revoked
         reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
