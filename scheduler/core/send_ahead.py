@@ -45,6 +45,8 @@ MOST_IN_CALL = MOST_QUEUED // 2
 #: the smaller one, so that the queue is low when only the last call of it is left
 REFILL_SHARE = 0.5
 CALL_SHARE = 0.4
+#: a tick for a worker comes so much too soon at most, as times are rounded
+ROUNDING_SECONDS = 1e-6
 
 
 class Calls:
@@ -95,7 +97,7 @@ class SendAhead:
         if not self.seconds or not self._demand.backlog.count or len(self._demand.pinned):
             return found
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds:
+            if end - at > self.seconds + ROUNDING_SECONDS:
                 break
             if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
                 continue
@@ -122,7 +124,7 @@ class SendAhead:
         if not self.seconds or not self._demand.backlog.count:
             return inf
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds and not worker.queue and worker.task_id is not None:
+            if end - at > self.seconds + ROUNDING_SECONDS and not worker.queue and worker.task_id is not None:
                 return end - self.seconds
         return inf
 
