@@ -11,7 +11,8 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TypeAlias
+from concurrent.futures import Executor, Future
+from typing import Any, TypeAlias
 
 from modelpool.actors.control.catalog_process import Question, answer_of, read_message
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
@@ -20,9 +21,22 @@ from modelpool.pool.core.errors import UserError
 _Questions: TypeAlias = "queue.SimpleQueue[Question]"
 
 
+class _SameThread(Executor):
+    """Calls at once: a change of threads costs a good part of a small question."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Executor`."""
+        called: Future[Any] = Future()
+        try:
+            called.set_result(fn(*args, **kwargs))
+        except Exception as raised:
+            called.set_exception(raised)
+        return called
+
+
 async def answer_all(line: socket.socket, opener: Callable[[], ListingCatalog], questions: _Questions) -> None:
     """Open the catalog, and answer questions one after the other. Nothing else runs on this loop."""
-    service = CatalogService(opener)
+    service = CatalogService(opener, _SameThread())
     with contextlib.suppress(Exception):  # the first question says why
         await service.open()
     while True:

@@ -136,12 +136,16 @@ class _Process:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(problem)
+        self._release()
 
     def end(self) -> None:
         """End it. Idempotent."""
         self.is_over = True
         if self._reading is not None:
             self._reading.cancel()
+        self._release()
+
+    def _release(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._socket.close()
