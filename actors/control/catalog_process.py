@@ -84,7 +84,7 @@ class _Process:
             # modules that this process can import are those that the catalog may need
             paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
             self._process = subprocess.Popen(
-                [*python, "-P", "-m", MAIN], stdin=theirs, env={**os.environ, "PYTHONPATH": paths}
+                [*python, "-P", "-m", MAIN], stdin=theirs.fileno(), env={**os.environ, "PYTHONPATH": paths}
             )
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
@@ -100,7 +100,8 @@ class _Process:
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer. Raises _Lost."""
-        answer = self._waiting[question.number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer
         try:
             await self.tell(question)
             return await answer
