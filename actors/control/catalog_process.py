@@ -133,20 +133,19 @@ class _Process:
         except Exception as unreadable:  # of the message: the caller hears of it, and the next process starts afresh
             logger.exception("an answer of the catalog cannot be read")
             problem = _Lost(f"its answer cannot be read: {unreadable!r}")
+        self._end(problem)
+
+    def end(self) -> None:
+        """End it. Idempotent."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end(_Lost("it was ended"))
+
+    def _end(self, problem: Exception) -> None:
         self.is_over = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(problem)
-        self._release()
-
-    def end(self) -> None:
-        """End it. Idempotent."""
-        self.is_over = True
-        if self._reading is not None:
-            self._reading.cancel()
-        self._release()
-
-    def _release(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._socket.close()

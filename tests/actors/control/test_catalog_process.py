@@ -234,7 +234,12 @@ def test_it_ends_with_its_controller_in_the_middle_of_an_answer(python, tmp_path
         process._process._socket.shutdown(2)  # as the kernel does when the controller is killed
         await until_gone(pid)
         asking.cancel()
+        waiting = [asyncio.ensure_future(process.models()) for _ in range(2)]
+        await asyncio.sleep(0)
         process.close()
+        for question in waiting:
+            with pytest.raises(UserError, match="closed"):
+                await question
 
     asyncio.run(talk())
 
