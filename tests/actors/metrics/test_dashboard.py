@@ -72,7 +72,10 @@ def get(url: str, **query: Any) -> Any:
 def prometheus(target: str, folder: Path) -> Iterator[str]:
     """Run Prometheus, which scrapes `target`; yield the address of its API."""
     config = {
-        "global": {"scrape_interval": f"{SCRAPE_SECONDS * 1000:.0f}ms", "scrape_timeout": f"{SCRAPE_SECONDS * 1000:.0f}ms"},
+        "global": {
+            "scrape_interval": f"{SCRAPE_SECONDS * 1000:.0f}ms",
+            "scrape_timeout": f"{SCRAPE_SECONDS * 1000:.0f}ms",
+        },
         "scrape_configs": [{"job_name": "modelpool", "static_configs": [{"targets": [target]}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
