@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import ray
 
 from modelpool import ModelPool, ray_data
 from modelpool.actors.api.opening import start_pool
+from modelpool.actors.control.catalog_process import MAIN as CATALOG_MODULE
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.metrics.exposition import metrics_text
@@ -130,6 +132,31 @@ def test_a_worker_that_is_stopped_by_another_process_is_killed_and_its_image_is_
         assert opened.status().restarts == 1
         assert "another process stopped it" in opened.status().workers[0].trouble
         worker.wait(60)
+
+
+def catalogs() -> set[psutil.Process]:
+    """The processes of the catalogs of this session's pools."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if CATALOG_MODULE in process.cmdline():
+                found.add(process)
+    return found
+
+
+def test_the_death_of_the_catalog_loses_no_submission_and_it_ends_with_its_pool() -> None:
+    others = catalogs()
+    with start_fake_pool("catalog", workers=1) as pool:
+        models = pool.models()
+        (process,) = catalogs() - others
+        process.kill()
+        eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        (image,) = pool.submit(request("after the end")).images()
+        assert (image.pixels == expected(image.request)).all()
+        assert pool.models() == models
+        (new,) = catalogs() - others
+        assert new.pid != process.pid
+    eventually(lambda: not new.is_running())
 
 
 def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:
