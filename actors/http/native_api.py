@@ -33,6 +33,7 @@ from modelpool.actors.results.history_json import history_json
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.previews import MEDIA_TYPE
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "native"
 #: keys that are remembered in a pool without a journal
@@ -208,16 +209,19 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     async def signed(name: str, until: int, signature: str) -> Response:
         return file_response(services.signed_file(name, until, signature))
 
-    @router.get("/api/models", summary="List the models of the pool, and the other files that requests name")
-    async def models() -> dict[str, Any]:
+    # not /api/models, which is a call of ComfyUI
+    @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers and schedules")
+    async def choices() -> dict[str, Any]:
         listings = await services.listings()
         return {
             "models": [
                 {"name": each.name, "family": each.family, "width": each.width, "height": each.height}
                 for each in listings.models
             ],
-            "loras": [{"name": each.name} for each in listings.loras],
+            "loras": [each.name for each in listings.loras],
             **dataclasses.asdict(listings.files),
+            "samplers": [{"name": name, "label": each.display} for name, each in SAMPLERS.items()],
+            "schedules": [{"name": name, "label": label} for name, label in SCHEDULES.items()],
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
