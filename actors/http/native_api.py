@@ -191,12 +191,12 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     @router.get("/api/jobs/{submission_id}/why", summary="Explain where the tasks of a job ran")
     async def why(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        return history_json(await asyncio.to_thread(services.pool.history, _job_id(submission, index)))
+        return history_json(await services.history(caller_of(request), _job_id(submission, index)))
 
     @router.get("/api/jobs/{submission_id}/story", summary="Show the event log of a job")
     async def story(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        history = await asyncio.to_thread(services.pool.history, _job_id(submission, index))
+        history = await services.history(caller_of(request), _job_id(submission, index))
         return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
@@ -335,15 +335,10 @@ async def _found(services: Services, request: Request, submission_id: str) -> Ht
 
 
 def _job_id(submission: HttpSubmission, index: int) -> str:
-    """Return the pool's id of a job. Raises HttpProblem (404)."""
+    """Return the id of a job. Raises HttpProblem (404)."""
     if index >= submission.total:
         raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")
-    if not submission.detached:
-        return f"{submission.id}-{index}"
-    running = next((task.job_id for task in submission.running if task.index == index), None)
-    if running is None:
-        raise HttpProblem(404, f"job {index} of a detached submission is not running; its manifest has what it did")
-    return running
+    return f"{submission.id}-{index}"
 
 
 def _check_webhook(services: Services, url: Any) -> None:

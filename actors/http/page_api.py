@@ -182,10 +182,7 @@ def page_router(services: Services, live: LiveView) -> Any:
 
     @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
     async def history(request: Request, job_id: str) -> dict[str, Any]:
-        user = caller_of(request).user
-        if user is not None and not services.submissions.has_job(user, job_id):
-            raise HttpProblem(404, f"job {job_id!r} is unknown")
-        found = await asyncio.to_thread(services.pool.history, job_id)
+        found = await services.history(caller_of(request), job_id)
         return {**history_json(found), "lines": [dataclasses.asdict(line) for line in found.lines]}
 
     return router
