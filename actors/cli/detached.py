@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
     from modelpool.actors.detached.job_service import JobsProgress
     from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord
+    from modelpool.actors.job_files.columns import ColumnChoice
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
@@ -68,6 +69,8 @@ def submit(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    columns: options.Columns = None,
+    ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
     shards: options.Shards = 0,
     shard_format: options.ShardFormat = "webdataset",
@@ -80,6 +83,7 @@ def submit(
     happens to this terminal, to the pool's processes, or to the machine: `modelpool up` continues. Prints the id.
     """
     from modelpool.actors.cli.screen import counted, print_json, say, user_console
+    from modelpool.actors.job_files.columns import ColumnChoice
     from modelpool.actors.outputs.layout import FILES, layout_of
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.settings.output_address import absolute_address, output_address
@@ -87,10 +91,11 @@ def submit(
     output = absolute_address(output_address(out, "--out"))
     layout = layout_of(shards, shard_format, thumbnails)
     template = None if name is None else NameTemplate.of(name, "--name")
+    choice = ColumnChoice.of(columns or (), ignore_columns)
     defaults = dict(fields) if model is None else {**fields, "model": model}
     console = user_console()
     with joined_pool(context, pool) as joined, console.status(f"reading {job_file}") as status:
-        lines = _SubmittedLines(job_file, defaults, seed, template, console, status.update)
+        lines = _SubmittedLines(job_file, defaults, seed, choice, template, console, status.update)
         asked = None if layout == FILES else layout
         # a file is read again if the job service is restarted meanwhile
         requests = iter(lines) if job_file == "-" else lines
@@ -114,6 +119,7 @@ class _SubmittedLines:
         path: str,
         defaults: Mapping[str, Any],
         seed: int,
+        choice: ColumnChoice,
         file_name: NameTemplate | None,
         console: Console,
         show: Callable[[str], None],
@@ -123,6 +129,7 @@ class _SubmittedLines:
         self._defaults = defaults
         self._seed = seed
         self._file_name = file_name
+        self._choice = choice
         self._console = console
         self._show = show
 
@@ -131,7 +138,7 @@ class _SubmittedLines:
         from modelpool.actors.cli.screen import counted, say
 
         expected, shown_at, valid, invalid = line_count(self._path), 0.0, 0, 0
-        for line in job_lines(self._path, self._defaults, self._seed):
+        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
             if time.monotonic() - shown_at > _DRAW_SECONDS:
                 shown_at, checked = time.monotonic(), valid + invalid
                 of_all = "" if expected is None else f" of {max(expected, checked):,}"

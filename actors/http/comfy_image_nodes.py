@@ -154,7 +154,7 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(image, DecodedImage):
         if image.scale is None or image.scale <= 1:
             raise NodeUnsupported("pixels: a generated image is only encoded again after it was scaled up to a size")
-        return (ScaledLatent(image.latent, image.scale, "picture", image.upscaler),)
+        return (ScaledLatent(image.latent, image.scale, "image", image.upscaler),)
     return (EncodedImage(_file(image, "pixels")),)
 
 

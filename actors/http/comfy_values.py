@@ -254,12 +254,12 @@ class SampledLatent:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
-    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images,
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
     with an upscaler of the pool or without ("")."""
 
     latent: SampledLatent
     scale: float
-    via: Literal["latent", "picture"] = "latent"
+    via: Literal["latent", "image"] = "latent"
     upscaler: str = ""
 
 
