@@ -114,5 +114,5 @@ def test_the_jobs_of_a_client_that_goes_are_cancelled(server: str, stream: bool)
 def test_an_error_counts_no_images() -> None:
     """It counted them from 1, and `index` counts from 0 everywhere."""
     for index in (0, 1):
-        with pytest.raises(HttpProblem, match="^an image was not generated: oom: no memory$"):
+        with pytest.raises(HttpProblem, match=r"^an image was not generated: oom: no memory$"):
             _check_succeeded(JobEnd(index, "s-0", "failed", kind="oom", message="no memory"))
