@@ -29,6 +29,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
+        *((f"pool {name}", value) for name, value in recipe.computed_by.items()),
         *(("warning", warning) for warning in recipe.warnings),
     ]
 

@@ -105,9 +105,9 @@ class ControllerActor(Controller):
         me = ray.get_runtime_context().current_actor
         succession = _succession(plan, namespace, name, epoch, me)
         catalog: CatalogQueries = (
-            RemoteCatalog(open_catalog, nodes, partial(search_again, models, this_node()))
+            RemoteCatalog(open_catalog, nodes, partial(search_again, models, this_node()), plan.computed_by)
             if nodes
-            else CatalogService(open_catalog)
+            else CatalogService(open_catalog, computed_by=plan.computed_by)
         )
         ray_nodes = RayNodes()
         super().__init__(

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from modelpool.actors.graph.recipe import (
+    INFORMATIVE,
     Recipe,
     RecipeControl,
     RecipeDecoder,
@@ -41,7 +42,7 @@ OTHER = {
 @pytest.mark.parametrize("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
-    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings"}
+    assert {f.name for f in fields(Recipe)} == {*OTHER, *INFORMATIVE}
 
 
 def test_versions_are_told_and_not_in_the_digest() -> None:
