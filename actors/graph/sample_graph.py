@@ -55,6 +55,9 @@ def sample_params(
         if run.steps != len(request.sigmas):
             expected = f"{len(request.sigmas)}, the number of sigmas, in each run"
             raise unusable_field("steps", run.steps, expected)
+        if sampler in OWN_STEPS:
+            expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
+            raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)

@@ -25,6 +25,7 @@ _NUMBERS: Mapping[str, str] = MappingProxyType(
         "Seed": "seed",
         "Steps": "steps",
         "Eta": "eta",
+        "Eta DDIM": "eta",
         "Sigma churn": "s_churn",
         "Sigma noise": "s_noise",
         "Image CFG scale": "image_cfg",
