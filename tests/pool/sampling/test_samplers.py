@@ -56,8 +56,9 @@ ORDERS = {
     **dict.fromkeys(("heun", "dpm_2", "dpm_2_ancestral", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_2"), 2),
     **dict.fromkeys(("dpmpp_2m", "dpmpp_2m_cfg_pp", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"), 2),
     **dict.fromkeys(("res_multistep", "res_multistep_ancestral", "res_multistep_cfg_pp", "uni_pc"), 2),
-    **dict.fromkeys(("res_multistep_ancestral_cfg_pp", "lms", "ipndm", "ipndm_v", "deis", "sa_solver"), 2),
-    "seeds_3": 3,
+    **dict.fromkeys(("res_multistep_ancestral_cfg_pp", "lms", "ipndm", "ipndm_v", "deis"), 2),
+    **dict.fromkeys(("uni_pc_bh2", "uni_pc_2"), 2),
+    **dict.fromkeys(("seeds_3", "sa_solver", "sa_solver_pece"), 3),
 }
 
 
@@ -96,9 +97,35 @@ def test_the_error_falls_with_the_order_of_the_method() -> None:
         if coarse / fine <= 0.85 * 2**order or fine >= {1: 2e-2, 2: 5e-4, 3: 1e-5}[order]:
             failures.append((sampler, order, coarse, fine))
     assert not failures
-    unordered = {"dpm_adaptive", "dpm_fast", "restart", "uni_pc_2", "uni_pc_bh2", "sa_solver_pece"}
+    placed = OWN_STEPS  # "restart" has a test of its own, the others place their steps by their error or by order 3
     stochastic = {"lcm", "ddpm", "er_sde", "dpmpp_2s_ancestral_cfg_pp"}
-    assert SAMPLERS.keys() == ORDERS.keys() | unordered | stochastic
+    assert SAMPLERS.keys() == ORDERS.keys() | placed | stochastic
+
+
+def test_the_error_of_restart_falls_with_the_square_of_the_step() -> None:
+    """Without noise, each restart continues the latent at the higher level: the exact end is that of the passes one
+    after the other."""
+    start = torch.linspace(-8, 8, 33, dtype=torch.float64)[None, None, None]
+    errors = []
+    for steps in (80, 160):
+        levels = [*make_sigmas("karras", steps, TABLE).tolist()]
+        passes = [list(restart_steps(levels, EXPLODING)[0])]
+        for begin, end in restart_steps(levels, EXPLODING)[1:]:
+            if begin == passes[-1][1]:
+                passes[-1][1] = end
+            else:
+                passes.append([begin, end])
+        assert len(passes) == 3
+        last = restart_steps(levels, EXPLODING)[-1][0]
+        passes[-1][1] = last
+        expected = start
+        for begin, end in passes:
+            expected = toy.exact(expected, begin, end)
+        sigmas = torch.tensor(levels, dtype=torch.float64)
+        found = run("restart", start, sigmas, noise=lambda: torch.zeros_like(start))
+        errors.append(float((found - toy.denoise(expected, last)).abs().max()))
+    assert errors[0] / errors[1] > 0.85 * 2**2
+    assert errors[1] < 1e-2
 
 
 def test_first_order_is_not_better_than_first_order() -> None:
