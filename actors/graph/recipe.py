@@ -236,6 +236,8 @@ class Recipe:
     upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
     #: all settings of the options of the run, by the name of the option
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
+    #: of the noise levels, where it is not the model's own
+    shift: float = field(default=0.0, metadata=_LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata=_LATER)
 

@@ -48,7 +48,7 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "clip_skip": recipe.clip_skip,
     }
     sizes = ("width", "height", "frames", "frame_rate", "seconds")
-    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation")
+    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}

@@ -97,6 +97,7 @@ def sample_params(
             s_noise=request.s_noise,
             s_churn=request.s_churn,
             sigmas=request.sigmas,
+            shift=request.shift or 0.0,
         ),
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, NoiseKind, Prediction, SamplingDefaults, SamplingFacts
@@ -39,11 +40,28 @@ def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -
     return name, facts.defaults.schedule
 
 
+def check_shift(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for a shift of a model whose noise levels do not follow from one."""
+    if request.shift is None or facts.noise.takes_shift:
+        return
+    is_flow = facts.prediction is Prediction.FLOW
+    reason = "was trained with levels of its own" if is_flow else "predicts no flow: its levels come from a table"
+    raise unsupported_field("shift", request.model, reason, request.shift)
+
+
+def shift_default(request: GenerateRequest, facts: SamplingFacts) -> dict[str, None]:
+    """Return no shift for one that is the model's own: the same image is the same task."""
+    is_own = facts.noise.shift_by_size is None and request.shift == facts.noise.shift
+    return {"shift": None} if is_own else {}
+
+
 def sampler_warnings(request: GenerateRequest, facts: SamplingFacts) -> Iterator[str]:
     """Yield warnings for a sampler or a schedule that does not suit models of `facts`, and for fields that the sampler
     does not read."""
     name, schedule = resolve_schedule(facts, request.sampler, request.schedule)
     yield from _unread_noise_fields(request, name)
+    if request.shift is not None and request.sigmas:
+        yield f"shift {request.shift:g}: it does not change the noise levels, which the request lists"
     if not request.sigmas and schedule in SD_LEVELS and facts.noise.kind not in _KINDS_OF_SD_LEVELS:
         yield (
             f"schedule {SCHEDULES[schedule]}: it starts at noise level 14.6, as Stable Diffusion 1 and XL do, and "

@@ -29,6 +29,7 @@ _NUMBERS: Mapping[str, str] = MappingProxyType(
         "Sigma churn": "s_churn",
         "Sigma noise": "s_noise",
         "Image CFG scale": "image_cfg",
+        "Shift": "shift",
         "Frames": "frames",
         "FPS": "frame_rate",
     }

@@ -215,6 +215,15 @@ _ROWS = (
         ),
     ),
     RequestField(
+        "shift",
+        "Shift of the noise levels of a flow model (diffusers' `shift` of its schedulers, ComfyUI's ModelSampling "
+        "nodes): above 1, more of the steps are at high noise; 1 is even. It replaces a shift that depends on the size "
+        "of the image. Default: the model's.",
+        check=Number(0.01, 100.0),
+        requires="noise levels with a shift",
+        option=Option("--shift", "X", "Shift of a flow model's noise levels (default: the model's).", kind="number"),
+    ),
+    RequestField(
         "width",
         "Width of the output. Default: that of `image`, else the model's.",
         unit="pixels",

@@ -82,6 +82,7 @@ class GenerateRequest(Strict):
     eta: float | None = _field("eta")
     s_noise: float = _field("s_noise")
     s_churn: float = _field("s_churn")
+    shift: float | None = _field("shift")
     width: int | None = _field("width")
     height: int | None = _field("height")
     seed: int | None = _field("seed")
