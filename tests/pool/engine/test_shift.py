@@ -51,13 +51,8 @@ def quiet(done: int, steps: int) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> ModelPatcher:
-    made = ModelPatcher.of(
-        ComponentKey("model"),
-        Role.DIFFUSION_MODEL,
-        build("sd35").module,
-        torch.device("cpu"),
-        WeightForm(torch.float32),
-    )
+    module, device = build("sd35").module, torch.device("cpu")
+    made = ModelPatcher.of(ComponentKey("m"), Role.DIFFUSION_MODEL, module, device, WeightForm(torch.float32))
     made.realize(WeightsTarget(frozenset(m.name for m in made.modules()), made.patches))
     return made
 
