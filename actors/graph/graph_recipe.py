@@ -69,6 +69,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         decoder=None if decoder is None else _decoder(decoder),
         noise=_noise(sample.schedule),
         sigmas=sample.schedule.sigmas,
+        shift=sample.schedule.shift,
         low_noise=_low_noise(request.low_noise),
         upscale=_upscale(request, graph),
         options=sample.options.settings(),

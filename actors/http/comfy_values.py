@@ -18,13 +18,11 @@ class LoraUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelSampling:
-    """What a node sets about the noise levels of a model: they are the model's own here, or the workflow is refused.
+    """What a node sets about the noise levels of a model: their shift, or, for images of `size`, two exponents of which
+    one is for small images and one for large ones (`pool.core.shift_by_size`)."""
 
-    size  of the images for which the levels were shifted; None if the shift depends on no size
-    """
-
-    node_type: str
-    shift: tuple[float, ...]
+    shift: float = 0.0
+    exponents: tuple[float, float] = (0.0, 0.0)
     size: tuple[int, int] | None = None
 
 
@@ -190,6 +188,15 @@ class TextValue:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerValue:
+    """A sampler and what a node sets of its noise; `eta` is None for its default."""
+
+    name: str
+    eta: float | None = None
+    s_noise: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0)."""
@@ -244,7 +251,7 @@ class SampledLatent:
     steps: int
     run_steps: int
     cfg: float
-    sampler: str
+    sampler: SamplerValue
     schedule: str
     start: LatentValue
     node_id: str

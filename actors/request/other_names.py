@@ -18,6 +18,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "image_guidance_scale": "image_cfg",
         "num_frames": "frames",
         "fps": "frame_rate",
+        "flow_shift": "shift",
         "motion_bucket_id": "motion",
         "noise_aug_strength": "image_noise",
         "audio_end_in_s": "seconds",

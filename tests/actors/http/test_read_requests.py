@@ -140,8 +140,8 @@ A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
         "Stable Diffusion 3",
         "a watch on a velvet cushion\nNegative prompt: hands\nSteps: 28, Sampler: DPM++ 2M, "
         "Schedule type: SGM Uniform, CFG scale: 4.5, Seed: 60, Size: 1024x1024, Model: sd35_large, Shift: 3",
-        {"sampling": ("dpmpp_2m", "sgm_uniform"), "cfg": 4.5},
-        ("Shift: not used",),
+        {"sampling": ("dpmpp_2m", "sgm_uniform"), "cfg": 4.5, "shift": 3.0},
+        (),
     ),
     (
         "Wan: a video",
