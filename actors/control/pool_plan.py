@@ -146,6 +146,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             reserve_bytes=wanted.reserve_bytes,
             compiles=wanted.compile == "blocks",
             products=wanted.products,
+            measures_attention=wanted.attention == "measured",
         ),
         open_catalog=partial(
             open_catalog,

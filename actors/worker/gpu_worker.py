@@ -165,6 +165,7 @@ def open_engine(
     reserve_bytes: int | None = None,
     compiles: bool = False,
     products: str = "exact",
+    measures_attention: bool = False,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -179,6 +180,7 @@ def open_engine(
             reserve_bytes=reserve_bytes,
             compiles=compiles,
             products=Products(products),
+            measures_attention=measures_attention,
         )
     )
 

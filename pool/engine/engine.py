@@ -66,7 +66,9 @@ from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import Component, OpenModel
-from modelpool.pool.ops.attention import AttentionKernels, attention_priority
+from modelpool.pool.ops.attention import attention_priority
+from modelpool.pool.ops.attention_calls import AttentionKernels
+from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
@@ -107,6 +109,7 @@ class EngineSettings:
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
     products      how linear layers with quantized weights multiply
+    measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     """
 
     device: str
@@ -117,6 +120,7 @@ class EngineSettings:
     reserve_bytes: int | None = None
     compiles: bool = False
     products: Products = Products.EXACT
+    measures_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class Engine:
         reserve_bytes: int = 0,
         compiler: BlockCompiler | None = None,
         products: Products = Products.EXACT,
+        attention: KernelChoices | None = None,
     ) -> None:
         self._device = device
         self._products = products
@@ -148,7 +153,7 @@ class Engine:
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
-        kernels = AttentionKernels(attention_priority(capabilities))
+        kernels = AttentionKernels(attention_priority(capabilities), attention)
         self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
         self._runner = TaskRunner(
             device, self.vram, pipeline, rules.may_stream, self._run_to_come, self._tools.works_around
@@ -194,7 +199,9 @@ class Engine:
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
         compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products)
+        measures = settings.measures_attention and device.kind is DeviceKind.CUDA
+        choices = KernelChoices.open(device.name) if measures else None
+        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products, choices)
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""

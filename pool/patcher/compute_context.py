@@ -15,7 +15,7 @@ from torch import Tensor
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
-from modelpool.pool.ops.attention import AttentionKernels
+from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.context import LinearKernel, compute
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 
@@ -82,7 +82,7 @@ class RunTools:
         """
         uploader = self.pipeline.uploader(history.order) if self.pipeline is not None and history is not None else None
         try:
-            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention.order, uploader):
+            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
                 yield
         finally:
             if uploader is not None:

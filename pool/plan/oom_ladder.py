@@ -1,8 +1,9 @@
 """Decides the next step after a run ran out of device memory, given what was tried. Pure and torch-free.
 
-The worker's part of the ladder: drop preloaded weights -> empty the allocator's cache -> drop idle components -> stream
-more -> divide the run. Steps are ordered by cost in time; none changes the image (an execution mode documents if it changes last bits). When none is
-left, the scheduler decides, which has other workers. `pool.engine.engine` carries the decision out.
+The worker's part of the ladder: drop preloaded weights -> empty the allocator's cache -> drop idle components ->
+stream more -> divide the run. Steps are ordered by cost in time; none changes the image (an execution mode documents if
+it changes last bits). When none is left, the scheduler decides, which has other workers. `pool.engine.engine` carries
+the decision out.
 """
 
 from __future__ import annotations
