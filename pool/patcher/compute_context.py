@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.copy_streams import Event
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
@@ -62,6 +63,20 @@ class RunTools:
         if self.ledger is not None:
             self.ledger.add_h2d(host.nbytes)
         return host.to(device) if self.pipeline is None else self.pipeline.bring(host)
+
+    def run_mark(self) -> Event | None:
+        """As `TransferPipeline.mark`; None without a pipeline."""
+        return None if self.pipeline is None else self.pipeline.mark()
+
+    def await_run(self, mark: Event | None) -> None:
+        """Let the current stream wait for the run of which `mark` is the end, before its weights are written."""
+        if self.pipeline is not None and mark is not None:
+            self.pipeline.await_mark(mark)
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """Tell the pipeline that weights on the device were written; see `TransferPipeline.written`."""
+        if self.pipeline is not None:
+            self.pipeline.written(tensors)
 
     def keep(self, arrived: Iterable[Tensor]) -> None:
         """Mark tensors from `bring` as staying on the device; see `TransferPipeline.keep`."""

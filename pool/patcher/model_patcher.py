@@ -347,7 +347,10 @@ class ModelPatcher:
             w.around_changes(lambda: state.ejected(self)),
             w.compiled_run(state.leaves_module_as_is(options)),
         ):
-            yield w.module
+            try:
+                yield w.module
+            finally:
+                w.mark_use()
 
     def thawed(self) -> AbstractContextManager[None]:
         """Return a context in which no block of the module is compiled, for changes of a run to its options."""

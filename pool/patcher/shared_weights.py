@@ -2,8 +2,10 @@
 
 Host weights are views of the mapped file and are never written. A `WeightsTarget` states what should be on the device;
 `SharedWeights.realize` computes the difference and moves only that. Patches are removed by uploading again, so there is
-nothing to restore. Knows one component on one device; not what should be resident (`pool.plan.eviction_plan`), nor when
-(`pool.vram.vram_manager`), nor which patches a clone has (`pool.patcher.model_patcher`).
+nothing to restore. Modules that stay on the device with other patches are written in place: their tensors, and the
+addresses of these, stay the same. Knows one component on one device; not what should be resident
+(`pool.plan.eviction_plan`), nor when (`pool.vram.vram_manager`), nor which patches a clone has
+(`pool.patcher.model_patcher`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.devices.copy_streams import Event
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
 from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
-from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.ops.packed import PackedWeight, shares_memory, stored_bytes, write_into
 from modelpool.pool.patcher.compiled_blocks import CompiledBlocks
 from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
 from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
@@ -60,7 +63,7 @@ class RealizeReport:
     """The cost of moving to a target.
 
     uploaded_bytes  weights that crossed the bus, in storage dtype
-    freed_bytes     resident bytes that were evicted
+    freed_bytes     resident bytes that were evicted; not those that were written in place
     switched        something was resident with another patch set
     """
 
@@ -73,11 +76,13 @@ class RealizeReport:
 class _PatchPlacement:
     """The patches of one module, divided into merged and lazy ones.
 
-    merged_digest  digest of the patches merged into its resident bytes
+    merged         names of its parameters with patches that are merged into their resident bytes
+    merged_digest  digest of those patches
     lazy           names of its parameters whose patches are computed at each use
     lazy_digest    digest of those
     """
 
+    merged: frozenset[str]
     merged_digest: str
     lazy: tuple[str, ...]
     lazy_digest: str
@@ -115,6 +120,10 @@ class SharedWeights:
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
+        #: module name -> names of its parameters with such patches; has the same keys
+        self._merged_names: dict[str, frozenset[str]] = {}
+        #: the end of the last run with these weights on the device; None without streams
+        self._last_use: Event | None = None
         #: module name -> digest of the patches that it computes at each use; absent if none
         self._lazy_digests: dict[str, str] = {}
         self._settled = True
@@ -198,6 +207,10 @@ class SharedWeights:
         finally:
             self._change_context = before
 
+    def mark_use(self) -> None:
+        """Note that everything that was run with these weights is pending on the current stream, or done."""
+        self._last_use = self.tools.run_mark()
+
     def compiled_run(self, is_plain: bool) -> AbstractContextManager[None]:
         """Return the context of a run that compiles what it may (`CompiledBlocks.running`)."""
         return nullcontext() if self.compiled is None else self.compiled.running(is_plain)
@@ -279,18 +292,23 @@ class SharedWeights:
         self._stream_history = StreamHistory()
         switched = bool(self._merged_digests) and self._realized.digest != patches.digest
         placement = {n: self._placement_of(owner, patches, n in target.resident) for n, owner in self.owners.items()}
+        stale = {n for n, d in self._merged_digests.items() if d != placement[n].merged_digest}
+        rewritten = stale & target.resident if cache is None else set()
         freed_bytes = 0
-        for name in [
-            n for n, d in self._merged_digests.items() if n not in target.resident or d != placement[n].merged_digest
-        ]:
+        for name in [n for n in self._merged_digests if n not in target.resident or n in stale - rewritten]:
             freed_bytes += self._evict(self.owners[name], cache)
         self._realized = patches
         self._merged_bytes = self.use(patches).patched_bytes
-        arriving = [n for n in self.owners if n in target.resident and n not in self._merged_digests]
+        there = self._merged_digests.keys() - rewritten
+        arriving = [n for n in self.owners if n in target.resident and n not in there]
         uploaded_bytes = 0
         try:
             for name in arriving:
-                arrived_bytes = self._load(self.owners[name], patches, placement[name], cache)
+                if name in rewritten:
+                    arrived_bytes = self._rewrite(self.owners[name], patches, placement[name])
+                    rewritten.remove(name)
+                else:
+                    arrived_bytes = self._load(self.owners[name], patches, placement[name], cache)
                 uploaded_bytes += arrived_bytes
                 yield arrived_bytes
                 if self._changes != this:
@@ -298,7 +316,10 @@ class SharedWeights:
             for name, owner in self.owners.items():
                 self._set_lazy(owner, patches, placement[name])
         except GeneratorExit:
-            raise  # what has been uploaded is valid
+            if self._changes == this:  # what has been uploaded is valid; the rest has the patches of before
+                for name in rewritten & self._merged_digests.keys():
+                    self._evict(self.owners[name], None)
+            raise
         except BaseException:
             for name in self._merged_digests.keys() & set(arriving):
                 self._evict(self.owners[name], None)
@@ -320,6 +341,7 @@ class SharedWeights:
         ]
         lazy = tuple(n for n in owner.parameters if n not in merged)
         return _PatchPlacement(
+            frozenset(n for n in merged if patches.patches_for(owner.full_name(n))),
             patches.digest_for(owner.full_name(n) for n in merged),
             lazy,
             patches.digest_for(owner.full_name(n) for n in lazy),
@@ -336,7 +358,7 @@ class SharedWeights:
             owner.module._parameters[name] = nn.Parameter(host, requires_grad=False)
         for name, buffer in owner.buffers.items():
             owner.module._buffers[name] = buffer
-        del self._merged_digests[owner.name]
+        del self._merged_digests[owner.name], self._merged_names[owner.name]
         return held_bytes
 
     def _load(
@@ -349,7 +371,7 @@ class SharedWeights:
         self._set_lazy(owner, patches, placement)
         owner.module._parameters.update(cached.parameters)
         owner.module._buffers.update(cached.buffers)
-        self._merged_digests[owner.name] = placement.merged_digest
+        self._hold(owner, placement)
         return 0
 
     def _upload(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
@@ -364,8 +386,39 @@ class SharedWeights:
         for name, weight in uploaded.items():
             owner.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
         owner.module._buffers.update(buffers)
-        self._merged_digests[owner.name] = placement.merged_digest
+        self._hold(owner, placement)
         return self.sizes[owner.name].upload_bytes
+
+    def _rewrite(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
+        """Write the values with `patches` into the module's tensors on the device. Returns the bytes that crossed the
+        bus. If something raises, the caller evicts the module.
+
+        Nothing is allocated in the end, so that CUDA graphs and compiled code that know the addresses stay valid. Where
+        the device is the host, tensors of the file are not written but replaced, and come back without patches.
+        """
+        changed = [name for name in owner.parameters if name in self._merged_names[owner.name] | placement.merged]
+        copies = {
+            name: self._device_copy(
+                owner.parameters[name], owner.full_name(name), patches if name in placement.merged else PatchSet()
+            )
+            for name in changed
+        }
+        self.tools.await_run(self._last_use)
+        self._set_lazy(owner, patches, placement)
+        for name, copy in copies.items():
+            held, host = owner.module._parameters[name], owner.parameters[name]
+            assert held is not None
+            if shares_memory(held, host) or shares_memory(copy, host):
+                owner.module._parameters[name] = nn.Parameter(copy, requires_grad=False)
+            else:
+                self.tools.written(write_into(held.detach(), copy))
+        self._hold(owner, placement)
+        return sum(stored_bytes(owner.parameters[name]) for name in changed)
+
+    def _hold(self, owner: ModuleWeights, placement: _PatchPlacement) -> None:
+        """Note that a module is on the device with these patches."""
+        self._merged_digests[owner.name] = placement.merged_digest
+        self._merged_names[owner.name] = placement.merged
 
     def _device_copy(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
         functions = patches.functions(name)
