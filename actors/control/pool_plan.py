@@ -147,6 +147,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             compiles=wanted.compile == "blocks",
             products=wanted.products,
             measures_attention=wanted.attention == "measured",
+            loras_at_run_time=wanted.loras == "runtime",
         ),
         open_catalog=partial(
             open_catalog,

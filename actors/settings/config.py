@@ -64,6 +64,7 @@ class PoolSection(Strict):
     products      how linear layers with quantized weights multiply (`pool.ops.layer_choice.Products`)
     attention     "measured": the attention kernel for each class of shapes is measured at its first use on CUDA
                   (`pool.ops.attention_choices`); "default": one order of kernels for all
+    loras         "runtime": LoRAs on linear layers are products next to these; "merged": added to the weights
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -85,6 +86,7 @@ class PoolSection(Strict):
     reserve_vram: str | int | None = None
     products: Literal["exact", "auto", "reference"] = "exact"
     attention: Literal["default", "measured"] = "default"
+    loras: Literal["merged", "runtime"] = "merged"
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

@@ -166,6 +166,7 @@ def open_engine(
     compiles: bool = False,
     products: str = "exact",
     measures_attention: bool = False,
+    loras_at_run_time: bool = False,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -181,6 +182,7 @@ def open_engine(
             compiles=compiles,
             products=Products(products),
             measures_attention=measures_attention,
+            loras_at_run_time=loras_at_run_time,
         )
     )
 

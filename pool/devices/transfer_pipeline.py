@@ -154,10 +154,11 @@ class TransferPipeline:
         """Whether the next copy would wait for pending copies."""
         return self._staging is not None and self._staging.would_wait
 
-    def uploader(self, order: StreamOrder | None = None) -> Uploader:
-        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known."""
+    def uploader(self, order: StreamOrder | None = None, kept_bytes: int = 0) -> Uploader:
+        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known. It keeps
+        at most `kept_bytes` that a plan has granted; 0: a part of the memory for copies ahead of use."""
         if self._streams is None:
-            return DirectUploader(self._device)
+            return DirectUploader(self._device, kept_bytes)
         return StreamingUploader(
             self._device,
             self._streams,
@@ -167,6 +168,7 @@ class TransferPipeline:
             order,
             self._copier,
             self._loader.fill,
+            kept_bytes,
         )
 
     def close(self) -> None:

@@ -110,6 +110,7 @@ class EngineSettings:
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
     products      how linear layers with quantized weights multiply
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
+    loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
     """
 
     device: str
@@ -121,6 +122,7 @@ class EngineSettings:
     compiles: bool = False
     products: Products = Products.EXACT
     measures_attention: bool = False
+    loras_at_run_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,10 @@ class Engine:
         compiler: BlockCompiler | None = None,
         products: Products = Products.EXACT,
         attention: KernelChoices | None = None,
+        loras_at_run_time: bool = False,
     ) -> None:
         self._device = device
+        self._loras_at_run_time = loras_at_run_time
         self._products = products
         self._facts = facts
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
@@ -201,7 +205,18 @@ class Engine:
         compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products, choices)
+        return cls(
+            device,
+            facts,
+            pipeline,
+            capabilities,
+            policy,
+            reserve_bytes,
+            compiler,
+            settings.products,
+            choices,
+            settings.loras_at_run_time,
+        )
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
@@ -335,7 +350,7 @@ class Engine:
                 role,
                 component.built.module,
                 self._device.torch_device,
-                component.form,
+                replace(component.form, patches_at_run_time=self._loras_at_run_time),
                 self._tools_for(component),
                 typical_call(opened, role),
             )

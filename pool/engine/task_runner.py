@@ -214,7 +214,7 @@ class TaskRunner:
                 # unknown with preloading: the peak includes weights of other tasks
                 working_bytes=0
                 if self.preloader.uploaded_bytes
-                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes),
+                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes),
                 division=_mode_or_none(division, run.task),
                 oom_steps=trying.oom_steps,
                 ahead_bytes=self.preloader.uploaded_bytes,

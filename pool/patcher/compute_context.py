@@ -90,12 +90,16 @@ class RunTools:
         dtype: torch.dtype,
         history: StreamHistory | None,
         interrupt: Callable[[], None] | None = None,
+        kept_bytes: int = 0,
     ) -> Iterator[None]:
         """Make model calls inside the block compute on `device` in `dtype`. `history` is passed if some weights stream.
+        Of small tensors that every pass reads, `kept_bytes` stay on the device; 0: as much as the pipeline has for it.
 
         The order in which this run streams weights is recorded in it and tells the next run what to prefetch.
         """
-        uploader = self.pipeline.uploader(history.order) if self.pipeline is not None and history is not None else None
+        uploader = None
+        if self.pipeline is not None and history is not None:
+            uploader = self.pipeline.uploader(history.order, kept_bytes)
         try:
             with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
                 yield

@@ -277,6 +277,22 @@ class ModelPatcher:
         """Return what a run with this patch set needs. Sizes are those of the host weights, resident or not."""
         return self._weights.use(self.patches, passes)
 
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of the factors of this patch set that its runs multiply next to layers, in every pass."""
+        return self._weights.product_bytes(self.patches)
+
+    @contextmanager
+    def keeping_products(self, most_bytes: int) -> Iterator[None]:
+        """Inside the block each run may keep factors of that many bytes on the device; 0: as many as the pipeline
+        has memory for."""
+        before = self._weights.kept_bytes
+        self._weights.kept_bytes = most_bytes
+        try:
+            yield
+        finally:
+            self._weights.kept_bytes = before
+
     def modules(self) -> tuple[ModuleBytes, ...]:
         """Return the sizes of every module that directly holds weights."""
         return tuple(self._weights.sizes.values())
@@ -341,7 +357,7 @@ class ModelPatcher:
         with (
             torch.no_grad(),
             w.with_patches(self.patches),
-            w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt),
+            w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt, w.kept_bytes),
             w.thawed(),  # else options of a run inside another would wrap compiled blocks
             state.entered(self, options),
             w.around_changes(lambda: state.ejected(self)),

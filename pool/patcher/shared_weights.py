@@ -37,6 +37,8 @@ from modelpool.pool.patcher.weight_bytes import (
     merges,
     module_bytes,
     module_weights,
+    product_bytes,
+    product_rank,
 )
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
@@ -117,6 +119,9 @@ class SharedWeights:
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owners.values(), form)}
         #: by the digest of the patch set
         self._uses: LruCache[str, ComponentUse] = LruCache(USES_KEPT)
+        self._product_bytes: LruCache[str, int] = LruCache(USES_KEPT)
+        #: device memory for factors that runs may keep, as granted by the plan; 0: as much as the pipeline has
+        self.kept_bytes = 0
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
@@ -169,6 +174,11 @@ class SharedWeights:
             patches.digest, lambda: component_use(self.key, self.owners.values(), self.form, patches)
         )
         return replace(found, passes=passes)
+
+    def product_bytes(self, patches: PatchSet) -> int:
+        """Return the bytes of the factors of `patches` that are products next to layers. The sizes for the last patch
+        sets are kept."""
+        return self._product_bytes.get(patches.digest, lambda: product_bytes(self.owners.values(), self.form, patches))
 
     @cached_property
     def spec(self) -> ComponentSpec:
@@ -336,9 +346,7 @@ class SharedWeights:
         return self.realize(WeightsTarget(frozenset(), PatchSet()))
 
     def _placement_of(self, owner: ModuleWeights, patches: PatchSet, resident: bool) -> _PatchPlacement:
-        merged = [
-            n for n, h in owner.parameters.items() if resident and merges(h, owner.full_name(n), self.form, patches)
-        ]
+        merged = [n for n in owner.parameters if resident and merges(owner, n, self.form, patches)]
         lazy = tuple(n for n in owner.parameters if n not in merged)
         return _PatchPlacement(
             frozenset(n for n in merged if patches.patches_for(owner.full_name(n))),
@@ -440,25 +448,22 @@ class SharedWeights:
         """Make a module compute at each use the patches that are not merged into its bytes."""
         if self._lazy_digests.get(owner.name, UNPATCHED) == placement.lazy_digest:
             return
-        for name, host in owner.parameters.items():
+        for name in owner.parameters:
             functions = patches.functions(owner.full_name(name)) if name in placement.lazy else ()
-            low_rank_path = (
-                self._low_rank_path(owner.module, host, patches, owner.full_name(name)) if functions else None
-            )
+            low_rank_path = self._low_rank_path(owner, name, patches) if functions else None
             set_weight_functions(owner.module, name, functions)
             if isinstance(owner.module, nn.Linear) and name == "weight":
                 set_low_rank_path(owner.module, low_rank_path)
         self._lazy_digests[owner.name] = placement.lazy_digest
 
-    def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
-        """Return the patches of a packed or 8-bit weight as a low-rank product computed next to its layer; None if
-        that is impossible or not needed.
+    def _low_rank_path(self, owner: ModuleWeights, name: str, patches: PatchSet) -> LowRankPath | None:
+        """Return the patches of a weight as a low-rank product computed next to its layer; None if that is impossible
+        or not wanted.
 
         Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
-        if not isinstance(module, nn.Linear) or not self.form.adds_products(host):
+        if product_rank(owner, name, self.form, patches) is None:
             return None
-        factors = patches.low_rank_factors(parameter, tuple(host.shape))
-        if factors is None:
-            return None
+        factors = patches.low_rank_factors(owner.full_name(name), tuple(owner.parameters[name].shape))
+        assert factors is not None, f"{owner.full_name(name)} has a rank and no factors"
         return LowRankPath(*(factor.to(self.form.compute_dtype) for factor in factors))

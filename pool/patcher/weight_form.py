@@ -18,6 +18,9 @@ from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, stored_in_h
 from modelpool.pool.quant.quantize import can_requantize
 from modelpool.pool.specs.spec import Role
 
+#: with patches at run time, most operations of their product, of those of the layer: a merged patch costs nothing
+MOST_PRODUCT_SHARE = 0.25
+
 
 class ResidentForm(StrEnum):
     """The form of a resident weight."""
@@ -32,10 +35,15 @@ class ResidentForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """The dtype that a component computes in, and the form of its resident weights."""
+    """The dtype that a component computes in, the form of its resident weights, and how patches are applied.
+
+    patches_at_run_time  patches of low rank on linear layers are products next to these in any form: a switch moves
+                         their factors only
+    """
 
     compute_dtype: torch.dtype
     resident: ResidentForm = ResidentForm.COMPUTE
+    patches_at_run_time: bool = False
 
     def stays_stored(self, weight: Tensor) -> bool:
         """Whether a resident copy of `weight` keeps the bytes of the stored one.
@@ -52,11 +60,18 @@ class WeightForm:
             return not self.stays_stored(weight)
         return not isinstance(weight, PackedWeight) or can_requantize(weight)
 
-    def adds_products(self, weight: Tensor) -> bool:
-        """Whether patches of `weight` that are not merged are computed as a product next to a linear layer, if they
-        have low rank: adding them would convert all of a small weight to float32 at each use."""
+    def adds_products(self, weight: Tensor, rank: int) -> bool:
+        """Whether a patch of a linear layer's `weight` that has this rank is computed as a product next to the layer.
+
+        So for weights with which patches are not merged: adding them would convert all of a small weight to float32 at
+        each use. With `patches_at_run_time` also for others, unless the product would cost much next to the layer's.
+        """
         is_8_bit = weight.dtype.itemsize == 1 and weight.is_floating_point()
-        return is_packed(weight) or (is_8_bit and self.stays_stored(weight))
+        if is_packed(weight) or (is_8_bit and self.stays_stored(weight)):
+            return True
+        if not self.patches_at_run_time or weight.ndim != 2 or not weight.is_floating_point():
+            return False
+        return rank * sum(weight.shape) <= MOST_PRODUCT_SHARE * weight.numel()
 
     def resident_bytes(self, weight: Tensor) -> int:
         """Return the bytes of `weight` on the device."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from modelpool.pool.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
+from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.eviction_plan import (
     ModuleBytes,
     Move,
@@ -148,12 +149,30 @@ class VramManager:
         why_whole = "" if self._rules.may_stream else "the policy does not allow streaming"
         hints = self._outlook(needed_next)
         ask = PlanRequest(uses, self._specs_with(firsts), activation_bytes, leased, hints, most_weight_bytes, why_whole)
-        decided = self._decide(ask)
+        decided, kept_bytes = self._decide(ask), sum(patcher.product_bytes for patcher, _ in firsts)
+        if kept_bytes:
+            ask, decided = self._with_products(ask, decided, kept_bytes)
+            kept_bytes = kept_bytes if ask.activation_bytes > activation_bytes else 0
         moved = self._apply(decided, firsts)
         planned_bytes = decided.after.used_bytes + self._leases.run_bytes + ask.run_bytes
         is_there = moved.uploaded_bytes == 0 and decided.streamed_bytes == 0
-        with self._leasing([use.component for use in uses], ask.run_bytes):
-            yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes)
+        with ExitStack() as leasing:
+            leasing.enter_context(self._leasing([use.component for use in uses], ask.run_bytes))
+            for patcher, _ in firsts if kept_bytes else ():
+                leasing.enter_context(patcher.keeping_products(patcher.product_bytes))
+            yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes, kept_bytes)
+
+    def _with_products(
+        self, ask: PlanRequest, decided: ResidencyPlan, kept_bytes: int
+    ) -> tuple[PlanRequest, ResidencyPlan]:
+        """The request and the plan with room for the factors of products, if no more weights stream for it: these would
+        cross the bus in every pass, as the factors do. Otherwise `ask` and `decided`."""
+        more = replace(ask, activation_bytes=ask.activation_bytes + kept_bytes)
+        try:
+            with_room = self._decide(more)
+        except (DoesNotFit, RanOutOfMemory):
+            return ask, decided
+        return (more, with_room) if with_room.streamed_bytes <= decided.streamed_bytes else (ask, decided)
 
     @contextmanager
     def lease_as_is(self, wanted: Sequence[PatcherUse], activation_bytes: int) -> Iterator[None]:

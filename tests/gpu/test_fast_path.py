@@ -5,22 +5,78 @@ Each feature that `cpu` and `sim` cannot show has a test here, so that one run o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import detect_capabilities
+from modelpool.pool.devices.detection import capabilities_here
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.ops.attention import attention_priority
 from modelpool.pool.ops.attention_calls import AttentionKernels, torch_attention
 from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.context import compute
+from modelpool.pool.specs.spec import Role
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.pipeline import Pipeline
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
+MIB = 1 << 20
+PLENTY = EngineSettings("cuda", 0, 2048 * MIB)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    write_tiny_checkpoint(tmp_path / "toy.safetensors", 1, metadata={"modelspec.resolution": "64x64"})
+    (tmp_path / "loras").mkdir()
+    write_tiny_lora(tmp_path / "loras" / "twist.safetensors", 2)
+    yield Catalog([tmp_path], [tmp_path / "loras"], capabilities_here("cuda"))
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)  # the cap is the process's
+
+
+def images_of(catalog: Catalog, settings: EngineSettings, strengths: tuple[float, ...]) -> list[np.ndarray]:
+    """The image of the model with the LoRA at each strength, by one engine."""
+    engine, images = Engine.open(settings), []
+    for strength in strengths:
+        pipeline = Pipeline(engine, catalog, {"twist": strength} if strength else {})
+        images.append(pipeline.image().astype(int))
+        assert all(cost.peak_bytes <= cost.planned_bytes for cost in pipeline.costs), "the plan's figure does not hold"
+    engine.close()
+    return images
+
+
+def test_a_switch_of_loras_keeps_addresses_and_gives_the_bytes_of_a_load(catalog: Catalog) -> None:
+    engine = Engine.open(PLENTY)
+    before: dict[str, int] = {}
+    for strength in (0.0, 0.8, 0.0, 0.8):
+        pipeline = Pipeline(engine, catalog, {"twist": strength} if strength else {})
+        switched = pipeline.image()
+        module = engine.patcher(pipeline.model, Role.DIFFUSION_MODEL).module
+        now = {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
+        assert before in ({}, now)
+        before = now
+    engine.close()
+    fresh = Engine.open(PLENTY)
+    assert np.array_equal(Pipeline(fresh, catalog, {"twist": 0.8}).image(), switched)
+    fresh.close()
+
+
+def test_loras_at_run_time_give_the_images_of_merged_ones_within_rounding(catalog: Catalog) -> None:
+    strengths = (0.0, 0.8, 0.4)
+    merged = images_of(catalog, PLENTY, strengths)
+    at_run_time = images_of(catalog, replace(PLENTY, loras_at_run_time=True), strengths)
+    assert np.array_equal(merged[0], at_run_time[0])
+    assert not np.array_equal(at_run_time[1], at_run_time[0])
+    assert all(np.abs(a - b).mean() <= 1.0 for a, b in zip(merged, at_run_time, strict=True))
 
 
 def test_the_measured_attention_kernel_computes_the_same_within_rounding(tmp_path: Path) -> None:
