@@ -148,6 +148,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             products=wanted.products,
             measures_attention=wanted.attention == "measured",
             loras_at_run_time=wanted.loras == "runtime",
+            memory_format=wanted.memory_format,
         ),
         open_catalog=partial(
             open_catalog,

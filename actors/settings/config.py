@@ -65,6 +65,7 @@ class PoolSection(Strict):
     attention     "measured": the attention kernel for each class of shapes is measured at its first use on CUDA
                   (`pool.ops.attention_choices`); "default": one order of kernels for all
     loras         "runtime": LoRAs on linear layers are products next to these; "merged": added to the weights
+    memory_format  of the weights of convolutions (`pool.patcher.weight_form.MemoryFormat`)
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -87,6 +88,7 @@ class PoolSection(Strict):
     products: Literal["exact", "auto", "reference"] = "exact"
     attention: Literal["default", "measured"] = "default"
     loras: Literal["merged", "runtime"] = "merged"
+    memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

@@ -167,10 +167,12 @@ def open_engine(
     products: str = "exact",
     measures_attention: bool = False,
     loras_at_run_time: bool = False,
+    memory_format: str = "contiguous",
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
     from modelpool.pool.ops.layer_choice import Products
+    from modelpool.pool.patcher.weight_form import MemoryFormat
 
     return Engine.open(
         EngineSettings(
@@ -183,6 +185,7 @@ def open_engine(
             products=Products(products),
             measures_attention=measures_attention,
             loras_at_run_time=loras_at_run_time,
+            memory_format=MemoryFormat(memory_format),
         )
     )
 

@@ -75,6 +75,7 @@ from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
+from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
 from modelpool.pool.pixels.latent_pixels import decoded
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
@@ -111,6 +112,7 @@ class EngineSettings:
     products      how linear layers with quantized weights multiply
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
+    memory_format  the order of dimensions of convolution weights
     """
 
     device: str
@@ -123,6 +125,7 @@ class EngineSettings:
     products: Products = Products.EXACT
     measures_attention: bool = False
     loras_at_run_time: bool = False
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,10 @@ class Engine:
         products: Products = Products.EXACT,
         attention: KernelChoices | None = None,
         loras_at_run_time: bool = False,
+        memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     ) -> None:
         self._device = device
+        self._memory_format = memory_format
         self._loras_at_run_time = loras_at_run_time
         self._products = products
         self._facts = facts
@@ -216,6 +221,7 @@ class Engine:
             settings.products,
             choices,
             settings.loras_at_run_time,
+            settings.memory_format,
         )
 
     def introduce(self) -> EngineFacts:
@@ -350,7 +356,7 @@ class Engine:
                 role,
                 component.built.module,
                 self._device.torch_device,
-                replace(component.form, patches_at_run_time=self._loras_at_run_time),
+                self._form_of(component),
                 self._tools_for(component),
                 typical_call(opened, role),
             )
@@ -359,6 +365,15 @@ class Engine:
         clone = base.clone()
         clone.patches = patches
         return clone
+
+    def _form_of(self, component: Component) -> WeightForm:
+        """Return the form of a component's weights, with the options of this engine."""
+        computed = component.form.compute_dtype
+        return replace(
+            component.form,
+            patches_at_run_time=self._loras_at_run_time,
+            channels_last=self._memory_format.puts_channels_last(component.role, computed, self._capabilities),
+        )
 
     def _tools_for(self, component: Component) -> RunTools:
         """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""

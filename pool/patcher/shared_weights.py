@@ -48,6 +48,8 @@ from modelpool.pool.quant.quantize import requantize
 from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.tracing.module_flops import module_work
 
+CHANNELS_LAST = torch.channels_last
+
 #: patch sets whose sizes are kept
 USES_KEPT = 64
 
@@ -385,8 +387,8 @@ class SharedWeights:
     def _upload(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
         """Replace host views by device copies. Returns the bytes that crossed the bus."""
         uploaded = {
-            name: self._device_copy(host, owner.full_name(name), PatchSet() if name in placement.lazy else patches)
-            for name, host in owner.parameters.items()
+            name: self._device_copy(owner, name, PatchSet() if name in placement.lazy else patches)
+            for name in owner.parameters
         }
         buffers = {name: self.tools.bring(host, self.device) for name, host in owner.buffers.items()}
         self.tools.keep((*uploaded.values(), *buffers.values()))
@@ -406,9 +408,7 @@ class SharedWeights:
         """
         changed = [name for name in owner.parameters if name in self._merged_names[owner.name] | placement.merged]
         copies = {
-            name: self._device_copy(
-                owner.parameters[name], owner.full_name(name), patches if name in placement.merged else PatchSet()
-            )
+            name: self._device_copy(owner, name, patches if name in placement.merged else PatchSet())
             for name in changed
         }
         self.tools.await_run(self._last_use)
@@ -428,10 +428,12 @@ class SharedWeights:
         self._merged_digests[owner.name] = placement.merged_digest
         self._merged_names[owner.name] = placement.merged
 
-    def _device_copy(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
+    def _device_copy(self, owner: ModuleWeights, own_name: str, patches: PatchSet) -> Tensor:
+        host, name = owner.parameters[own_name], owner.full_name(own_name)
         functions = patches.functions(name)
         if not self.form.stays_stored(host):
-            return apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
+            made = apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
+            return made.contiguous(memory_format=CHANNELS_LAST) if self.form.reorders(owner.module, host) else made
         if functions:
             values = apply_weight_functions(host, functions, self.device, torch.float32, self.tools.bring)
             seed = seed_of(name)

@@ -147,7 +147,13 @@ def _module_scratch(owner: ModuleWeights, form: WeightForm, patches: PatchSet) -
             for n, p in owner.parameters.items()
         )
     under_way = max(
-        (_in_conversion(p, form, patches, owner.full_name(n)) for n, p in owner.parameters.items()), default=0
+        (
+            _in_conversion(p, form, patches, owner.full_name(n))
+            # computed in the order of the file, then copied
+            + (form.computed_bytes(p) if form.reorders(owner.module, p) else 0)
+            for n, p in owner.parameters.items()
+        ),
+        default=0,
     )
     return held_bytes + under_way
 

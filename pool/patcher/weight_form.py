@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.capabilities import FLOAT16_FROM, DeviceCapabilities
+from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, stored_in_half
 from modelpool.pool.quant.quantize import can_requantize
@@ -39,11 +40,14 @@ class WeightForm:
 
     patches_at_run_time  patches of low rank on linear layers are products next to these in any form: a switch moves
                          their factors only
+    channels_last        resident weights of two-dimensional convolutions have their channels last, which convolutions
+                         then give to what they compute
     """
 
     compute_dtype: torch.dtype
     resident: ResidentForm = ResidentForm.COMPUTE
     patches_at_run_time: bool = False
+    channels_last: bool = False
 
     def stays_stored(self, weight: Tensor) -> bool:
         """Whether a resident copy of `weight` keeps the bytes of the stored one.
@@ -73,6 +77,16 @@ class WeightForm:
             return False
         return rank * sum(weight.shape) <= MOST_PRODUCT_SHARE * weight.numel()
 
+    def reorders(self, module: nn.Module, weight: Tensor) -> bool:
+        """Whether a resident copy of `weight`, of `module`, has its channels last."""
+        return (
+            self.channels_last
+            and weight.ndim == 4
+            and isinstance(module, nn.Conv2d)
+            and weight.is_floating_point()
+            and not self.stays_stored(weight)
+        )
+
     def resident_bytes(self, weight: Tensor) -> int:
         """Return the bytes of `weight` on the device."""
         return stored_bytes(weight) if self.stays_stored(weight) else self.computed_bytes(weight)
@@ -84,6 +98,26 @@ class WeightForm:
     def converts(self, weight: Tensor) -> bool:
         """Whether computing with `weight` needs another tensor than the stored one."""
         return is_packed(weight) or (weight.is_floating_point() and weight.dtype != self.compute_dtype)
+
+
+class MemoryFormat(StrEnum):
+    """The order of dimensions in the memory of convolution weights (`[pool] memory_format`)."""
+
+    CONTIGUOUS = "contiguous"
+    """As in the file."""
+    CHANNELS_LAST = "channels_last"
+    """Channels last for diffusion models and VAEs."""
+    AUTO = "auto"
+    """Channels last where tensor cores read them so: half precision on CUDA, from Volta on."""
+
+    def puts_channels_last(self, role: Role, computed: torch.dtype, device: DeviceCapabilities) -> bool:
+        """Whether a component that computes in `computed` on `device` has channels last."""
+        if self is MemoryFormat.CONTIGUOUS or not (role.is_diffusion_model or role is Role.VAE):
+            return False
+        if self is MemoryFormat.CHANNELS_LAST:
+            return True
+        has_cores = device.kind is DeviceKind.CUDA and device.generation is not None
+        return has_cores and (device.generation or (0, 0)) >= FLOAT16_FROM and computed.itemsize == 2
 
 
 def resident_form(

@@ -23,6 +23,7 @@ from modelpool.pool.ops.attention import attention_priority
 from modelpool.pool.ops.attention_calls import AttentionKernels, torch_attention
 from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.context import compute
+from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import Pipeline
@@ -77,6 +78,13 @@ def test_loras_at_run_time_give_the_images_of_merged_ones_within_rounding(catalo
     assert np.array_equal(merged[0], at_run_time[0])
     assert not np.array_equal(at_run_time[1], at_run_time[0])
     assert all(np.abs(a - b).mean() <= 1.0 for a, b in zip(merged, at_run_time, strict=True))
+
+
+def test_channels_last_give_the_images_of_contiguous_weights_within_rounding(catalog: Catalog) -> None:
+    strengths = (0.0, 0.8)
+    usual = images_of(catalog, PLENTY, strengths)
+    last = images_of(catalog, replace(PLENTY, memory_format=MemoryFormat.CHANNELS_LAST), strengths)
+    assert all(np.abs(a - b).mean() <= 1.0 for a, b in zip(usual, last, strict=True))
 
 
 def test_the_measured_attention_kernel_computes_the_same_within_rounding(tmp_path: Path) -> None:
