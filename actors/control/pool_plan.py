@@ -149,6 +149,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             measures_attention=wanted.attention == "measured",
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
+            cuda_graphs=wanted.cuda_graphs,
         ),
         open_catalog=partial(
             open_catalog,

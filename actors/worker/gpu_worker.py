@@ -168,6 +168,7 @@ def open_engine(
     measures_attention: bool = False,
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
+    cuda_graphs: bool = False,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -186,6 +187,7 @@ def open_engine(
             measures_attention=measures_attention,
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
+            cuda_graphs=cuda_graphs,
         )
     )
 

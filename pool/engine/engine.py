@@ -49,6 +49,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
+from modelpool.pool.devices.cuda_graphs import CudaGraphs
 from modelpool.pool.devices.kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
@@ -72,6 +73,7 @@ from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
+from modelpool.pool.patcher.graphed_calls import GraphStore
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
@@ -113,6 +115,7 @@ class EngineSettings:
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
     memory_format  the order of dimensions of convolution weights
+    cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs; only on CUDA
     """
 
     device: str
@@ -126,6 +129,7 @@ class EngineSettings:
     measures_attention: bool = False
     loras_at_run_time: bool = False
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class Engine:
         attention: KernelChoices | None = None,
         loras_at_run_time: bool = False,
         memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+        graphs: GraphStore | None = None,
     ) -> None:
         self._device = device
         self._memory_format = memory_format
@@ -160,12 +165,20 @@ class Engine:
         self._products = products
         self._facts = facts
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
-        self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
+        self.vram = VramManager(
+            facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
+        )
         self._pipeline = pipeline
         kernels = AttentionKernels(attention_priority(capabilities), attention)
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler, graphs)
         self._runner = TaskRunner(
-            device, self.vram, pipeline, rules.may_stream, self._run_to_come, self._tools.works_around
+            device,
+            self.vram,
+            pipeline,
+            rules.may_stream,
+            self._run_to_come,
+            self._tools.works_around,
+            lambda: 0 if graphs is None else graphs.calls,
         )
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
@@ -209,6 +222,7 @@ class Engine:
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
         compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
+        captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
         return cls(
             device,
@@ -222,6 +236,7 @@ class Engine:
             choices,
             settings.loras_at_run_time,
             settings.memory_format,
+            GraphStore(CudaGraphs(device.torch_device)) if captures else None,
         )
 
     def introduce(self) -> EngineFacts:

@@ -101,14 +101,17 @@ class TaskRunner:
         may_stream: bool = True,
         preload_request: Callable[[TaskSpec, StageParams], TaskRun[Any] | None] = lambda task, work: None,
         works_around: Callable[[Exception], bool] = lambda error: False,
+        graph_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         """`preload_request` returns the run of a task to preload; None if that would take long. `works_around` changes
-        what runs compute with after an error that it knows, once, and returns whether another try is worth it."""
+        what runs compute with after an error that it knows, once, and returns whether another try is worth it.
+        `graph_calls` returns the number of calls that were CUDA graphs."""
         self._device = device
         self._vram = vram
         self._pipeline = pipeline
         self._may_stream = may_stream
         self._works_around = works_around
+        self._graph_calls = graph_calls
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         #: advanced from inside of runs, with the request for the next tasks
@@ -195,6 +198,7 @@ class TaskRunner:
             loaded = time.perf_counter()
             load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
             memory.reset_peak()
+            graph_calls = self._graph_calls()
             crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
             result = run.compute(_mode_or_none(division, run.task))
             ended = time.perf_counter()
@@ -210,10 +214,11 @@ class TaskRunner:
                 peak_bytes=max(load_peak_bytes, run_peak_bytes),
                 resident=lease.all_resident,
                 patch_switches=lease.patch_switches,
-                planned_bytes=lease.planned_bytes + taken_ahead_bytes,
-                # unknown with preloading: the peak includes weights of other tasks
+                planned_bytes=lease.planned_bytes + taken_ahead_bytes + self._vram.graph_bytes,
+                # unknown with preloading: the peak includes weights of other tasks; and with graphs, which have
+                # activations of their own
                 working_bytes=0
-                if self.preloader.uploaded_bytes
+                if self.preloader.uploaded_bytes or self._graph_calls() != graph_calls
                 else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes),
                 division=_mode_or_none(division, run.task),
                 oom_steps=trying.oom_steps,
@@ -234,6 +239,7 @@ class TaskRunner:
         """The next attempt after `error`; raises if nothing is left to try."""
         release_frames(error)
         ahead_bytes = self.preloader.drop()
+        self._vram.drop_graphs()
         release_unused(self._device.memory)  # otherwise garbage of this process looks like memory of another program
         if whose is ExhaustedMemory.HOST:
             raise OutOfHostMemory(

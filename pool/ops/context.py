@@ -93,6 +93,20 @@ def without_uploader() -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+@contextmanager
+def without_interrupt() -> Iterator[None]:
+    """Call no interrupt inside the block."""
+    context = _CURRENT.get()
+    if context is None or context.interrupt is None:
+        yield
+        return
+    token = _CURRENT.set(replace(context, interrupt=None))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
 def check_interrupt() -> ComputeContext | None:
     """Call the interrupt of the context, which may raise to end the run. Return the context.
 

@@ -19,6 +19,7 @@ from modelpool.pool.devices.uploads import StreamOrder
 from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.context import LinearKernel, compute
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
+from modelpool.pool.patcher.graphed_calls import GraphStore
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class RunTools:
     pipeline   brings weights, to stay or for one use; None to copy each synchronously when it is used
     linear     tried first by linear layers; None for torch's arithmetic
     compiler   compiles the repeated blocks of diffusion models; None to compile nothing
+    graphs     captures calls of diffusion models; None to capture nothing
     attention  the order of attention kernels; empty for torch's choice. Shared by all components of an engine
     """
 
@@ -44,6 +46,7 @@ class RunTools:
     linear: LinearKernel | None = None
     attention: AttentionKernels = field(default_factory=AttentionKernels)
     compiler: BlockCompiler | None = None
+    graphs: GraphStore | None = None
 
     def works_around(self, error: Exception) -> bool:
         """Leave out the attention kernel that `error` is a refusal of, once. Returns whether another try is worth it.

@@ -343,10 +343,14 @@ class ModelPatcher:
 
     @contextmanager
     def running(
-        self, interrupt: Callable[[], None] | None = None, options: ModelOptions | None = None
+        self,
+        interrupt: Callable[[], None] | None = None,
+        options: ModelOptions | None = None,
+        captures: bool = False,
     ) -> Iterator[nn.Module]:
         """Yield the module, ready to be called with inputs on `device`; `interrupt` is called at the start of each
-        layer.
+        layer. A run that `captures` changes nothing inside the module by other means than options, and calls it with
+        everything that its result depends on: its calls may be CUDA graphs.
 
         Inside the block the weights have this clone's patches, whichever clone was realized last: resident modules stay
         resident, the others stream. The module acts on the options of the state, or on `options` if passed; everything
@@ -361,7 +365,7 @@ class ModelPatcher:
             w.thawed(),  # else options of a run inside another would wrap compiled blocks
             state.entered(self, options),
             w.around_changes(lambda: state.ejected(self)),
-            w.compiled_run(state.leaves_module_as_is(options)),
+            w.fast_run(state.leaves_module_as_is(options), captures),
         ):
             try:
                 yield w.module

@@ -11,7 +11,7 @@ addresses of these, stay the same. Knows one component on one device; not what s
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
 from modelpool.pool.ops.packed import PackedWeight, shares_memory, stored_bytes, write_into
 from modelpool.pool.patcher.compiled_blocks import CompiledBlocks
 from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
+from modelpool.pool.patcher.graphed_calls import GraphedCalls
 from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_bytes import (
     ModuleWeights,
@@ -40,7 +41,7 @@ from modelpool.pool.patcher.weight_bytes import (
     product_bytes,
     product_rank,
 )
-from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patcher.weight_form import WeightForm, is_packed
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
@@ -145,6 +146,11 @@ class SharedWeights:
         compiler = self.tools.compiler if role.is_diffusion_model else None
         #: None if no block is ever compiled
         self.compiled = None if compiler is None else CompiledBlocks(module, device, form.compute_dtype, compiler)
+        graphs = self.tools.graphs if role.is_diffusion_model else None
+        #: None if no call is ever captured
+        self.graphed = None if graphs is None else GraphedCalls(key, module, device, graphs)
+        #: number of changes to the addresses of what is on the device
+        self._address_changes = 0
 
     @cached_property
     def host_parameters(self) -> Mapping[str, Tensor]:
@@ -195,8 +201,12 @@ class SharedWeights:
     @property
     def stream_history(self) -> StreamHistory | None:
         """The streaming order of earlier runs with these weights; None if neither weights nor patches stream."""
-        has_lazy = any(digest != UNPATCHED for digest in self._lazy_digests.values())
-        return self._stream_history if has_lazy or len(self._merged_digests) < len(self.owners) else None
+        return self._stream_history if self._has_lazy or len(self._merged_digests) < len(self.owners) else None
+
+    @property
+    def _has_lazy(self) -> bool:
+        """Whether some patches are computed at each use."""
+        return any(digest != UNPATCHED for digest in self._lazy_digests.values())
 
     def resident(self) -> Resident:
         """Return what is on the device now and the patch set it was realized with."""
@@ -223,13 +233,32 @@ class SharedWeights:
         """Note that everything that was run with these weights is pending on the current stream, or done."""
         self._last_use = self.tools.run_mark()
 
-    def compiled_run(self, is_plain: bool) -> AbstractContextManager[None]:
-        """Return the context of a run that compiles what it may (`CompiledBlocks.running`)."""
-        return nullcontext() if self.compiled is None else self.compiled.running(is_plain)
+    @contextmanager
+    def fast_run(self, is_plain: bool, captures: bool) -> Iterator[None]:
+        """The context of a run that compiles what it may (`CompiledBlocks.running`) and, if it `captures`, makes whole
+        calls as graphs. Neither unless it `is_plain`: without options that act inside the module."""
+        with ExitStack() as fast:
+            if self.compiled is not None:
+                fast.enter_context(self.compiled.running(is_plain))
+            if self.graphed is not None:
+                version = self._frozen_version if is_plain and captures else _never
+                fast.enter_context(self.graphed.running(version))
+            yield
 
     def thawed(self) -> AbstractContextManager[None]:
         """Return the context of changes to weights, or to what the module computes, during a run."""
-        return nullcontext() if self.compiled is None else self.compiled.thawed()
+        return self.fast_run(is_plain=False, captures=False)
+
+    def _frozen_version(self) -> int | None:
+        """A number that changes with each address of the weights; None if some are not on the device, not in compute
+        dtype, or patched at each use."""
+        whole = self._settled and len(self._merged_digests) == len(self.owners) and not self._has_lazy
+        return self._address_changes if whole and self._has_one_dtype else None
+
+    @cached_property
+    def _has_one_dtype(self) -> bool:
+        kept = (host for host in self.host_parameters.values() if self.form.stays_stored(host))
+        return not any(is_packed(host) or host.is_floating_point() for host in kept)
 
     @contextmanager
     def with_patches(self, patches: PatchSet) -> Iterator[None]:
@@ -360,6 +389,7 @@ class SharedWeights:
     def _evict(self, owner: ModuleWeights, cache: PatchedWeightCache | None) -> int:
         """Replace device copies by host views; the copies go to `cache`. Returns the bytes freed."""
         held_bytes = self.sizes[owner.name].resident_bytes
+        self._address_changes += 1
         if cache is not None:
             parameters = {name: owner.module._parameters[name] for name in owner.parameters}
             buffers = {name: owner.module._buffers[name] for name in owner.buffers}
@@ -375,6 +405,7 @@ class SharedWeights:
         self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement, cache: PatchedWeightCache | None
     ) -> int:
         """Replace host views by device copies, from the cache if they are in it. Returns the bytes uploaded."""
+        self._address_changes += 1
         cached = None if cache is None else cache.take((owner.name, placement.merged_digest))
         if cached is None:
             return self._upload(owner, patches, placement)
@@ -417,6 +448,7 @@ class SharedWeights:
             held, host = owner.module._parameters[name], owner.parameters[name]
             assert held is not None
             if shares_memory(held, host) or shares_memory(copy, host):
+                self._address_changes += 1
                 owner.module._parameters[name] = nn.Parameter(copy, requires_grad=False)
             else:
                 self.tools.written(write_into(held.detach(), copy))
@@ -469,3 +501,7 @@ class SharedWeights:
         factors = patches.low_rank_factors(owner.full_name(name), tuple(owner.parameters[name].shape))
         assert factors is not None, f"{owner.full_name(name)} has a rank and no factors"
         return LowRankPath(*(factor.to(self.form.compute_dtype) for factor in factors))
+
+
+def _never() -> None:
+    """The version of weights whose calls are not captured."""

@@ -106,3 +106,33 @@ def test_the_measured_attention_kernel_computes_the_same_within_rounding(tmp_pat
     assert KernelChoices(file).known == kernels.choices.known
     assert list(torch._C._get_sdp_priority_order()) == before
     assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_cuda_graphs_give_the_images_of_usual_calls_and_keep_to_the_plan(catalog: Catalog) -> None:
+    """Also after a switch of LoRAs, which captures nothing again, and after an eviction, which does."""
+    strengths = (0.0, 0.0, 0.8, 0.0)
+    usual = images_of(catalog, PLENTY, strengths)
+    engine, images = Engine.open(replace(PLENTY, cuda_graphs=True)), []
+    store = engine._tools.graphs
+    assert store is not None
+    captured = []
+    for strength in strengths:
+        pipeline = Pipeline(engine, catalog, {"twist": strength} if strength else {})
+        images.append(pipeline.image().astype(int))
+        captured.append(len(store))
+        assert all(cost.peak_bytes <= cost.planned_bytes for cost in pipeline.costs), "the plan's figure does not hold"
+    assert all(np.abs(a - b).max() <= 1 for a, b in zip(images, usual, strict=True))
+    assert captured[-1] > 0
+    assert captured[1:] == [captured[1]] * 3, "a switch captures nothing"
+    assert 0 < store.held_bytes <= torch.cuda.memory_reserved(0)
+    engine.vram.unload_all()
+    assert store.held_bytes == 0
+    again = Pipeline(engine, catalog, {}).image().astype(int)
+    assert np.abs(again - usual[0]).max() <= 1
+    engine.close()
+
+
+def test_compiled_blocks_and_cuda_graphs_together_give_the_images_of_usual_calls(catalog: Catalog) -> None:
+    usual = images_of(catalog, PLENTY, (0.0, 0.0, 0.8))
+    both = images_of(catalog, replace(PLENTY, cuda_graphs=True, compiles=True), (0.0, 0.0, 0.8))
+    assert all(np.abs(a - b).mean() <= 1.0 for a, b in zip(both, usual, strict=True))

@@ -12,9 +12,11 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.patcher.graphed_calls import GraphStore
 from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.patcher.recorded_graphs import RecordedGraphs
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline
 
 SIM = EngineSettings("sim", 0, PLENTY_BYTES)
@@ -68,3 +70,30 @@ def test_options_reach_the_components_that_they_are_for(catalog: Catalog) -> Non
             assert form.channels_last == (expected and role is not Role.TEXT_ENCODER)
             assert form.patches_at_run_time
         engine.close()
+
+
+def test_sampling_runs_by_graphs_from_the_second_call_on(catalog: Catalog) -> None:
+    """On the CPU, with graphs that repeat operations on the same memory: equal latents, also after switches of LoRAs;
+    nothing is learnt about activations from calls that have their own."""
+    settings, strengths = EngineSettings("cpu", 0, PLENTY_BYTES), (0.0, 0.8, 0.0)
+    found, calls = {}, []
+    for uses_graphs in (False, True):
+        store = GraphStore(RecordedGraphs()) if uses_graphs else None
+        opened = Engine.open(settings)
+        engine = Engine(opened.device, opened.introduce(), opened._pipeline, opened._capabilities, graphs=store)
+        latents = []
+        for strength in strengths:
+            pipeline = Pipeline(engine, catalog, {"twist": strength} if strength else {})
+            prompt, negative, sample, _ = pipeline.works()
+            latent = pipeline.run(sample, pipeline.run(prompt), pipeline.run(negative))
+            assert isinstance(latent, Latent)
+            latents.append(latent.samples_CHW)
+            if store is not None:
+                calls.append(store.calls)
+                assert pipeline.costs[-1].working_bytes == 0
+                assert pipeline.costs[-1].planned_bytes >= engine.residency().used_bytes + store.held_bytes
+        found[uses_graphs] = latents
+        engine.close()
+        assert store is None or store.held_bytes == 0
+    assert 0 < calls[0] < calls[1] < calls[2]
+    assert all(np.array_equal(a, b) for a, b in zip(found[True], found[False], strict=True))
