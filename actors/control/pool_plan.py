@@ -148,6 +148,10 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             reserve_bytes=wanted.reserve_bytes,
             compiles=wanted.compile == "blocks",
             products=wanted.products,
+            measures_attention=wanted.attention == "measured",
+            loras_at_run_time=wanted.loras == "runtime",
+            memory_format=wanted.memory_format,
+            cuda_graphs=wanted.cuda_graphs,
         ),
         open_catalog=partial(
             open_catalog,
