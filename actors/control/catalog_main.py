@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import queue
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, TypeAlias
 
@@ -34,9 +35,14 @@ class _SameThread(Executor):
         return called
 
 
-async def answer_all(line: socket.socket, opener: Callable[[], ListingCatalog], questions: _Questions) -> None:
+async def answer_all(
+    line: socket.socket,
+    opener: Callable[[], ListingCatalog],
+    computed_by: Mapping[str, str],
+    questions: _Questions,
+) -> None:
     """Open the catalog, and answer questions one after the other. Nothing else runs on this loop."""
-    service = CatalogService(opener, _SameThread())
+    service = CatalogService(opener, _SameThread(), computed_by)
     with contextlib.suppress(Exception):  # the first question says why
         await service.open()
     while True:
@@ -60,7 +66,8 @@ def main() -> None:
     code = 1
     try:
         questions: _Questions = queue.SimpleQueue()
-        answers = answer_all(line, read_message(line), questions)
+        opener, computed_by = read_message(line)
+        answers = answer_all(line, pickle.loads(opener), computed_by, questions)
         threading.Thread(target=asyncio.run, args=(answers,), name="answer questions", daemon=True).start()
         while True:
             questions.put(read_message(line))

@@ -24,7 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -156,9 +156,15 @@ class _Process:
 class CatalogProcess:
     """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
-    def __init__(self, opener: bytes, python: Sequence[str] = (sys.executable,)) -> None:
-        """`opener` is the pickle of a function that opens the catalog, and `python` starts Python."""
-        self._opener = opener
+    def __init__(
+        self,
+        opener: bytes,
+        python: Sequence[str] = (sys.executable,),
+        computed_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`opener` is the pickle of a function that opens the catalog, and `python` starts Python. `computed_by` is for
+        recipes."""
+        self._opener = pickle.dumps((opener, dict(computed_by)))
         self._python = tuple(python)
         self._numbers = itertools.count(1)
         #: callers get their turn in order

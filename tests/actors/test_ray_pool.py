@@ -19,6 +19,7 @@ import ray
 
 from modelpool import ModelPool, ray_data
 from modelpool.actors.api.opening import start_pool
+from modelpool.actors.api.ray_data import ROW_ID, RowOptions
 from modelpool.actors.control.catalog_process import MAIN as CATALOG_MODULE
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
@@ -392,6 +393,20 @@ def test_a_dataset_streams_through_the_pool_and_keeps_its_columns(pool, tmp_path
     read = ray_data.from_outputs(tmp_path / "outputs").take_all()
     assert sorted(json.loads(row["recipe"])["seed"] for row in read) == [0, 1, 2]
     assert all(row["image"].startswith(b"\x89PNG") for row in read)
+
+
+def test_equal_rows_of_a_dataset_have_seeds_of_their_own(pool) -> None:
+    """Not only those of one batch, and a batch that is repeated has the same."""
+    import ray.data
+
+    rows = ray.data.from_items([{"prompt": "a red circle"}] * 6).repartition(2)
+    made = ray_data.generate(rows, pool, model="shapes", steps=1, batch_size=2, concurrency=1)
+    found = made.take_all()
+    assert set(found[0]) == {"prompt", "seed", "image"}
+    assert len({row["seed"] for row in found}) == 6
+    batch = {"prompt": np.array(["a red circle"] * 3), ROW_ID: np.arange(3)}
+    options = RowOptions({"prompt": "prompt"}, {"model": "shapes"}, "image", 0, "raise")
+    assert options.requests(batch) == options.requests(batch)
 
 
 def test_a_killed_driver_outputs_each_row_exactly_once_in_shards_on_s3(ray_session, tmp_path) -> None:

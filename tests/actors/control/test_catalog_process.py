@@ -61,6 +61,10 @@ class TestedCatalog(FakeCatalog):
             file.write(f"{task.stage}\n")
 
 
+#: settings of the pool that recipes name
+COMPUTED_BY = {"products": "auto"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     started = ForkServer.start([__name__], short_folder())
@@ -75,7 +79,7 @@ def python(server: ForkServer) -> tuple[str, ...]:
 
 
 def opened(folder: Path, python: tuple[str, ...]) -> CatalogProcess:
-    return CatalogProcess(pickle.dumps(partial(TestedCatalog, folder)), python)
+    return CatalogProcess(pickle.dumps(partial(TestedCatalog, folder)), python, COMPUTED_BY)
 
 
 def pids(folder: Path) -> list[int]:
@@ -109,7 +113,9 @@ def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) ->
     async def compare() -> None:
         process = opened(tmp_path, python)
         try:
-            assert await answers(process) == await answers(CatalogService(partial(TestedCatalog, tmp_path)))
+            assert await answers(process) == await answers(
+                CatalogService(partial(TestedCatalog, tmp_path), computed_by=COMPUTED_BY)
+            )
             with pytest.raises(UserError, match="none"):
                 await process.weights("none")
         finally:
