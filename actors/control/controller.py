@@ -610,7 +610,7 @@ class Controller:
 
     async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
         """Return the checkpoints and the LoRAs in the folders."""
-        return await self._catalog.models(), await self._catalog.loras()
+        return await asyncio.gather(self._catalog.models(), self._catalog.loras())  # in one turn, if others ask, too
 
     async def file_names(self) -> FileNames:
         """Return the names of the files that requests name besides models and LoRAs."""
