@@ -392,8 +392,7 @@ class Engine:
 
     def _tools_for(self, component: Component) -> RunTools:
         """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
-        formats = stored_formats(component.weights)
-        kernel = products_kernel(component.role, formats, self._capabilities, self._products)
+        kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
         return self._tools if kernel is None else replace(self._tools, linear=kernel)
 
     def close_unused_models(self) -> None:

@@ -220,7 +220,7 @@ def sample_batch(
 
         call = ModelCall(
             predict_noise,
-            sigma_table(facts.noise, tokens_of(facts, work), work.schedule.steps),
+            sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
             facts.prediction,
             options,
             max_batch=max_batch,

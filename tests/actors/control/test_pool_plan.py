@@ -127,6 +127,15 @@ def test_the_configured_products_reach_the_engine() -> None:
     engine.close()
 
 
+def test_settings_that_change_pixels_are_recorded_where_they_differ_from_the_defaults() -> None:
+    """In recipes, and in checkpoints: a run does not continue with other products."""
+    for expected in ({}, {"products": "auto", "compile": "blocks"}):
+        plan = plan_pool(PoolConfig.model_validate({"pool": {"device": "cpu", **expected}}), 0, can_grow=False)
+        assert plan.computed_by == expected
+        assert plan.checkpoints is not None
+        assert plan.checkpoints.computed_by == {**expected, "device": "cpu", "threads": "1"}
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_catalog_reads_pickles_where_the_configuration_allows_them(allowed, tmp_path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "old.ckpt")
