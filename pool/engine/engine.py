@@ -220,7 +220,7 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
+        compiler = BlockCompiler.open(device.name) if settings.compiles and device.kind is not DeviceKind.SIM else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
         captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
