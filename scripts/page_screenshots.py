@@ -28,8 +28,13 @@ EXAMPLE = ROOT / "examples" / "shapes"
 LORAS, REMOVED = "loras", "removed"
 GPUS = 4
 #: sizes of the window of the page on a desk and on a phone
-DESK = {"viewport": {"width": 1360, "height": 960}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+DESK: dict[str, Any] = {"viewport": {"width": 1360, "height": 960}}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "is_mobile": True,
+    "has_touch": True,
+    "device_scale_factor": 2,
+}
 MOST_SECONDS = 300.0
 #: ended images that the page of the busy pool shows
 ENDED = 12
