@@ -134,6 +134,12 @@ def test_samplers_with_settings_become_fields() -> None:
             ("dpm_adaptive", None, 1.0),
         ),
     ]
+    solver = {"sde_start_percent": 0.2, "sde_end_percent": 0.8, "predictor_order": 3, "corrector_order": 4}
+    solver |= {"model": ["model", 0], "simple_order_2": False}
+    cases += [
+        (node("SamplerER_SDE", solver_type="ER-SDE", max_stage=3, eta=1.0, s_noise=0.9), ("er_sde", None, 0.9)),
+        (node("SamplerSASolver", **solver, eta=0.5, s_noise=1.0, use_pece=True), ("sa_solver_pece", 0.5, 1.0)),
+    ]
     for sampler, expected in cases:
         (request,) = made(examples.with_parts(sampler, levels))
         assert (request.sampler, request.eta, request.s_noise) == expected
@@ -142,6 +148,11 @@ def test_samplers_with_settings_become_fields() -> None:
         (node("SamplerEulerCFGpp", version="alternative"), "version: found alternative, expected regular"),
         (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.0, r=0.3, noise_device="gpu"), "r: found 0.3, expected 0.5"),
         (node("SamplerLMS", order=2), "order: found 2, expected 4"),
+        (node("SamplerER_SDE", solver_type="ODE", max_stage=3, eta=1.0, s_noise=1.0), "solver_type: found ODE"),
+        (
+            node("SamplerSASolver", **{**solver, "predictor_order": 2}, eta=1.0, s_noise=1.0, use_pece=False),
+            "predictor_order: found 2, expected 3",
+        ),
         (node("SamplerEulerAncestral", eta=2.0, s_noise=1.0), "eta: found 2.0, expected at most 1"),
     ):
         assert said in refusal(examples.with_parts(sampler, levels))
