@@ -313,10 +313,8 @@ class _GraphBuilder:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
         is_text = roles[0].is_text_encoder
         for lora in unread_text_strengths(found) if is_text else ():
-            problem = (
-                f"its strength {lora.text_strength:g} on the text encoders is not used: it begins at {lora.start:g}"
-            )
-            reason = "of the schedule, after another use of it, and texts are encoded before the first step"
+            problem = f"its strength {lora.text_strength:g} on the text encoders is not used: this use begins at"
+            reason = f"{lora.start:g} of the schedule, after another one, and texts are encoded before the first step"
             self.warnings[f"LoRA {lora.name!r}: {problem} {reason}"] = None
         seen = loras_of_text(found) if is_text else [each.for_diffusion_model() for each in found]
         return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
