@@ -144,7 +144,7 @@ def _hires(request: GenerateRequest, works: Sequence[StageParams]) -> dict[str, 
     """Return the second pass of `request`, with the upscaler of the first if it has one."""
     if request.hires is None:
         return {}
-    found = request.hires.model_dump()
+    found = request.hires.recorded()
     del found["upscaler"]
     if request.hires.upscaler is not None:
         # the first upscaling: that of the output comes after the second pass

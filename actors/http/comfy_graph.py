@@ -205,6 +205,12 @@ def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage)
     return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
 
 
+def check_nodes(prompt: Any) -> None:
+    """Raise WorkflowRejected for a workflow with nodes that do not work here: all that is known without the names of a
+    pool."""
+    _known_nodes(prompt)
+
+
 def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return the nodes of a workflow, all of kinds that work here. Raises WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:

@@ -88,11 +88,29 @@ class ImagePad:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageCrop:
+    """A part of an image, in pixels from its upper left corner; what is outside of the image is left out."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNegative:
+    """An image with inverted colors."""
+
+
+ImageStep: TypeAlias = ImageScale | ImagePad | ImageCrop | ImageNegative
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFile:
     """An uploaded image, and what is done with it."""
 
     name: str
-    steps: tuple[ImageScale | ImagePad, ...] = ()
+    steps: tuple[ImageStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +263,12 @@ class SampledLatent:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
-    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images,
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
     with an upscaler of the pool or without ("")."""
 
     latent: SampledLatent
     scale: float
-    via: Literal["latent", "picture"] = "latent"
+    via: Literal["latent", "image"] = "latent"
     upscaler: str = ""
 
 

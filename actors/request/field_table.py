@@ -579,9 +579,9 @@ _ROWS = (
     ),
     RequestField(
         "id",
-        "Text that identifies the request for you: up to 200 printable characters. Its output carries it: in the "
-        "manifest, in PNG files, in results and in `--json`. Equal requests with different ids are computed once and "
-        "have a file each. Does not change the output.",
+        "Text that identifies the request for you: up to 200 printable characters, or a whole number. Its output "
+        "carries it: in the manifest, in PNG files, in results and in `--json`. Equal requests with different ids are "
+        "computed once and have a file each. Does not change the output.",
         check=checked_id,
     ),
     RequestField(

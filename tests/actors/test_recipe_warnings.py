@@ -41,7 +41,7 @@ def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
 
 def test_a_recipe_tells_the_settings_of_the_pool_and_keeps_its_digest() -> None:
     service = CatalogService(FakeCatalog, InlineExecutor(), {"products": "auto"})
-    (built,) = asyncio.run(service.build_each([(JobId("a"), request("light"))], None))
+    (built,) = asyncio.run(service.build_some([(JobId("a"), request("light"))], None))
     recipe, _ = build_graph(request("light"), JobId("a"), FakeCatalog())
     assert isinstance(built, BuiltRequest)
     assert built.recipe.computed_by == {"products": "auto"}

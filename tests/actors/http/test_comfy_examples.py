@@ -292,7 +292,7 @@ def test_a_second_pass_over_a_scaled_image() -> None:
     graph = examples.upscaled()
     (request,) = made(graph)
     assert request.hires is not None
-    assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "picture", 16)
+    assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "image", 16)
     graph["saved"]["inputs"]["images"] = ["bigger", 0]
     assert "after they were scaled" in refusal(graph)
 
@@ -317,7 +317,7 @@ def test_an_upscaler_enlarges_the_output_or_the_start_of_a_second_pass() -> None
     graph["again"]["inputs"]["pixels"] = ["sized", 0]
     hires = made(graph)[0].hires
     assert hires is not None
-    assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "picture")
+    assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "image")
     graph["bigger"]["inputs"]["image"] = ["large", 0]
     graph["again"]["inputs"]["pixels"] = ["bigger", 0]
     assert "the factor of its upscaler is not known" in refusal(graph)

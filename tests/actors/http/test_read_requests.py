@@ -54,7 +54,7 @@ A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
         {
             "sampling": ("dpmpp_2m_sde_heun", "exponential"),
             "hires": {
-                "scale": 2.0, "strength": 0.35, "steps": 12, "via": "picture", "upscaler": "RealESRGAN_x4plus",
+                "scale": 2.0, "strength": 0.35, "steps": 12, "via": "image", "upscaler": "RealESRGAN_x4plus",
             },
         },
         (),
@@ -387,9 +387,9 @@ def test_the_interface_of_the_web_ui_has_the_same_names_of_upscalers() -> None:
     for name, expected in (
         (None, {"via": "latent"}),
         ("Latent (bicubic)", {"via": "latent"}),
-        ("Lanczos", {"via": "picture"}),
-        ("R-ESRGAN 2x+", {"via": "picture", "upscaler": "RealESRGAN_x2plus"}),
-        ("4x-Sharp", {"via": "picture", "upscaler": "4x-Sharp"}),
+        ("Lanczos", {"via": "image"}),
+        ("R-ESRGAN 2x+", {"via": "image", "upscaler": "RealESRGAN_x2plus"}),
+        ("4x-Sharp", {"via": "image", "upscaler": "4x-Sharp"}),
     ):
         assert scaling_fields(name) == expected
     call = parse_call({"prompt": "x", "enable_hr": True, "hr_scale": 2, "hr_upscaler": "R-ESRGAN 2x+"}, False)
