@@ -44,7 +44,7 @@ from modelpool.actors.graph.vision_graph import (
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.refs import loras_of_text
+from modelpool.pool.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.sampling_facts import ImageConcat
 from modelpool.pool.core.stage_params import (
@@ -312,6 +312,10 @@ class _GraphBuilder:
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
         is_text = roles[0].is_text_encoder
+        for lora in unread_text_strengths(found) if is_text else ():
+            problem = f"its strength {lora.text_strength:g} on the text encoders is not used: this use begins at"
+            reason = f"{lora.start:g} of the schedule, after another one, and texts are encoded before the first step"
+            self.warnings[f"LoRA {lora.name!r}: {problem} {reason}"] = None
         seen = loras_of_text(found) if is_text else [each.for_diffusion_model() for each in found]
         return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
 

@@ -101,10 +101,22 @@ class LoraRef(WireValue):
 def loras_of_text(loras: Sequence[LoraRef]) -> list[LoraRef]:
     """Return LoRAs as text encoders see them. Texts are encoded once, before the first step: of several uses of one
     file over the steps, those count that begin first, so that a strength that changes is not added up."""
+    begins = _begins(loras)
+    return [lora.for_text() for lora in loras if lora.start == begins[lora.sha256]]
+
+
+def unread_text_strengths(loras: Sequence[LoraRef]) -> list[LoraRef]:
+    """Return the LoRAs whose own strength on the text encoders `loras_of_text` leaves out."""
+    begins = _begins(loras)
+    return [lora for lora in loras if lora.text_strength is not None and lora.start > begins[lora.sha256]]
+
+
+def _begins(loras: Sequence[LoraRef]) -> dict[str, float]:
+    """Return the share of the schedule at which each file begins to act."""
     begins: dict[str, float] = {}
     for lora in loras:
         begins[lora.sha256] = min(lora.start, begins.get(lora.sha256, lora.start))
-    return [lora.for_text() for lora in loras if lora.start == begins[lora.sha256]]
+    return begins
 
 
 class ControlMaskMode(StrEnum):
