@@ -25,6 +25,7 @@ from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
+from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
@@ -93,13 +94,16 @@ class ModelPool:
         jobs: Callable[[], JobsConnection] | None = None,
         hold_seconds: float = HOLD_SECONDS,
         file_name: str | None = None,
+        node_writers: NodeWriters | None = None,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
         output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
-        lack a field of it have other names.
+        lack a field of it have other names. `node_writers` write outputs on the nodes that made them; without them,
+        this process writes all.
         """
         self._connection = connection
+        self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
         self._output = output
@@ -516,6 +520,8 @@ class ModelPool:
         self._previews.close()
         for writer in self._writers.values():
             writer.close()
+        if self._node_writers is not None:
+            self._node_writers.close()
         self._close()
 
     def __enter__(self) -> Self:
@@ -613,7 +619,9 @@ class ModelPool:
         if address in self._writers:
             self._writers[address].prepare()
         else:
-            self._writers[address] = ImageWriter(open_outputs(address), self._connection, self._hold_seconds)
+            self._writers[address] = ImageWriter(
+                open_outputs(address), self._connection, self._hold_seconds, self._node_writers
+            )
         return self._writers[address]
 
     def _stage(
