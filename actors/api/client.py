@@ -536,7 +536,13 @@ class ModelPool:
     def _open(cls, opened: OpenedPool, output: OutputDefaults) -> ModelPool:
         try:
             return cls(
-                opened.connection, opened.close, output.folder, opened.address, opened.jobs, file_name=output.name
+                opened.connection,
+                opened.close,
+                output.folder,
+                opened.address,
+                opened.jobs,
+                file_name=output.name,
+                node_writers=opened.node_writers,
             )
         except BaseException:
             opened.close()

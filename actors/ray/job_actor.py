@@ -25,6 +25,7 @@ from modelpool.actors.detached.journal import Journal, JournalFailed
 from modelpool.actors.ray.cluster import controller_node, find_controller
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
+from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.ray.ray_connection import RayConnection, awaited, check
 from modelpool.actors.ray.ray_nodes import read_cluster, this_node
 from modelpool.actors.ray.state_folder import journal_path
@@ -58,7 +59,8 @@ class JobServiceActor(JobService):
         except JournalFailed as failed:
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
-        super().__init__(opened, partial(_controller, namespace, name))
+        writers = RayNodeWriters(partial(find_controller, namespace, name))
+        super().__init__(opened, partial(_controller, namespace, name), writers)
 
     def ready(self) -> None:
         """Return if the journal is open. Raises JournalFailed; then no other method can be called."""
