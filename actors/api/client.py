@@ -173,11 +173,7 @@ class ModelPool:
 
         address = output_address(output) if output else None
         opened = join_pool(name_or_address)
-        try:
-            defaults = opened.connection.call(Controller.output_defaults)
-        except BaseException:
-            opened.close()
-            raise
+        defaults = _defaults_of(opened)
         return cls._open(opened, defaults if address is None else replace(defaults, folder=address))
 
     @classmethod
@@ -191,7 +187,8 @@ class ModelPool:
         from modelpool.actors.api.opening import join_connected
 
         address = output_address(output) if output else None
-        return cls._open(join_connected(namespace, name), OutputDefaults(address))
+        opened = join_connected(namespace, name)
+        return cls._open(opened, OutputDefaults(address, by_nodes=_defaults_of(opened).by_nodes))
 
     def submit(
         self,
@@ -542,7 +539,7 @@ class ModelPool:
                 opened.address,
                 opened.jobs,
                 file_name=output.name,
-                node_writers=opened.node_writers,
+                node_writers=opened.node_writers if output.by_nodes else None,
             )
         except BaseException:
             opened.close()
@@ -667,6 +664,15 @@ class _Qos:
             return request
         missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
+
+
+def _defaults_of(opened: OpenedPool) -> OutputDefaults:
+    """Return how drivers of a pool write outputs; closes the connection if it does not answer."""
+    try:
+        return opened.connection.call(Controller.output_defaults)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _warn(texts: Iterable[str], stacklevel: int = 3) -> None:

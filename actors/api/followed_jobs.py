@@ -591,8 +591,15 @@ class FollowedJobs:
             self._withdrawn.append(job)
             late = not self._held
         if late and self._writer is not None:
-            self._writer.run(self._submit_withdrawn)
+            self._writer.run(self._submit_late)
         return True
+
+    def _submit_late(self) -> None:
+        """Submit again what was withdrawn late, unless the folder has failed again: then it waits for that, too."""
+        with self._changed:
+            if self._held:
+                return
+        self._submit_withdrawn()
 
     def _submit_withdrawn(self) -> None:
         with self._changed:

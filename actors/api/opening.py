@@ -101,7 +101,7 @@ def start_pool(
         service: WatchedService | None = None
         if keeps_jobs and config.pool.journal is not False:
             path = config.pool.journal or None
-            started = start_job_service(path, cluster.namespace, cluster.name, place, environment)
+            started = start_job_service(path, cluster.namespace, cluster.name, place, environment, plan.output.by_nodes)
             opened.callback(started.close)
             jobs, service = partial(_same, started), started
 

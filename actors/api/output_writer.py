@@ -111,8 +111,13 @@ class ImageWriter:
         self._threads.submit(write)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run `work` in a thread of the writer."""
-        self._others.submit(work)
+        """Run `work` in a thread of the writer, and not while listeners learn that the folder failed or is usable."""
+
+        def run() -> None:
+            with self._changing:
+                work()
+
+        self._others.submit(run)
 
     def note_failure(self, failure: FailedOutput) -> None:
         """Remember in the place of outputs, in the background, that one could not be generated."""
@@ -123,7 +128,7 @@ class ImageWriter:
                 self.place.note_failures([failure])
 
         with contextlib.suppress(RuntimeError):  # it was closed
-            self.run(note)
+            self._others.submit(note)
 
     def wake(self) -> None:
         """Ask the listeners again whether they still want their outputs."""
@@ -178,6 +183,8 @@ class ImageWriter:
             return False
 
     def _note_usable(self) -> None:
+        if self._failing_since is None:  # if it is set at this moment, the thread that sets it tries again
+            return
         with self._changing:
             if self._failing_since is not None:
                 self._failing_since, self._given_up = None, False

@@ -51,7 +51,7 @@ RETRY_SECONDS = 2.0
 class JobServiceActor(JobService):
     """See `JobService`."""
 
-    def __init__(self, journal: Path | None, namespace: str, name: str) -> None:
+    def __init__(self, journal: Path | None, namespace: str, name: str, by_nodes: bool = True) -> None:
         self._failed: JournalFailed | None = None
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
         try:
@@ -59,7 +59,7 @@ class JobServiceActor(JobService):
         except JournalFailed as failed:
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
-        writers = RayNodeWriters(partial(find_controller, namespace, name))
+        writers = RayNodeWriters(partial(find_controller, namespace, name)) if by_nodes else None
         super().__init__(opened, partial(_controller, namespace, name), writers)
 
     def ready(self) -> None:
@@ -106,9 +106,10 @@ def start_job_service(
     name: str,
     place: ControllerPlace,
     environment: Mapping[str, Any] | None,
+    by_nodes: bool = True,
 ) -> RayJobsConnection:
-    """Start the service of the pool called `name`, where its controller is; return when its journal is open. Raises
-    JournalFailed.
+    """Start the service of the pool called `name`, where its controller is; return when its journal is open. With
+    `by_nodes`, outputs are written by the nodes that made them. Raises JournalFailed.
     """
     node = controller_node(read_cluster(), place, this_node())
     options: dict[str, Any] = {"namespace": namespace, "name": service_name(name), **on_node(node)}
@@ -116,7 +117,7 @@ def start_job_service(
     if environment is not None:
         options["runtime_env"] = dict(environment)
     actor_class = ray.remote(concurrency_groups={HEALTH: 1})(JobServiceActor)
-    service: ActorHandle[Any] = actor_class.options(**options).remote(journal, namespace, name)
+    service: ActorHandle[Any] = actor_class.options(**options).remote(journal, namespace, name, by_nodes)
     try:
         ray.get(service.ready.remote())
     except RayTaskError as raised:

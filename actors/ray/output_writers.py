@@ -8,6 +8,7 @@ Rules
 2. It writes to a place only if it finds a mark there that the owner has left (`actors.outputs.place_writer`). To a
    folder, only on the node of the owner: other nodes may share it, but not its lock.
 3. Whatever happens to it, the owner writes in its place.
+4. One that has nothing to do for a while is ended.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -37,7 +38,7 @@ from modelpool.actors.outputs.store_access import StoreAccess
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
-from modelpool.actors.ray.ray_connection import WAIT_SECONDS, check
+from modelpool.actors.ray.ray_connection import check
 from modelpool.actors.ray.ray_nodes import this_node
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.output_address import OutputAddress
@@ -57,6 +58,10 @@ START_SECONDS = 60.0
 WRITE_SECONDS = 600.0
 #: time until a node is tried again on which a process could not write, or has ended
 AGAIN_SECONDS = 60.0
+#: a process that has written nothing for so long is ended: the next output starts another one
+IDLE_SECONDS = 300.0
+#: interval of looking for those, and whether this process still wants an answer
+LOOK_SECONDS = 1.0
 #: threads that start processes
 STARTERS = 8
 #: the tasks of the GPU come first
@@ -115,6 +120,19 @@ class _Opened:
     not_before: float = 0.0
 
 
+@dataclass(slots=True)
+class _Process:
+    """A process of a node.
+
+    writes   that it is asked for now
+    used_at  the last time that it was asked or has answered, on the monotonic clock
+    """
+
+    actor: ActorHandle[Any]
+    used_at: float
+    writes: int = 0
+
+
 class RayNodeWriters:
     """See `NodeWriters`."""
 
@@ -130,12 +148,14 @@ class RayNodeWriters:
         self._control_service = ControlService(ray.get_runtime_context().gcs_address)
         self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="start output writers")
         self._starting = threading.Lock()
+        self._closing = threading.Event()
         #: guards everything below
         self._lock = threading.Lock()
-        self._is_closed = False
         self._opened: dict[tuple[NodeId, OutputAddress], _Opened] = {}
-        self._actors: dict[NodeId, ActorHandle[Any]] = {}
+        self._processes: dict[NodeId, _Process] = {}
         self._noted: set[OutputAddress] = set()
+        #: ends processes that are idle; runs while there are some
+        self._idle_watch: threading.Thread | None = None
 
     def can_write(self, node: NodeId, address: OutputAddress) -> bool:
         """See `NodeWriters`."""
@@ -147,7 +167,7 @@ class RayNodeWriters:
             if opened.is_open:
                 return True
             is_due = opened.outputs >= START_AFTER and time.monotonic() >= opened.not_before
-            if is_due and not opened.is_opening and not self._is_closed:
+            if is_due and not opened.is_opening and not self._closing.is_set():
                 opened.is_opening = True
                 self._starters.submit(self._open, node, address, opened)
             return False
@@ -155,14 +175,18 @@ class RayNodeWriters:
     def write(self, node: NodeId, address: OutputAddress, order: WriteOrder, result: ResultRef) -> WriteReport:
         """See `NodeWriters`."""
         with self._lock:
-            actor = self._actors.get(node)
-        if actor is None:
-            raise NoWriter("it has ended")
+            process = self._processes.get(node)
+            if process is None:
+                raise NoWriter("it has ended")
+            process.writes += 1
         try:
-            answer = self._answer(actor.write.remote(address, packed(order), result), WRITE_SECONDS)
+            answer = self._answer(process.actor.write.remote(address, packed(order), result), WRITE_SECONDS)
         except NoWriter:
-            self._forget(node, actor)
+            self._forget(node, process, time.monotonic() + AGAIN_SECONDS)
             raise
+        finally:
+            with self._lock:
+                process.writes, process.used_at = process.writes - 1, time.monotonic()
         found: WriteReport | _Problem = unpacked(answer)
         if isinstance(found, _Problem):
             raise found.as_error()
@@ -170,12 +194,15 @@ class RayNodeWriters:
 
     def close(self) -> None:
         """See `NodeWriters`."""
+        self._closing.set()
         with self._lock:
-            self._is_closed = True
-            actors, self._actors = self._actors, {}
-        self._starters.shutdown(wait=False, cancel_futures=True)
-        for actor in actors.values():
-            _end(actor)
+            processes, self._processes = self._processes, {}
+            idle_watch = self._idle_watch
+        for process in processes.values():
+            _end(process.actor)
+        self._starters.shutdown(wait=True, cancel_futures=True)  # no thread may use Ray after its end
+        if idle_watch is not None:
+            idle_watch.join()
 
     def _open(self, node: NodeId, address: OutputAddress, opened: _Opened) -> None:
         """Have a process of a node open a place, in a thread of its own."""
@@ -192,7 +219,7 @@ class RayNodeWriters:
         with self._lock:
             opened.is_opening, opened.is_open = False, not problem
             opened.not_before = time.monotonic() + AGAIN_SECONDS
-            is_new = problem not in {"", "?"} and address not in self._noted and not self._is_closed
+            is_new = problem not in {"", "?"} and address not in self._noted and not self._closing.is_set()
             if is_new:
                 self._noted.add(address)
         if is_new:
@@ -202,8 +229,9 @@ class RayNodeWriters:
         """Return the process of a node, which may still start."""
         with self._starting:
             with self._lock:
-                if node in self._actors:
-                    return self._actors[node]
+                if node in self._processes:
+                    self._processes[node].used_at = time.monotonic()
+                    return self._processes[node].actor
             environment = self._answer(self._controller().process_environment.remote(), START_SECONDS)
             options = {**on_node(node), "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
             if environment:
@@ -214,21 +242,42 @@ class RayNodeWriters:
                 .remote(StoreAccess.of_this_process())
             )
             with self._lock:
-                if not self._is_closed:
-                    self._actors[node] = actor
+                if not self._closing.is_set():
+                    self._processes[node] = _Process(actor, time.monotonic())
+                    self._watch_idle()
                     return actor
         _end(actor)
         raise NoWriter("the pool is closed")
 
-    def _forget(self, node: NodeId, actor: ActorHandle[Any]) -> None:
-        """End a process that does not answer; the owner writes until another one has started."""
+    def _forget(self, node: NodeId, process: _Process, not_before: float) -> None:
+        """End a process; the owner writes until another one has started, `not_before` this time."""
         with self._lock:
-            if self._actors.get(node) is actor:
-                del self._actors[node]
+            if self._processes.get(node) is process:
+                del self._processes[node]
                 for (other, _), opened in self._opened.items():
                     if other == node:
-                        opened.is_open, opened.not_before = False, time.monotonic() + AGAIN_SECONDS
-        _end(actor)
+                        opened.is_open, opened.not_before = False, not_before
+        _end(process.actor)
+
+    def _watch_idle(self) -> None:
+        """Have idle processes ended. Requires the lock."""
+        if self._idle_watch is None or not self._idle_watch.is_alive():
+            self._idle_watch = threading.Thread(target=self._end_idle, name="end idle output writers", daemon=True)
+            self._idle_watch.start()
+
+    def _end_idle(self) -> None:
+        while not self._closing.wait(LOOK_SECONDS):
+            before = time.monotonic() - IDLE_SECONDS
+            with self._lock:
+                idle = [
+                    (node, each) for node, each in self._processes.items() if not each.writes and each.used_at < before
+                ]
+            for node, process in idle:
+                self._forget(node, process, 0.0)
+            with self._lock:
+                if not self._processes:
+                    self._idle_watch = None
+                    return
 
     def _answer(self, ref: Any, limit_seconds: float) -> Any:
         """Wait for a process. Raises NoWriter if it has ended or does not answer, ResultGone if the result for it is
@@ -237,8 +286,10 @@ class RayNodeWriters:
         until = time.monotonic() + limit_seconds
         while True:
             try:
-                return ray.get(ref, timeout=min(WAIT_SECONDS, limit_seconds))
+                return ray.get(ref, timeout=LOOK_SECONDS)
             except GetTimeoutError:
+                if self._closing.is_set():
+                    raise NoWriter("the pool is closed") from None
                 check(self._control_service)
                 if time.monotonic() >= until:
                     raise NoWriter(f"it has not answered for {limit_seconds:.0f} s") from None

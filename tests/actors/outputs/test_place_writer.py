@@ -221,7 +221,7 @@ def test_access_to_stores_is_passed_on_and_printed_nowhere(monkeypatch: pytest.M
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH_OF_THIS_MACHINE", "/here")
-    monkeypatch.setitem(conf, "s3", {"endpoint_url": "http://hush-4"})
+    monkeypatch.setitem(conf, "s3", {"secret": "hush-4"})
     monkeypatch.setitem(conf, "gs", {"session": lambda: None})  # cannot travel
     access: StoreAccess = pickle.loads(pickle.dumps(StoreAccess.of_this_process()))
     assert "hush" not in repr(access)
@@ -231,5 +231,5 @@ def test_access_to_stores_is_passed_on_and_printed_nowhere(monkeypatch: pytest.M
     monkeypatch.setitem(conf, "s3", {"anon": False})
     access.apply()
     assert {name: os.environ[name] for name in secrets} == secrets
-    assert conf["s3"] == {"anon": False, "endpoint_url": "http://hush-4"}
+    assert conf["s3"] == {"anon": False, "secret": "hush-4"}
     assert json.dumps(sorted(access.settings)).count("gs") == 0

@@ -20,6 +20,7 @@ from modelpool import GenerateRequest, ModelPool
 from modelpool.actors.outputs.layout import OutputLayout, declare_layout, objects_at
 from modelpool.actors.outputs.open_outputs import existing_outputs
 from modelpool.actors.outputs.place import OutputPlace
+from modelpool.actors.ray import output_writers
 from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.settings.output_address import OutputAddress
 from tests.actors.fakes import AUDIOS, VIDEOS, start_fake_pool
@@ -77,8 +78,8 @@ def seeds_at(address: OutputAddress) -> Counter[int]:
 
 
 def pid_of_writer(pool: ModelPool) -> int:
-    (actor,) = writers_of(pool)._actors.values()
-    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+    (process,) = writers_of(pool)._processes.values()
+    return int(ray.get(process.actor.__ray_call__.remote(_own_pid)))
 
 
 def test_outputs_go_from_the_node_to_the_store_and_to_folders(
@@ -103,7 +104,7 @@ def test_outputs_go_from_the_node_to_the_store_and_to_folders(
         assert fetched == []
         assert seeds_at(address) == Counter({**dict.fromkeys(range(12), 1), 1: 3})
     assert len(list((folder / "thumbnails").iterdir())) == 12
-    assert len(writers_of(pool)._actors) == 1, "one process for each node, not for each place"
+    assert len(writers_of(pool)._processes) == 1, "one process for each node, not for each place"
 
 
 def test_a_writer_that_is_killed_while_it_writes_loses_and_repeats_nothing(pool: ModelPool, fetched: list[Any]) -> None:
@@ -125,8 +126,6 @@ def test_a_node_that_sees_another_store_writes_nothing_and_the_driver_says_so(
     pool: ModelPool, fetched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outputs are where the driver means them to be."""
-    from modelpool.actors.ray import output_writers
-
     notes: list[str] = []
     noted = threading.Event()
     monkeypatch.setattr(writers_of(pool), "_note", lambda note: (notes.append(note), noted.set()))
@@ -157,8 +156,23 @@ def test_places_of_one_process_and_folders_of_other_nodes_are_not_asked_for(pool
     assert set(writers._opened) == before
 
 
-def test_writers_end_with_their_pool(tmp_path: Path) -> None:
-    with start_fake_pool("short", workers=1, image_side=SIDE) as opened:
-        wait_for_writer(opened, tmp_path / "out")
-        process = psutil.Process(pid_of_writer(opened))
+def test_processes_end_when_they_are_idle_and_with_their_owner(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = tmp_path / "out"
+    wait_for_writer(pool, address)
+    first = psutil.Process(pid_of_writer(pool))
+    with monkeypatch.context() as patch:
+        patch.setattr(output_writers, "IDLE_SECONDS", 0.0)
+        first.wait(60)
+    wait_for_writer(pool, address)  # at once, unlike after one that has died
+    other = RayNodeWriters(lambda: pool._connection.controller)  # type: ignore[attr-defined]
+    until(lambda: other.can_write(other._node, address))
+    process = psutil.Process(int(ray.get(other._processes[other._node].actor.__ray_call__.remote(_own_pid))))
+    other.close()
     process.wait(60)
+    assert not other.can_write(other._node, tmp_path / "another")
+
+
+def _own_pid(_: Any) -> int:
+    return os.getpid()
