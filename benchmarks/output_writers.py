@@ -19,10 +19,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -68,12 +71,10 @@ class Traffic:
         self.fetched_bytes = self.uploaded_bytes = 0
 
 
-@contextmanager
-def slow_s3(put_seconds: float) -> Iterator[None]:
-    """Run moto's S3 server with a bucket, and a delay before each PUT; the environment of this process leads there."""
-    import boto3
+def serve_slowly(port: int, put_seconds: float) -> None:
+    """Run moto's S3 server with a delay before each PUT, until the process is ended."""
     from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
+    from werkzeug.serving import run_simple
 
     app = DomainDispatcherApplication(create_backend_app)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -83,18 +84,31 @@ def slow_s3(put_seconds: float) -> Iterator[None]:
             time.sleep(put_seconds)
         return app(environ, start_response)
 
-    server = make_server("127.0.0.1", 0, delayed, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
+    run_simple("127.0.0.1", port, delayed, threaded=True)
+
+
+@contextmanager
+def slow_s3(put_seconds: float) -> Iterator[None]:
+    """Run such a server with a bucket in a process of its own; the environment of this process leads there."""
+    import boto3
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = f"from modelpool.benchmarks.output_writers import serve_slowly; serve_slowly({port}, {put_seconds})"
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
     os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1"}
-    boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
     try:
+        for _ in range(300):
+            with suppress(Exception):
+                boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+                break
+            time.sleep(0.2)
         yield
     finally:
-        server.shutdown()
-        thread.join()
+        server.kill()
+        server.wait()
 
 
 def measure(way: str, images: int, side: int, workers: int, patch: pytest.MonkeyPatch) -> tuple[float, Traffic]:

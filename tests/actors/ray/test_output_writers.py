@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ import pytest
 import ray
 
 from modelpool import GenerateRequest, ModelPool
+from modelpool.actors.api.opening import start_pool
 from modelpool.actors.outputs.layout import OutputLayout, declare_layout, objects_at
 from modelpool.actors.outputs.open_outputs import existing_outputs
 from modelpool.actors.outputs.place import OutputPlace
 from modelpool.actors.ray import output_writers
 from modelpool.actors.ray.output_writers import RayNodeWriters
+from modelpool.actors.ray.ray_connection import RayConnection
+from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.output_address import OutputAddress
-from tests.actors.fakes import AUDIOS, VIDEOS, start_fake_pool
+from tests.actors.fakes import AUDIOS, VIDEOS, fake_plan
 from tests.s3_server import s3_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -35,9 +39,13 @@ SIDE = 256
 @pytest.fixture(scope="module")
 def pool(ray_session: Any) -> Iterator[ModelPool]:
     """Its Ray was started before the environment had the endpoint of the store."""
-    with s3_server(), start_fake_pool("writers", workers=1, image_side=SIDE) as opened:
-        opened.wait_ready(120)
-        yield opened
+    with s3_server():
+        config = PoolConfig().override(workers=1, name="writers")
+        plan = partial(fake_plan, image_side=SIDE)
+        pools = start_pool(config, plan, keeps_jobs=True, preload=())
+        with ModelPool(pools.connection, pools.close, None, jobs=pools.jobs, node_writers=pools.node_writers) as opened:
+            opened.wait_ready(120)
+            yield opened
 
 
 @pytest.fixture
@@ -120,6 +128,42 @@ def test_a_writer_that_is_killed_while_it_writes_loses_and_repeats_nothing(pool:
     assert seeds_at(address) == Counter(range(44))
     images = [name for name in objects_at(address).sizes() if name.endswith(".png")]
     assert len(images) == 44
+
+
+def test_the_job_service_has_outputs_written_too(pool: ModelPool, tmp_path: Path) -> None:
+    """It fetches what a node has made before a process was worth it there, and nothing later."""
+    service = pool._job_service()._service  # type: ignore[attr-defined]
+    ray.get(service.__ray_call__.remote(_count_fetches))
+
+    address = tmp_path / "out"
+    record = pool.submit_detached(requests(range(8)), output=address).wait(60)
+    assert (record.succeeded, record.failed) == (8, 0)
+    until(lambda: ray.get(service.__ray_call__.remote(_has_writer)))
+    before = ray.get(service.__ray_call__.remote(_fetches))
+    assert before >= output_writers.START_AFTER
+    record = pool.submit_detached(requests(range(8, 24)), output=address).wait(60)
+    assert (record.succeeded, record.failed) == (16, 0)
+    assert ray.get(service.__ray_call__.remote(_fetches)) == before
+    assert seeds_at(address) == Counter(range(24))
+
+
+def _count_fetches(service: Any) -> None:
+    fetch = RayConnection.fetch
+    service.fetches = 0
+
+    def counted(connection: RayConnection, ref: Any) -> Any:
+        service.fetches += 1
+        return fetch(connection, ref)
+
+    RayConnection.fetch = counted  # type: ignore[method-assign]
+
+
+def _has_writer(service: Any) -> bool:
+    return any(opened.is_open for opened in service._node_writers._opened.values())
+
+
+def _fetches(service: Any) -> int:
+    return int(service.fetches)
 
 
 def test_a_node_that_sees_another_store_writes_nothing_and_the_driver_says_so(
