@@ -170,7 +170,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         cache=config.models.cache_settings,
         pins=config.models.pins,
         checkpoints=_checkpoints(wanted, device),
-        metrics_seconds=config.observability.ray_metrics_seconds,
+        metrics_seconds=config.observability.export_seconds(own_ray=not can_grow),
         traces=config.observability.traces,
         output=config.output.defaults,
         log=_log(config.observability),

@@ -99,9 +99,14 @@ class ForkServer:
         self._folder.close()
 
 
-def fork_environment(server: Path) -> dict[str, str]:
-    """Return the Ray runtime environment of actors that are forks of the server with this socket."""
-    return {PY_EXECUTABLE: shlex.join([sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)])}
+def fork_command(server: Path) -> tuple[str, ...]:
+    """Return what is run instead of Python for forks of the server with this socket."""
+    return sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)
+
+
+def fork_environment(command: Sequence[str]) -> dict[str, str]:
+    """Return the Ray runtime environment of actors that are started by `command`, as of `fork_command`."""
+    return {PY_EXECUTABLE: shlex.join(command)} if command else {}
 
 
 def serve(listener: socket.socket) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_command, fork_environment
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.session_folder import remove_abandoned
 from tests.actors.ray.local_cluster import can_hide
@@ -46,7 +46,7 @@ def server() -> Iterator[ForkServer]:
 def worker(server: ForkServer, folder: Path, *prefix: str) -> Iterator[subprocess.Popen[str]]:
     """The script, started as Ray starts a worker: by a shell, after `prefix`."""
     (folder / "script.py").write_text(SCRIPT)
-    python, script = fork_environment(server.socket)[PY_EXECUTABLE], shlex.quote(str(folder / "script.py"))
+    python, script = fork_environment(fork_command(server.socket))[PY_EXECUTABLE], shlex.quote(str(folder / "script.py"))
     with subprocess.Popen(
         [*prefix, "bash", "-c", f"exec {python} -u {script} one 'two three'"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
