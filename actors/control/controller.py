@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
@@ -368,7 +369,7 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         jobs: list[QueuedJob | UserError] = []
-        images = await self._catalog.build_each(wanted, self._capacity_bytes(), until_error)
+        images = await build_requests(self._catalog, wanted, self._capacity_bytes(), until_error)
         self._tasks.catalog_address = self._catalog.files_address
         for i, image in enumerate(images, start=first):
             if isinstance(image, UserError):
@@ -399,7 +400,9 @@ class Controller:
 
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing."""
-        return await self._catalog.recipes(requests, self._capacity_bytes())
+        asked = [(JobId("asked"), request) for request in requests]
+        built = await build_requests(self._catalog, asked, self._capacity_bytes())
+        return tuple(one if isinstance(one, UserError) else one.recipe for one in built)
 
     async def result_lost(self, task_id: TaskId) -> None:
         """Note that a driver could not fetch the result of a task, which was lost with the node that stored it: a later

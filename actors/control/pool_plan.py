@@ -45,7 +45,7 @@ class PoolPlan:
     gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead. Simulated GPUs of a joined cluster
                      occupy its GPUs if it has any (they may be simulated too), so that they spread as real ones would
     open_engine      called in each worker's process
-    open_catalog     called in the controller's process; with sources, with `cache` and `host` of its node
+    open_catalog     called in the catalog's process; with sources, with `cache` and `host` of its node
     record           the file for the scheduler's event log; None records nothing
     elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     cache            the folder of each node for fetched files; None without sources

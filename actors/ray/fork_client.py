@@ -11,14 +11,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
 import sys
 
 #: arguments of Ray's script that applies runtime environments, which it does not pass on
-_ENVIRONMENT_OPTION, _LANGUAGE_OPTION, _SETUP_SCRIPT = "--serialized-runtime-env-context=", "--language=", "setup_worker.py"
+_ENVIRONMENT_OPTION, _LANGUAGE_OPTION, _SETUP_SCRIPT = (
+    "--serialized-runtime-env-context=",
+    "--language=",
+    "setup_worker.py",
+)
 _NO_ENVIRONMENT = f"{_ENVIRONMENT_OPTION}{{}}"
+#: the environment variable of a fork that has the command by which other forks of its server are started
+COMMAND_VARIABLE = "MODELPOOL_FORK_COMMAND"
 #: a number of bytes, and the pid of a worker
 NUMBER = struct.Struct("Q")
 #: these differ where two processes of a machine see different files, users, processes or networks
@@ -39,7 +46,8 @@ def main(server: str, command: list[str]) -> None:
         connection.connect(server)
         if not _sees_the_same(connection):
             raise OSError("the server runs in another namespace")
-        call = json.dumps({"command": command, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+        environment = {**os.environ, COMMAND_VARIABLE: shlex.join([sys.executable, "-I", "-S", __file__, server])}
+        call = json.dumps({"command": command, "environment": environment, "folder": os.getcwd()}).encode()
         socket.send_fds(connection, [NUMBER.pack(len(call))], [0, 1, 2])
         connection.sendall(call)
         if not connection.recv(NUMBER.size):

@@ -6,7 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_command, fork_environment
+from modelpool.actors.ray.fork_server import (
+    CONTROLLER_MODULES,
+    ENGINE_MODULES,
+    SERVER_VARIABLE,
+    ForkServer,
+    fork_command,
+    fork_environment,
+)
 from modelpool.actors.ray.ray_session import is_on_this_machine, short_folder
 
 
@@ -35,7 +42,7 @@ class Forks:
             return cls()
         if SERVER_VARIABLE in os.environ:
             return cls(fork_command(Path(os.environ[SERVER_VARIABLE])))
-        server = ForkServer.start(modules, short_folder())
+        server = ForkServer.start(modules, short_folder(), CONTROLLER_MODULES)
         return cls() if server is None else cls(fork_command(server.socket), server)
 
     def close(self) -> None:

@@ -153,11 +153,10 @@ def open_session(
     """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default that of
     RAY_ADDRESS.
 
-    `bring_code` ships our packages to the nodes of a joined cluster. `worker_python` is what a local Ray runs instead of
-    Python for workers; without it, it starts some before they are needed. `exports` keeps its export of metrics. An
-    existing Ray connection of this process is
-    used, and left alone on closing. Raises UserError if nothing answers at `address`, if it cannot be joined from this
-    process, or if this process is connected elsewhere.
+    `bring_code` ships our packages to the nodes of a joined cluster. `worker_python` is what a local Ray runs instead
+    of Python for workers; without it, it starts some before they are needed. `exports` keeps its export of metrics. An
+    existing Ray connection of this process is used, and left alone on closing. Raises UserError if nothing answers at
+    `address`, if it cannot be joined from this process, or if this process is connected elsewhere.
     """
     if (known := _connected()) is not None:
         there = known.get_runtime_context().gcs_address

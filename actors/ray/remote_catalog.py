@@ -27,7 +27,6 @@ from modelpool.actors.control.catalog_service import (
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.ray.node_affinity import on_node
@@ -44,15 +43,6 @@ if TYPE_CHECKING:
 MOST_TRIES = 5
 #: how long a node has to answer which files it has; it may have to start a process
 PROBE_SECONDS = 60.0
-
-
-class CatalogActor(CatalogService):
-    """A catalog service as an actor. All methods are coroutines."""
-
-    async def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
-        """As `learn`, for several runs."""
-        for task, cost in measured:
-            self.learn(task, cost)
 
 
 class RemoteCatalog:
@@ -74,18 +64,12 @@ class RemoteCatalog:
         self._actor: ActorHandle[Any] | None = None
         self._measured: list[tuple[TaskSpec, RunCost]] = []
 
-    async def build_each(
+    async def build_some(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
     ) -> list[BuiltRequest | UserError]:
         """See `CatalogService`."""
-        built = await self._ask("build_each", tuple(wanted), capacity_bytes, until_error)
+        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
         return cast("list[BuiltRequest | UserError]", built)
-
-    async def recipes(
-        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
-    ) -> tuple[Recipe | UserError, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[Recipe | UserError, ...]", await self._ask("recipes", tuple(requests), capacity_bytes))
 
     async def build_stage(
         self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
@@ -157,7 +141,7 @@ class RemoteCatalog:
     def _create(self, node: NodeId) -> ActorHandle[Any]:
         """Create the actor. Blocks while Ray's control service does not answer."""
         options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
-        actor_class: Any = ray.remote(CatalogActor)
+        actor_class: Any = ray.remote(CatalogService)
         actor: ActorHandle[Any] = actor_class.options(**options, **on_node(node)).remote(self._open_catalog)
         return actor
 

@@ -46,7 +46,10 @@ def server() -> Iterator[ForkServer]:
 def worker(server: ForkServer, folder: Path, *prefix: str) -> Iterator[subprocess.Popen[str]]:
     """The script, started as Ray starts a worker: by a shell, after `prefix`."""
     (folder / "script.py").write_text(SCRIPT)
-    python, script = fork_environment(fork_command(server.socket))[PY_EXECUTABLE], shlex.quote(str(folder / "script.py"))
+    python, script = (
+        fork_environment(fork_command(server.socket))[PY_EXECUTABLE],
+        shlex.quote(str(folder / "script.py")),
+    )
     with subprocess.Popen(
         [*prefix, "bash", "-c", f"exec {python} -u {script} one 'two three'"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
