@@ -131,9 +131,10 @@ def fork_environment(command: Sequence[str]) -> dict[str, str]:
     return {PY_EXECUTABLE: shlex.join(command)} if command else {}
 
 
-def serve(listener: socket.socket, successor: int | None = None) -> None:
+def serve(listener: socket.socket, successor: int | None = None, own: Sequence[int] = ()) -> None:
     """Fork a process for each client, until stdin is closed. With a `successor`, whose pipe this is: for one client, if
-    it comes before the successor is ready; then wait until stdin is closed, or the successor ends.
+    it comes before the successor is ready; then wait until stdin is closed, or the successor ends. Forks close the file
+    descriptors `own`.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no fork becomes a zombie
     listener.setblocking(False)  # the other process may have been faster
@@ -160,6 +161,8 @@ def serve(listener: socket.socket, successor: int | None = None) -> None:
             command, environment, folder, streams = call
             if not os.fork():
                 listener.close()
+                for descriptor in own:
+                    os.close(descriptor)
                 _become(client, command, environment, folder, streams)
             for stream in streams:
                 os.close(stream)
@@ -252,14 +255,14 @@ def main() -> None:
         _import(first)
         if can_fork() and (successor := _successor()) is not None:
             gc.enable()
-            serve(listener, successor)
+            serve(listener, successor, (successor,))
             return
     _import(sys.argv[later + 1 :])
     gc.enable()
     if can_fork():
-        for ready in _ready_pipes:
-            os.write(ready, _READY)
-        serve(listener)
+        for pipe in _to_predecessor:
+            os.write(pipe, _READY)
+        serve(listener, own=_to_predecessor)
 
 
 def _import(names: Sequence[str]) -> None:
@@ -268,8 +271,8 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()  # so that a collection in a fork does not copy the memory of the imports; one here takes half a second
 
 
-#: in the process with all imports: the writing end of the pipe to the one that serves the first client
-_ready_pipes: list[int] = []
+#: in the process with all imports: the pipe to the one that serves the first client, which notices its end
+_to_predecessor: list[int] = []
 
 
 def _successor() -> int | None:
@@ -281,7 +284,7 @@ def _successor() -> int | None:
         return reading
     os.close(reading)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _ready_pipes.append(writing)
+    _to_predecessor.append(writing)
     return None
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from modelpool.actors.ray import agent_stand_in
 
-#: time after which the agent for runtime environments starts, which only a program's own tasks and actors may need
+#: time after which the agent for runtime environments starts, which only a program's own tasks and actors may need if
+#: workers are forks without one
 ENVIRONMENT_AGENT_SECONDS = 10.0
 _RAYLET = "raylet"
 _WORKER_OPTION = "--python_worker_command="
@@ -90,7 +91,7 @@ def raylet_command(command: Sequence[str], worker_python: Sequence[str], exports
             continue
         elif part.startswith(_EXPORT_AGENT_OPTION) and not exports:
             changed[number] = f"{_EXPORT_AGENT_OPTION}{_stand_in(folder, node)}"
-        elif part.startswith(_ENVIRONMENT_AGENT_OPTION):
+        elif part.startswith(_ENVIRONMENT_AGENT_OPTION) and worker_python:
             agent = shlex.split(part.removeprefix(_ENVIRONMENT_AGENT_OPTION))
             option = agent_stand_in.ENVIRONMENT_PORT_OPTION
             if f"{option}0" in agent:
