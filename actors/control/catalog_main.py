@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import queue
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, TypeAlias
 
 from modelpool.actors.control.catalog_process import Question, answer_of, read_message
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
@@ -20,9 +22,27 @@ from modelpool.pool.core.errors import UserError
 _Questions: TypeAlias = "queue.SimpleQueue[Question]"
 
 
-async def answer_all(line: socket.socket, opener: Callable[[], ListingCatalog], questions: _Questions) -> None:
+class _SameThread(Executor):
+    """Calls at once: a change of threads costs a good part of a small question."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Executor`."""
+        called: Future[Any] = Future()
+        try:
+            called.set_result(fn(*args, **kwargs))
+        except Exception as raised:
+            called.set_exception(raised)
+        return called
+
+
+async def answer_all(
+    line: socket.socket,
+    opener: Callable[[], ListingCatalog],
+    computed_by: Mapping[str, str],
+    questions: _Questions,
+) -> None:
     """Open the catalog, and answer questions one after the other. Nothing else runs on this loop."""
-    service = CatalogService(opener)
+    service = CatalogService(opener, _SameThread(), computed_by)
     with contextlib.suppress(Exception):  # the first question says why
         await service.open()
     while True:
@@ -46,7 +66,8 @@ def main() -> None:
     code = 1
     try:
         questions: _Questions = queue.SimpleQueue()
-        answers = answer_all(line, read_message(line), questions)
+        opener, computed_by = read_message(line)
+        answers = answer_all(line, pickle.loads(opener), computed_by, questions)
         threading.Thread(target=asyncio.run, args=(answers,), name="answer questions", daemon=True).start()
         while True:
             questions.put(read_message(line))

@@ -24,7 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -84,7 +84,7 @@ class _Process:
             # modules that this process can import are those that the catalog may need
             paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
             self._process = subprocess.Popen(
-                [*python, "-P", "-m", MAIN], stdin=theirs, env={**os.environ, "PYTHONPATH": paths}
+                [*python, "-P", "-m", MAIN], stdin=theirs.fileno(), env={**os.environ, "PYTHONPATH": paths}
             )
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
@@ -100,7 +100,8 @@ class _Process:
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer. Raises _Lost."""
-        answer = self._waiting[question.number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer
         try:
             await self.tell(question)
             return await answer
@@ -132,16 +133,19 @@ class _Process:
         except Exception as unreadable:  # of the message: the caller hears of it, and the next process starts afresh
             logger.exception("an answer of the catalog cannot be read")
             problem = _Lost(f"its answer cannot be read: {unreadable!r}")
+        self._end(problem)
+
+    def end(self) -> None:
+        """End it. Idempotent."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end(_Lost("it was ended"))
+
+    def _end(self, problem: Exception) -> None:
         self.is_over = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(problem)
-
-    def end(self) -> None:
-        """End it. Idempotent."""
-        self.is_over = True
-        if self._reading is not None:
-            self._reading.cancel()
         if self._writer is not None:
             self._writer.close()
         self._socket.close()
@@ -152,9 +156,15 @@ class _Process:
 class CatalogProcess:
     """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
-    def __init__(self, opener: bytes, python: Sequence[str] = (sys.executable,)) -> None:
-        """`opener` is the pickle of a function that opens the catalog, and `python` starts Python."""
-        self._opener = opener
+    def __init__(
+        self,
+        opener: bytes,
+        python: Sequence[str] = (sys.executable,),
+        computed_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`opener` is the pickle of a function that opens the catalog, and `python` starts Python. `computed_by` is for
+        recipes."""
+        self._opener = pickle.dumps((opener, dict(computed_by)))
         self._python = tuple(python)
         self._numbers = itertools.count(1)
         #: callers get their turn in order

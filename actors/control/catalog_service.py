@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from modelpool.actors.control.graph_shapes import BuiltRequest
@@ -177,8 +178,14 @@ class CatalogQueries(Protocol):
 class CatalogService:
     """Calls one catalog from one thread."""
 
-    def __init__(self, open_catalog: Callable[[], ListingCatalog], executor: Executor | None = None) -> None:
-        """`executor` must have one thread; tests pass one that runs calls at once."""
+    def __init__(
+        self,
+        open_catalog: Callable[[], ListingCatalog],
+        executor: Executor | None = None,
+        computed_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`executor` must have one thread; tests pass one that runs calls at once. `computed_by` is for recipes."""
+        self._computed_by = dict(computed_by)
         self._open_catalog = open_catalog
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="catalog")
         self._plain: ListingCatalog | None = None
@@ -279,7 +286,8 @@ class CatalogService:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        return BuiltRequest(replace(recipe, versions=self._versions), self._with_fingerprints(job))
+        found = replace(recipe, versions=self._versions, computed_by=self._computed_by)
+        return BuiltRequest(found, self._with_fingerprints(job))
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
         """Add the fingerprints of all files, so that workers on other machines notice if theirs differ."""

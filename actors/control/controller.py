@@ -70,6 +70,8 @@ from modelpool.actors.wire.messages import (
     SubmissionId,
     TaskProgress,
     job_id_for,
+    journaled_id,
+    sent_order,
 )
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
@@ -615,15 +617,27 @@ class Controller:
         return await self._catalog.file_names()
 
     async def history(self, job: str) -> JobHistory:
-        """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""
+        """Return the history of the job with this id, or with this part of an id; of a job of the journal, NAME-PLACE,
+        the latest. Raises UnknownName.
+        """
         parked = self._parked.jobs_by_id()
-        job_id = find_job(self._state, job, parked)
+        job_id = self._journaled_job(job, parked) or find_job(self._state, job, parked)
         if job_id in parked:
             return self._history_of_parked(job_id, parked[job_id])
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
         await self._facts.read_names(nodes)
         return with_node_names(history, self._facts.names)
+
+    def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:
+        """Return the job that the journal has under the id `job`, as it was sent last; None if there is none here."""
+        name, _, place = job.rpartition("-")
+        begins, ends = f"{name}.", f"-{place}"
+        demand = self._state.demand
+        known = (each for jobs in (demand.ended, demand.jobs, parked) for each in jobs)
+        # most ids are excluded by their ends, which is faster
+        likely = (each for each in known if each.startswith(begins) and each.endswith(ends))
+        return max((each for each in likely if journaled_id(each) == job), key=sent_order, default=None)
 
     def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
         """Return the history of a job that the core does not know yet."""

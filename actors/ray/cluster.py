@@ -262,10 +262,10 @@ class GpuWorkerActor(GpuWorker):
         return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_together`, packed; see `RayFleet.run_together`."""
+        """As `run_batch`, packed; see `RayFleet.run_batch`."""
         wanted: Sequence[RunRequest] = unpacked(requests)
         for request in wanted:
-            self.may_start(request)  # a batch is never sent ahead
+            self.may_start(request)  # a batch is never sent ahead, so it was not revoked
         reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
@@ -417,11 +417,12 @@ def _catalog(plan: PoolPlan, models: ModelsSection, nodes: Sequence[NodeId] | No
     """Start the catalog: on the first of `nodes`, or in a process next to this one, which starts meanwhile."""
     opener = plan.open_catalog if plan.cache is None else partial(_open_catalog_here, plan)
     if nodes:
-        return RemoteCatalog(opener, nodes, partial(search_again, models, this_node()))
+        return RemoteCatalog(opener, nodes, partial(search_again, models, this_node()), plan.computed_by)
     if plan.cache is not None:  # Ray is not in that process
         opener = partial(plan.open_catalog, cache=plan.cache, host=ray.util.get_node_ip_address())
     python = python_command(os.environ)
-    return CatalogProcess(ray.cloudpickle.dumps(opener), python)  # of a function of a user's program, too
+    # cloudpickle: of a function of a user's program, too
+    return CatalogProcess(ray.cloudpickle.dumps(opener), python, plan.computed_by)
 
 
 def _open_catalog_here(plan: PoolPlan) -> ListingCatalog:

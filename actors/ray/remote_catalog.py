@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -53,10 +54,12 @@ class RemoteCatalog:
         open_catalog: Callable[[], ListingCatalog],
         nodes: Sequence[NodeId],
         find_nodes: Callable[[], Sequence[NodeId]],
+        computed_by: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`nodes` have the files; the first runs the catalog. `find_nodes` searches them again, in another thread; it
-        raises UserError if no node has the files.
+        raises UserError if no node has the files. `computed_by` is for recipes.
         """
+        self._computed_by = dict(computed_by)
         self._open_catalog = open_catalog
         self._nodes = list(nodes)
         self._find_nodes = find_nodes
@@ -142,7 +145,8 @@ class RemoteCatalog:
         """Create the actor. Blocks while Ray's control service does not answer."""
         options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
         actor_class: Any = ray.remote(CatalogService)
-        actor: ActorHandle[Any] = actor_class.options(**options, **on_node(node)).remote(self._open_catalog)
+        placed = actor_class.options(**options, **on_node(node))
+        actor: ActorHandle[Any] = placed.remote(self._open_catalog, computed_by=self._computed_by)
         return actor
 
     def _send_measured(self) -> None:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from modelpool.actors.control import catalog_process
+from modelpool.actors.control import catalog_process, catalog_service
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
 from modelpool.actors.control.catalog_service import CatalogService
@@ -61,6 +61,10 @@ class TestedCatalog(FakeCatalog):
             file.write(f"{task.stage}\n")
 
 
+#: settings of the pool that recipes name
+COMPUTED_BY = {"products": "auto"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     started = ForkServer.start([__name__], short_folder())
@@ -75,7 +79,7 @@ def python(server: ForkServer) -> tuple[str, ...]:
 
 
 def opened(folder: Path, python: tuple[str, ...]) -> CatalogProcess:
-    return CatalogProcess(pickle.dumps(partial(TestedCatalog, folder)), python)
+    return CatalogProcess(pickle.dumps(partial(TestedCatalog, folder)), python, COMPUTED_BY)
 
 
 def pids(folder: Path) -> list[int]:
@@ -109,7 +113,9 @@ def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) ->
     async def compare() -> None:
         process = opened(tmp_path, python)
         try:
-            assert await answers(process) == await answers(CatalogService(partial(TestedCatalog, tmp_path)))
+            assert await answers(process) == await answers(
+                CatalogService(partial(TestedCatalog, tmp_path), computed_by=COMPUTED_BY)
+            )
             with pytest.raises(UserError, match="none"):
                 await process.weights("none")
         finally:
@@ -145,7 +151,8 @@ def test_other_callers_get_their_turn_while_many_new_requests_are_converted(pyth
     asyncio.run(talk())
 
 
-def test_requests_that_cost_nothing_share_few_questions(python, tmp_path) -> None:
+def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
 
     class Counting(CatalogService):
@@ -233,7 +240,12 @@ def test_it_ends_with_its_controller_in_the_middle_of_an_answer(python, tmp_path
         process._process._socket.shutdown(2)  # as the kernel does when the controller is killed
         await until_gone(pid)
         asking.cancel()
+        waiting = [asyncio.ensure_future(process.models()) for _ in range(2)]
+        await asyncio.sleep(0)
         process.close()
+        for question in waiting:
+            with pytest.raises(UserError, match="closed"):
+                await question
 
     asyncio.run(talk())
 
