@@ -22,17 +22,21 @@ ENVIRONMENT_PORT = "runtime_env_agent_port"
 ENVIRONMENT_PORT_OPTION = "--runtime-env-agent-port="
 #: Ray's number of a port that nobody listens to
 _NO_PORT = -1
+_LOOK_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
 def main(ports: str, node: str, seconds: float, command: list[str]) -> None:
     """Announce ports in the folder `ports` for the node; wait, and become the agent that `command` starts."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    raylet = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if not command:
         for name in EXPORT_PORTS:
             announce(ports, name, node, _NO_PORT)
-        while True:
-            signal.pause()
+        while os.getppid() == raylet:  # where the kernel does not end it
+            time.sleep(_LOOK_SECONDS)
+        return
     with socket.socket() as kept:
         kept.bind(("127.0.0.1", 0))  # it does not listen: Ray tries again until the agent does
         port = kept.getsockname()[1]

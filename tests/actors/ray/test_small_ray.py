@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from modelpool.actors.ray import agent_stand_in
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.small_ray import raylet_command
@@ -79,6 +82,27 @@ def test_only_the_parts_of_a_raylets_command_that_are_as_expected_change(tmp_pat
         ["raylet", f"{agents[1]}2", *where],
     ):
         assert raylet_command(unknown, ours, exports=False) == (unknown, False)
+
+
+def test_a_stand_in_announces_that_there_is_no_agent_and_ends_with_its_raylet(tmp_path: Path) -> None:
+    program = f"""
+import os, subprocess, sys
+stand_in = subprocess.Popen([sys.executable, "-I", "-S", {agent_stand_in.__file__!r}, {str(tmp_path)!r}, "n", "10"])
+print(stand_in.pid, flush=True)
+input()
+os._exit(0)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as raylet:
+        assert raylet.stdout is not None
+        stand_in = psutil.Process(int(raylet.stdout.readline()))
+        ports = [tmp_path / f"{name}_n" for name in agent_stand_in.EXPORT_PORTS]
+        while not all(port.exists() for port in ports):
+            time.sleep(0.01)
+        assert {port.read_text() for port in ports} == {"-1"}
+        raylet.communicate("\n")
+        stand_in.wait(30)
 
 
 def test_a_process_that_is_no_fork_starts_python_itself() -> None:
