@@ -148,12 +148,13 @@ class ModelPool:
         with it, also if it does not start. Raises UserError.
         """
         from modelpool.actors.api.opening import start_pool
-        from modelpool.actors.api.start_checks import check_folders
+        from modelpool.actors.api.start_checks import check_device, check_folders
 
         with contextlib.ExitStack() as failed:
             if forks is not None:
                 failed.callback(forks.close)
             check_folders(settings)
+            check_device(settings)
             if settings.output.folder is not None:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)

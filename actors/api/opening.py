@@ -66,7 +66,12 @@ def start_pool(
         forks = forks or Forks.start(cluster.address, preload)
         opened.callback(forks.close)
         session = open_session(
-            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=not forks.environment
+            cluster.address,
+            cluster.namespace,
+            most_workers(config),
+            bring_code=True,
+            worker_python=forks.command,
+            exports=bool(config.observability.export_seconds(own_ray=True)),
         )
         opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
@@ -82,7 +87,8 @@ def start_pool(
             plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
         if keeps_jobs and plan.log is None and config.observability.log is None:
             plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
-        environment = {**(session.actor_environment or {}), **forks.environment} or None
+        fork_environment = {} if session.workers_fork else forks.environment
+        environment = {**(session.actor_environment or {}), **fork_environment} or None
         place = cluster.controller or controller
         start = partial(
             start_controller,

@@ -5,6 +5,7 @@ weights; starts nothing, and takes a fraction of a second.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,16 @@ from modelpool.actors.ray.ray_session import LOCAL, chosen_address
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, one_worker
+from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.registry.kinds import LORAS, MODELS, FileKind
 
 if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.pool.registry.registry import Registry
 
+#: on Linux, at least one of these exists where Ray counts GPUs: of drivers of NVIDIA, AMD, Intel, Tegra and of WSL
+GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg")
 #: names whose check is remembered: a batch names the same files in every line
 NAMES_REMEMBERED = 4096
 
@@ -33,6 +38,23 @@ def check_folders(config: PoolConfig) -> None:
         for folder in folders:
             if not os.path.lexists(folder):
                 raise unusable_field(f"[models] {key}", str(folder), "a folder that exists, or a file")
+
+
+def check_device(config: PoolConfig) -> None:
+    """Raise UserError if the pool cannot have its workers: for a kind of GPU that this machine does not have, and for
+    more workers than can be isolated. `plan_pool` raises the same once Ray runs; it also knows how many GPUs there are.
+    """
+    pool = config.pool
+    if pool.device == AUTO or pool.policy is VramPolicy.DISABLED:
+        return
+    kind = DeviceKind(pool.device)
+    if kind.computes_on_host or chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    if kind in RAY_COUNTS:
+        if sys.platform == "linux" and not any(map(os.path.exists, GPU_FILES)):
+            raise unusable_field("device", kind.value, NO_GPU)
+    elif pool.workers not in (1, "all"):
+        raise unusable_field("workers", pool.workers, one_worker(kind))
 
 
 class NameCheck:

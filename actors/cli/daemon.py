@@ -113,8 +113,10 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     The first signal starts a drain: nothing starts any more, and running tasks end or stop at a step within
     `drain_seconds`. A second one ends the pool at once. Raises UserError if it cannot start, and PoolLost.
     """
+    from modelpool.actors.api.start_checks import check_device
     from modelpool.actors.ray.forks import Forks
 
+    check_device(config)
     name = config.cluster.name
     with _lock_file(name).open("wb") as lock:
         try:

@@ -67,12 +67,13 @@ def name_check(options: PoolOptions) -> NameCheck:
     checked names are read into the page cache meanwhile. Raises UserError for a configured folder that does not exist.
     """
     from modelpool.actors.api.early_reading import EarlyReading
-    from modelpool.actors.api.start_checks import NameCheck, check_folders
+    from modelpool.actors.api.start_checks import NameCheck, check_device, check_folders
 
     if options.pool is not None:  # which has its own models
         return NameCheck(None)
     settings = settings_for(options)
     check_folders(settings)
+    check_device(settings)
     return NameCheck.of(settings, EarlyReading().add)
 
 
@@ -93,11 +94,12 @@ def open_pool(options: PoolOptions) -> ModelPool:
         from modelpool.actors.api.client import ModelPool
 
         return ModelPool.connect(options.pool)
-    from modelpool.actors.api.start_checks import check_folders
+    from modelpool.actors.api.start_checks import check_device, check_folders
     from modelpool.actors.ray.forks import Forks
 
     settings = settings_for(options)
     check_folders(settings)
+    check_device(settings)
     forks = Forks.start(settings.cluster.address)  # imports torch and diffusers while this process imports the client
     try:
         from modelpool.actors.api.client import ModelPool

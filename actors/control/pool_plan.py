@@ -16,7 +16,7 @@ from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
+from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.spec import WorkerId
@@ -176,7 +176,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         cache=config.models.cache_settings,
         pins=config.models.pins,
         checkpoints=_checkpoints(wanted, device),
-        metrics_seconds=config.observability.ray_metrics_seconds,
+        metrics_seconds=config.observability.export_seconds(own_ray=not can_grow),
         traces=config.observability.traces,
         output=config.output.defaults,
         log=_log(config.observability),
@@ -214,12 +214,12 @@ def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool
     if on_ray_gpus:
         count = wanted if isinstance(wanted, int) else gpu_count
         if count == 0 and not can_grow:
-            raise unusable_field("device", kind.value, "sim or cpu on a machine without GPUs in Ray")
+            raise unusable_field("device", kind.value, NO_GPU)
         if count > gpu_count and not can_grow:
             raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU in Ray")
         return count
     if kind.computes_on_host:
         return wanted if isinstance(wanted, int) else SIMULATED_WORKERS
     if wanted not in (1, "all"):
-        raise unusable_field("workers", wanted, f"1: Ray cannot assign a separate {kind.facts.title} to each worker")
+        raise unusable_field("workers", wanted, one_worker(kind))
     return 1

@@ -425,7 +425,7 @@ def _catalog(plan: PoolPlan, models: ModelsSection, nodes: Sequence[NodeId] | No
         return RemoteCatalog(opener, nodes, partial(search_again, models, this_node()), plan.computed_by)
     if plan.cache is not None:  # Ray is not in that process
         opener = partial(plan.open_catalog, cache=plan.cache, host=ray.util.get_node_ip_address())
-    python = python_command(ray.get_runtime_context().runtime_env)
+    python = python_command(os.environ)
     # cloudpickle: of a function of a user's program, too
     return CatalogProcess(ray.cloudpickle.dumps(opener), python, plan.computed_by)
 

@@ -1,8 +1,9 @@
 """Stands in for Python where Ray starts a worker: has the fork server fork it, or starts Python as Ray would.
 
 A script without imports of ours, which Ray runs as `python -I -S fork_client.py SOCKET default_worker.py ...`. It stays
-as long as the worker: whoever ends one of the two ends both. Python is started instead where no server answers, and
-where the server sees other files or networks than this process, in containers and mount namespaces.
+as long as the worker: whoever ends one of the two ends both. Python is started instead where no server answers, for
+workers with a runtime environment that Ray has not applied yet, and where the server sees other files or networks than
+this process, in containers and mount namespaces.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
 import sys
 
+#: arguments of Ray's script that applies runtime environments, which it does not pass on
+_ENVIRONMENT_OPTION, _LANGUAGE_OPTION, _SETUP_SCRIPT = (
+    "--serialized-runtime-env-context=",
+    "--language=",
+    "setup_worker.py",
+)
+_NO_ENVIRONMENT = f"{_ENVIRONMENT_OPTION}{{}}"
+#: the environment variable of a fork that has the command by which other forks of its server are started
+COMMAND_VARIABLE = "MODELPOOL_FORK_COMMAND"
 #: a number of bytes, and the pid of a worker
 NUMBER = struct.Struct("Q")
 #: these differ where two processes of a machine see different files, users, processes or networks
@@ -25,12 +36,18 @@ _PR_SET_PDEATHSIG = 1
 def main(server: str, command: list[str]) -> None:
     """Run `command`, a Python script with its arguments, as a process that the server at the socket `server` forks."""
     _die_with_raylet()
+    command = [part for part in command if part != _NO_ENVIRONMENT]
+    if any(part.startswith(_ENVIRONMENT_OPTION) for part in command):  # of a task of the user's program
+        script = os.path.join(os.path.dirname(command[0]), _SETUP_SCRIPT)
+        os.execv(sys.executable, [sys.executable, script, *command])
+    command = [part for part in command if not part.startswith(_LANGUAGE_OPTION)]
     try:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(server)
         if not _sees_the_same(connection):
             raise OSError("the server runs in another namespace")
-        call = json.dumps({"command": command, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+        environment = {**os.environ, COMMAND_VARIABLE: shlex.join([sys.executable, "-I", "-S", __file__, server])}
+        call = json.dumps({"command": command, "environment": environment, "folder": os.getcwd()}).encode()
         socket.send_fds(connection, [NUMBER.pack(len(call))], [0, 1, 2])
         connection.sendall(call)
         if not connection.recv(NUMBER.size):

@@ -4,13 +4,16 @@ take seconds to import, a fork takes milliseconds and shares the memory of the i
 `ForkServer` starts it and names it to Ray; run as a program, this module is the server. Rules
 1. The server never imports ray, which reads its environment once, at its import. It starts no thread, initializes no
    GPU and runs no torch operation: none of these survives a fork. If an import did one of the first two, it ends.
-2. A worker ends with its `fork_client`, which is Ray's child, and the server ends with the process that started it.
+2. The first fork, the controller, needs less. It is one of the process that has imported that; another one, its fork,
+   imports the rest meanwhile, and serves all later clients.
+3. A worker ends with its `fork_client`, which is Ray's child, and the server ends with the process that started it.
    Without the server, workers start as they would without all this.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -26,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from modelpool.actors.ray import fork_client
 from modelpool.actors.ray.code_folder import code_path
@@ -42,6 +46,13 @@ ENGINE_MODULES = (
     "modelpool.actors.worker.gpu_worker",
     "modelpool.actors.wire.packing",
 )
+#: what the first of them, the controller, imports: without torch and diffusers, and so several seconds earlier
+CONTROLLER_MODULES = ENGINE_MODULES[3:]
+#: before the modules that only later forks have
+_LATER = "--later"
+#: what the process with all imports sends to the one that serves the first client
+_READY = b"r"
+_PR_SET_PDEATHSIG = 1
 #: the socket of a server that pools use instead of starting one each: for programs that start many pools
 SERVER_VARIABLE = "MODELPOOL_FORK_SERVER"
 #: the key of a Ray runtime environment for what runs as Python
@@ -68,9 +79,10 @@ class ForkServer:
         self._process = process
 
     @classmethod
-    def start(cls, modules: Sequence[str], parent_folder: Path) -> ForkServer | None:
+    def start(cls, modules: Sequence[str], parent_folder: Path, first: Sequence[str] = ()) -> ForkServer | None:
         """Start a server that imports `modules`; None on systems other than Linux. Returns at once. Its socket is in a
-        new folder of `parent_folder`, whose path must be short; the next pool removes what a killed one left."""
+        new folder of `parent_folder`, whose path must be short; the next pool removes what a killed one left. The first
+        client is served as soon as the modules `first` are imported, if the others are not yet."""
         if sys.platform != "linux":
             return None
         folder = SessionFolder(parent_folder, "fork-")
@@ -78,7 +90,7 @@ class ForkServer:
             listener.bind(str(folder.path / "socket"))
             listener.listen(socket.SOMAXCONN)
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(listener.fileno()), *modules],
+                [sys.executable, "-P", "-m", __name__, str(listener.fileno()), *first, _LATER, *modules],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -102,32 +114,55 @@ class ForkServer:
         self._folder.close()
 
 
-def python_command(runtime_environment: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the command that starts Python in an actor with this runtime environment: a fork of the server, if the
-    actor is one."""
-    command = shlex.split(str(runtime_environment.get(PY_EXECUTABLE, "")))
-    return tuple(command) if fork_client.__file__ in command else (sys.executable,)
+def python_command(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that starts Python in a process with these environment variables: a fork of the server, if
+    the process is one."""
+    command = environment.get(fork_client.COMMAND_VARIABLE)
+    return (sys.executable,) if command is None else tuple(shlex.split(command))
 
 
-def fork_environment(server: Path) -> dict[str, str]:
-    """Return the Ray runtime environment of actors that are forks of the server with this socket."""
-    return {PY_EXECUTABLE: shlex.join([sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)])}
+def fork_command(server: Path) -> tuple[str, ...]:
+    """Return what is run instead of Python for forks of the server with this socket."""
+    return sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork a process for each client, until stdin is closed."""
+def fork_environment(command: Sequence[str]) -> dict[str, str]:
+    """Return the Ray runtime environment of actors that are started by `command`, as of `fork_command`."""
+    return {PY_EXECUTABLE: shlex.join(command)} if command else {}
+
+
+def serve(listener: socket.socket, successor: int | None = None, own: Sequence[int] = ()) -> None:
+    """Fork a process for each client, until stdin is closed. With a `successor`, whose pipe this is: for one client, if
+    it comes before the successor is ready; then wait until stdin is closed, or the successor ends. Forks close the file
+    descriptors `own`.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no fork becomes a zombie
+    listener.setblocking(False)  # the other process may have been faster
+    waiting: list[Any] = [sys.stdin, listener] if successor is None else [sys.stdin, listener, successor]
     while True:
-        readable, _, _ = select.select([listener, sys.stdin], [], [])
+        readable, _, _ = select.select(waiting, [], [])
         if sys.stdin in readable:
             return
-        client, _ = listener.accept()
+        if successor in readable:
+            assert successor is not None
+            if not os.read(successor, 1):
+                return
+            waiting = [sys.stdin, successor]
+            continue
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            continue
+        if successor is not None:
+            waiting.remove(listener)
         with client:
             if (call := _received(client)) is None:
                 continue
             command, environment, folder, streams = call
             if not os.fork():
                 listener.close()
+                for descriptor in own:
+                    os.close(descriptor)
                 _become(client, command, environment, folder, streams)
             for stream in streams:
                 os.close(stream)
@@ -214,14 +249,43 @@ def can_fork(gpu_files: tuple[str, ...] = _GPU_FILES) -> bool:
 def main() -> None:
     """Import the modules of the command line, then serve."""
     listener = socket.socket(fileno=int(sys.argv[1]))
+    later = sys.argv.index(_LATER)
     gc.disable()  # imports leave no garbage worth the time of the collections
-    for name in sys.argv[2:]:
-        importlib.import_module(name)
+    if first := sys.argv[2:later]:
+        _import(first)
+        if can_fork() and (successor := _successor()) is not None:
+            gc.enable()
+            serve(listener, successor, (successor,))
+            return
+    _import(sys.argv[later + 1 :])
     gc.enable()
-    gc.collect()
-    gc.freeze()  # so that a collection in a fork does not copy the memory of the imports
     if can_fork():
-        serve(listener)
+        for pipe in _to_predecessor:
+            os.write(pipe, _READY)
+        serve(listener, own=_to_predecessor)
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    gc.freeze()  # so that a collection in a fork does not copy the memory of the imports; one here takes half a second
+
+
+#: in the process with all imports: the pipe to the one that serves the first client, which notices its end
+_to_predecessor: list[int] = []
+
+
+def _successor() -> int | None:
+    """Fork the process that imports the rest. Returns its pipe in this one, and None in the new one, which ends with
+    this one."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        return reading
+    os.close(reading)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _to_predecessor.append(writing)
+    return None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +43,7 @@ from modelpool.actors.ray.code_folder import (
     with_user_modules,
 )
 from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
+from modelpool.actors.ray.small_ray import fewer_processes
 from modelpool.actors.ray.unused_state import remove_unused_state
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
@@ -74,6 +75,7 @@ class RaySession:
     """A connection, and what this process started for it.
 
     actor_environment  the runtime environment that actors need to find our code; None if the whole job has it
+    workers_fork       whether workers without a runtime environment are started by the command that was passed for them
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class RaySession:
         folder: SessionFolder | None,
         actor_environment: Mapping[str, Any] | None = None,
         note: Path | None = None,
+        workers_fork: bool = False,
     ) -> None:
+        self.workers_fork = workers_fork
         self.address = address
         self.actor_environment = actor_environment
         self._connected_here = connected_here
@@ -139,15 +143,20 @@ def _exit_at_once() -> None:
 
 
 def open_session(
-    address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False, prestart: bool = True
+    address: str | None,
+    namespace: str,
+    local_workers: int = 1,
+    bring_code: bool = False,
+    worker_python: Sequence[str] = (),
+    exports: bool = True,
 ) -> RaySession:
     """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default that of
     RAY_ADDRESS.
 
-    `bring_code` ships our packages to the nodes of a joined cluster. `prestart` lets a local Ray start processes before
-    they are needed, which is for actors without a runtime environment. An existing Ray connection of this process is
-    used, and left alone on closing. Raises UserError if nothing answers at `address`, if it cannot be joined from this
-    process, or if this process is connected elsewhere.
+    `bring_code` ships our packages to the nodes of a joined cluster. `worker_python` is what a local Ray runs instead
+    of Python for workers; without it, it starts some before they are needed. `exports` keeps its export of metrics. An
+    existing Ray connection of this process is used, and left alone on closing. Raises UserError if nothing answers at
+    `address`, if it cannot be joined from this process, or if this process is connected elsewhere.
     """
     if (known := _connected()) is not None:
         there = known.get_runtime_context().gcs_address
@@ -156,7 +165,7 @@ def open_session(
         return RaySession(there, False, None, _code_for_actors(known) if bring_code else None)
     chosen = chosen_address(address, os.environ)
     if chosen == LOCAL:
-        return _start(namespace, local_workers, prestart)
+        return _start(namespace, local_workers, worker_python, exports)
     return _join(chosen, namespace, bring_code)
 
 
@@ -197,21 +206,21 @@ def _connected() -> ModuleType | None:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _start(namespace: str, local_workers: int, prestart: bool) -> RaySession:
+def _start(namespace: str, local_workers: int, worker_python: Sequence[str], exports: bool) -> RaySession:
     """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
     to start, which a busy machine can exceed."""
     remove_abandoned(SHORT_FOLDERS)
     remove_unused_state()
     _prepare_environment(machine_folder())
     try:
-        folder = _start_once(namespace, local_workers, prestart)
+        folder, workers_fork = _start_once(namespace, local_workers, worker_python, exports)
     except Exception as failed:
         logger.info("Ray did not start; trying once more: %s", failed)
-        folder = _start_once(namespace, local_workers, prestart)
+        folder, workers_fork = _start_once(namespace, local_workers, worker_python, exports)
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    return RaySession(address, True, folder, note=write_note(address))
+    return RaySession(address, True, folder, note=write_note(address), workers_fork=workers_fork)
 
 
 def write_note(address: str) -> Path:
@@ -240,24 +249,27 @@ def _note_of(address: str, folder: Path) -> Path:
     return folder / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
-def _start_once(namespace: str, local_workers: int, prestart: bool) -> SessionFolder:
-    """Start Ray in its own folder; clean up after a failed start."""
+def _start_once(
+    namespace: str, local_workers: int, worker_python: Sequence[str], exports: bool
+) -> tuple[SessionFolder, bool]:
+    """Start Ray in its own folder, which is returned, and whether its workers are started by `worker_python`; clean up
+    after a failed start."""
     folder = SessionFolder(short_folder())
     try:
-        with _code_on_path():
+        with _code_on_path(), fewer_processes(worker_python, exports) as small:
             _init(
                 address="local",
                 namespace=namespace,
                 num_cpus=local_workers,
                 include_dashboard=False,
                 _temp_dir=str(folder.path),
-                _system_config={"prestart_worker_first_driver": prestart},
+                _system_config={"prestart_worker_first_driver": not worker_python},
             )
     except BaseException:
         folder.kill_processes()
         folder.close()
         raise
-    return folder
+    return folder, small.workers_fork
 
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:

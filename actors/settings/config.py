@@ -327,11 +327,16 @@ class OutputSection(Strict):
         return OutputDefaults(folder, self.name, self.written_by == "nodes")
 
 
+#: usual interval of passing on metrics to the Ray of a cluster
+RAY_METRICS_SECONDS = 10.0
+
+
 class ObservabilitySection(Strict):
     """What a pool reports about itself.
 
     ray_metrics_seconds  interval at which metrics are passed on to Ray, whose agents export them with Ray's own; 0:
-                         never
+                         never. By default every 10 s on a cluster; never, and without the agent, where Ray is started
+                         for the pool
     traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
                          package opentelemetry-exporter-otlp; by default none. OpenTelemetry's environment variables
                          configure it
@@ -341,10 +346,16 @@ class ObservabilitySection(Strict):
     log_format           "text", or "json" for one JSON object in a line
     """
 
-    ray_metrics_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 10.0
+    ray_metrics_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] | None = None
     traces: str | None = None
     log: Path | Literal[False] | None = None
     log_format: Literal["text", "json"] = "text"
+
+    def export_seconds(self, own_ray: bool) -> float:
+        """Return the interval of passing on metrics, 0 for never; `own_ray` was started for the pool."""
+        if self.ray_metrics_seconds is None:
+            return 0.0 if own_ray else RAY_METRICS_SECONDS
+        return self.ray_metrics_seconds
 
 
 class UserSection(Strict):

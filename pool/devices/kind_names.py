@@ -94,6 +94,15 @@ RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 AUTO = "auto"
 
 
+#: what is expected instead of a kind of `RAY_COUNTS`
+NO_GPU = "sim or cpu on a machine without GPUs in Ray"
+
+
+def one_worker(kind: DeviceKind) -> str:
+    """Return what number of workers is expected for a kind that Ray does not count."""
+    return f"1: Ray cannot assign a separate {kind.facts.title} to each worker"
+
+
 def choose_kind(
     wanted: DeviceKind | None, found: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
 ) -> DeviceKind:

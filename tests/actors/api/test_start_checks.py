@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from modelpool.actors.api import start_checks
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.api.early_reading import EarlyReading
-from modelpool.actors.api.start_checks import NameCheck, check_folders
+from modelpool.actors.api.start_checks import NameCheck, check_device, check_folders
+from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError
@@ -58,6 +61,31 @@ def test_a_configured_folder_that_does_not_exist_is_an_error(key: str, tmp_path:
     path.write_text(f'[models]\n{key} = ["modles"]\n')
     with pytest.raises(UserError, match=rf"\[models\] {key}: found '{tmp_path}/modles', expected a folder that exists"):
         ModelPool.start(path, address="local")
+
+
+def test_devices_that_this_machine_lacks_are_errors_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the words of the plan, which needs Ray for them."""
+    config = PoolConfig.load(LAPTOP)
+    monkeypatch.setattr(start_checks, "GPU_FILES", (str(tmp_path / "gpu"),))
+    for device, workers, there, problem in (
+        ("cuda", "all", False, "device: found 'cuda', expected sim or cpu on a machine without GPUs"),
+        ("cuda", 1, True, None),
+        ("mps", 2, False, "workers: found 2, expected 1: Ray cannot assign a separate"),
+        ("mps", 1, False, None),
+        ("cpu", 9, False, None),
+        ("sim", 9, False, None),
+        ("auto", 9, False, None),
+    ):
+        (tmp_path / "gpu").touch() if there else (tmp_path / "gpu").unlink(missing_ok=True)
+        wanted = config.override(device=device, workers=workers)
+        with pytest.raises(UserError, match=problem) if problem else nullcontext():
+            check_device(wanted)
+        if problem:
+            with pytest.raises(UserError, match=problem):
+                plan_pool(wanted, gpu_count=0, can_grow=False)
+            check_device(wanted.override(address="10.0.0.1:6379"))
 
 
 def test_an_output_folder_that_cannot_be_created_is_reported_before_a_pool_starts(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import shlex
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.graph.stage_request import StageRequest
-from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment, python_command
+from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
@@ -75,7 +74,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def python(server: ForkServer) -> tuple[str, ...]:
-    return python_command(fork_environment(server.socket))
+    return fork_command(server.socket)
 
 
 def opened(folder: Path, python: tuple[str, ...]) -> CatalogProcess:
@@ -126,7 +125,7 @@ def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) ->
     asyncio.run(compare())
     assert len(pids(tmp_path)) == 2, "one of them is this process"
     assert python[0] == sys.executable
-    assert python_command({PY_EXECUTABLE: shlex.join(("uv", "run"))}) == (sys.executable,)
+    assert python_command(os.environ) == (sys.executable,)
 
 
 def test_other_callers_get_their_turn_while_many_new_requests_are_converted(python, tmp_path) -> None:

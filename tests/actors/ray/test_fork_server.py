@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_command, fork_environment
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.session_folder import remove_abandoned
 from tests.actors.ray.local_cluster import can_hide
@@ -46,7 +47,10 @@ def server() -> Iterator[ForkServer]:
 def worker(server: ForkServer, folder: Path, *prefix: str) -> Iterator[subprocess.Popen[str]]:
     """The script, started as Ray starts a worker: by a shell, after `prefix`."""
     (folder / "script.py").write_text(SCRIPT)
-    python, script = fork_environment(server.socket)[PY_EXECUTABLE], shlex.quote(str(folder / "script.py"))
+    python, script = (
+        fork_environment(fork_command(server.socket))[PY_EXECUTABLE],
+        shlex.quote(str(folder / "script.py")),
+    )
     with subprocess.Popen(
         [*prefix, "bash", "-c", f"exec {python} -u {script} one 'two three'"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -76,6 +80,41 @@ def test_a_worker_is_a_fork_with_the_arguments_folder_environment_and_streams_of
         assert psutil.Process(int(parent)).cmdline()[-1] == MODULE
         assert process.communicate("\n")[0] == "errors come here too\n"
     until_gone(int(pid))
+
+
+def test_the_first_worker_does_not_wait_for_what_only_later_ones_need(tmp_path, monkeypatch) -> None:
+    """1. A module waits for a file. 2. The first worker runs. 3. The second one waits. 4. With the file, it runs, and
+    has both modules. 5. The processes of the server end together."""
+    (tmp_path / "late.py").write_text("import os, time\nwhile not os.path.exists('now'):\n    time.sleep(0.01)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    started = ForkServer.start(["late"], short_folder(), [MODULE])
+    assert started is not None
+    with worker(started, tmp_path) as first:
+        early = line_of(first)
+        assert early.split()[2:4] == ["True", "__main__"]
+        assert int(early.split()[1]) == started._process.pid
+        with worker(started, tmp_path) as second:
+            assert not select.select([second.stdout], [], [], 0.2)[0]
+            (tmp_path / "now").touch()
+            successor = psutil.Process(int(line_of(second).split()[1]))
+            assert successor.ppid() == started._process.pid
+            with worker(started, tmp_path) as third:
+                assert int(line_of(third).split()[1]) == successor.pid
+            successor.kill()
+            started._process.wait()
+    started.close()
+
+
+def test_a_server_whose_later_imports_fail_ends(tmp_path, monkeypatch) -> None:
+    (tmp_path / "unfit.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    unfit = ForkServer.start(["unfit"], short_folder(), [MODULE])
+    assert unfit is not None
+    assert unfit._process.wait(30) == 0
+    with worker(unfit, tmp_path) as process:
+        assert " False __main__ " in line_of(process)
+    unfit.close()
 
 
 def test_worker_and_client_end_together_and_the_server_forks_others(server, tmp_path) -> None:
