@@ -106,6 +106,8 @@ class CfgRescale(Enum):
     NOTHING = "nothing"
     #: patches of 2 x 2 cells, all channels
     PATCHES = "patches"
+    #: the same, but only patches whose norm is larger
+    PATCHES_DOWN = "patches, never enlarged"
     #: each row of cells, per channel
     ROWS = "rows"
 

@@ -123,10 +123,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="Flux3Transformer2DModel",
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
-    _shared(
-        flux.FLUX, "longcat_image", "LongCat-Image", "LongCatImage", having(vec_in_dim=None, context_in_dim=3584),
-        "LongCatImageTransformer2DModel", latent="flux",
-    ),
     # images
     _marked(
         "sana", "Sana", "",
