@@ -148,6 +148,8 @@ class VisionEncoderUse(Enum):
     CENTER_PROJECTED = "center_projected"
     #: the states of the last layer; the whole image, resized to a square (Redux)
     LAST = "last"
+    #: one pooled state; the whole image, resized to a square (IP-Adapter of Flux by InstantX)
+    POOLED = "pooled"
 
     @property
     def is_model_input(self) -> bool:
