@@ -199,6 +199,13 @@ class ImageConcat(Enum):
     UNSCALED = "unscaled latent"
     #: the image's pixels with noise, one for each cell of the latent: upscaling
     PIXELS = "pixels"
+    #: a depth map, one number for each cell of the latent
+    DEPTH = "depth"
+
+    @property
+    def is_pixels(self) -> bool:
+        """It is read from the pixels of the image, without the VAE."""
+        return self in (ImageConcat.PIXELS, ImageConcat.DEPTH)
 
     @property
     def is_inpaint(self) -> bool:

@@ -22,8 +22,7 @@ from modelpool.pool.detection.layouts.signature import (
     having,
     published,
 )
-from modelpool.pool.families.modules.stable_diffusion_2 import DEPTH_CHANNELS
-from modelpool.pool.families.parts.unet import sd1, sd2, unclip
+from modelpool.pool.families.parts.unet import sd1, unclip
 
 _PATCHES = "patch_embed.proj.weight"
 
@@ -84,10 +83,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     _shared(
         unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
         latent="sd1", extra_keys=("cc_projection.weight",),
-    ),
-    _shared(
-        unet.LDM_UNET, "sd2_depth", "Stable Diffusion 2 depth", "SD20", sd2(in_channels=DEPTH_CHANNELS), _UNET,
-        latent="sd1",
     ),
     _shared(
         unet.LDM_UNET, "sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L", "SD21UnclipL", unclip(adm_in_channels=1536),
