@@ -89,6 +89,8 @@ from modelpool.pool.tracing.structure import structure_digest
 
 #: cached texts and sizes
 SIZES_REMEMBERED = 4096
+#: the row and the task of a text with image prompts, whole numbers, before and after they are selected
+_ROW_BYTES = 32
 #: time of two calls with one text each relative to one call with both: kernels are less busy.
 #: An assumption, not measured on a GPU
 APART_SLOWDOWN = 1.2
@@ -397,8 +399,8 @@ class ActivationEstimator:
 
 
 def _queries_bytes(opened: OpenModel, work: SampleParams, blocks: BlockReading | None, text_tokens: int) -> int:
-    """Return the bytes of the queries that `blocks` of the diffusion model of `opened` keep for image prompts: of all
-    tokens of one image, or of those that are no text."""
+    """Return the bytes that `blocks` of the diffusion model of `opened` keep for image prompts: queries, of all tokens
+    of one image or of those that are no text, and the row and the task of the text."""
     if blocks is None:
         return 0
     component = opened.component(role_of(work))
@@ -408,7 +410,7 @@ def _queries_bytes(opened: OpenModel, work: SampleParams, blocks: BlockReading |
     for wide, high in reference_names(work).values():
         cells += (high * height // work.shape.height) * (wide * width // work.shape.width)
     tokens = cells // PATCH + (text_tokens if blocks is BlockReading.IN_ATTENTION else 0)
-    return tokens * int(module.inner_dim) * component.form.compute_dtype.itemsize
+    return tokens * int(module.inner_dim) * component.form.compute_dtype.itemsize + _ROW_BYTES
 
 
 def _image_prompts_read(work: ModelStageParams) -> Iterator[tuple[str, int]]:
