@@ -46,7 +46,6 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.core.sample_conditions import condition_inputs
-from modelpool.pool.core.sampling_facts import ImageConcat
 from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
@@ -233,7 +232,7 @@ class _GraphBuilder:
 
     def _first_image(self, run: SamplingRun, work: SampleParams) -> TaskId:
         """Add the image that the model of `work` reads."""
-        if self._facts.image_concat is ImageConcat.PIXELS:
+        if self._facts.image_concat is not None and self._facts.image_concat.is_pixels:
             return input_image_id(self._request.image)
         begins = None if self._facts.video is None else self._facts.video.begins
         return self._add(first_frame_task(run, begins, work.shape.frames, work.image_numbers.image_noise))

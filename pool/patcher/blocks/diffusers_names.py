@@ -18,6 +18,11 @@ from diffusers.models import transformers
 from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.transformers import auraflow_transformer_2d
+from diffusers.models.transformers.transformer_flux import (
+    FluxAttention,
+    FluxSingleTransformerBlock,
+    FluxTransformerBlock,
+)
 from torch import nn
 
 #: lists of blocks of a transformer -> the name of its blocks in options
@@ -140,6 +145,14 @@ def cross_attentions(unet: nn.Module) -> tuple[tuple[str, int, nn.Module], ...]:
     return tuple((order[id(attention)], places[id(attention)], attention) for attention in found)
 
 
+def joint_attention(block: nn.Module) -> nn.Module | None:
+    """Return the attention of a block of Flux: `norm_q` returns the queries of the image (of all tokens in a single
+    block), `to_out.0` of a double block gets the result for the image. None for other blocks."""
+    attention = getattr(block, "attn", None)
+    known = isinstance(block, FluxTransformerBlock | FluxSingleTransformerBlock)
+    return attention if known and isinstance(attention, FluxAttention) else None
+
+
 def is_plain_attention(attention: nn.Module) -> bool:
     """Whether `attention` only projects, multiplies and projects, so that a patched one omits nothing."""
     a: Any = attention
@@ -180,6 +193,10 @@ def self_test() -> None:
     for _, name, attention in attentions_of(nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})):
         if not is_plain_attention(attention):
             problems.append(f"{name} of BasicTransformerBlock is not a plain attention")
+    for kind in (FluxTransformerBlock, FluxSingleTransformerBlock):
+        joint = joint_attention(kind(8, 2, 4))
+        if joint is None or not {"norm_q", "to_q"} <= {name for name, _ in joint.named_children()}:
+            problems.append(f"{kind.__name__} has no attention with normalized queries")
     if problems:
         raise NamesChangedError("diffusers differs from what options act on: " + "; ".join(problems))
 
