@@ -14,7 +14,15 @@ from pydantic import Field, create_model, model_validator
 from modelpool.actors.request.number_fields import Number, Whole, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unknown_name, unusable_field
-from modelpool.pool.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, RunOption, RunOptions, limits_of
+from modelpool.pool.core.run_options import (
+    MAIN_SETTING,
+    RUN_OPTIONS,
+    Limits,
+    RotaryPositions,
+    RunOption,
+    RunOptions,
+    limits_of,
+)
 
 _ON, _OFF = frozenset({"on", "true", "yes"}), frozenset({"off", "false", "no"})
 _FORMS = 'on, off, a number, or its settings by name, such as {"pag": {"scale": 3}}'
@@ -89,7 +97,7 @@ def _options(values: Mapping[str, Any]) -> Iterator[tuple[str, RunOption]]:
             parsed = _model_of(name)(**settings)
             kind = RUN_OPTIONS[name]
             option = kind(**{key: getattr(parsed, key) for key in parsed.model_fields_set})
-            _check_span(name, option)
+            _check_acts(name, option)
             yield name, option
 
 
@@ -127,8 +135,8 @@ def _checked(field: str, value: Any, limits: Limits) -> Any:
             return tuple(sorted({one.parse(field, each) for each in listed}))
 
 
-def _check_span(name: str, option: RunOption) -> None:
-    """Raise UnusableField for an option that acts in no step, and for tiles that do not advance."""
+def _check_acts(name: str, option: RunOption) -> None:
+    """Raise UnusableField for an option that acts in no step or changes nothing, and for tiles that do not advance."""
     start, end = getattr(option, "start", 0.0), getattr(option, "end", 1.0)
     if start >= end:
         raise unusable_field(f"options.{name}.end", end, f"a number above start, {start:g}")
@@ -137,3 +145,7 @@ def _check_span(name: str, option: RunOption) -> None:
         raise unusable_field(f"options.{name}.overlap", overlap, f"less than tile, {tile}")
     if name == "slg" and not (getattr(option, "layers", ()) or getattr(option, "single", ())):
         raise unusable_field("options.slg.layers", (), "at least one block in layers or single")
+    if isinstance(option, RotaryPositions) and option.is_plain:
+        raise unusable_field(
+            f"options.{name}", "the positions of the model", "a scale or a shift, such as rope.scale_x=0.5"
+        )

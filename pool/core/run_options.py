@@ -191,6 +191,32 @@ class TeaCache(_Timed, WireValue):
     end: float = _end()
 
 
+def _scale(axis: str) -> Any:
+    return _number(1.0, 0.0, 100.0, f"factor of the {axis}")
+
+
+def _shift(axis: str) -> Any:
+    return _number(0.0, -256.0, 256.0, f"added to the scaled {axis}, in patches")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryPositions(WireValue):
+    """Scales and shifts the rotary positions of the image, with its reference images: position * scale + shift. Source:
+    "ScaleROPE" of ComfyUI; factors below 1 are position interpolation, Chen et al. 2023."""
+
+    scale_x: float = _scale("columns")
+    shift_x: float = _shift("columns")
+    scale_y: float = _scale("rows")
+    shift_y: float = _shift("rows")
+    scale_t: float = _scale("first coordinates, which number reference images")
+    shift_t: float = _shift("first coordinates")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all positions are those of the model."""
+        return self == RotaryPositions()
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -203,6 +229,7 @@ RunOption: TypeAlias = (
     | DeepCache
     | FirstBlockCache
     | TeaCache
+    | RotaryPositions
 )
 
 
@@ -221,6 +248,7 @@ class RunOptions(WireValue):
     deepcache: DeepCache | None = None
     fbcache: FirstBlockCache | None = None
     teacache: TeaCache | None = None
+    rope: RotaryPositions | None = None
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -271,6 +299,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "deepcache": DeepCache,
         "fbcache": FirstBlockCache,
         "teacache": TeaCache,
+        "rope": RotaryPositions,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`

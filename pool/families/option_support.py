@@ -47,6 +47,16 @@ TEACACHE_MODELS = frozenset(
         "SD3Transformer2DModel",
     }
 )
+#: transformers that are called with the positions of their patches
+ROPE_MODELS = frozenset(
+    {
+        "BriaTransformer2DModel",
+        "ChromaTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "FluxTransformer2DModel",
+        "OvisImageTransformer2DModel",
+    }
+)
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
     {Guidance.CLASSIFIER_FREE, Guidance.PROJECTED_LATE, Guidance.RISING_WITH_FRAMES, Guidance.RISING_AND_FALLING}
@@ -68,6 +78,8 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         found |= {"slg", "fbcache"}
     if architecture in TEACACHE_MODELS:
         found.add("teacache")
+    if architecture in ROPE_MODELS:
+        found.add("rope")
     if guidance in _GUIDED:
         found.add("rescale_cfg")
     is_plain = guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
