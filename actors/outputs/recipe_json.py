@@ -70,7 +70,8 @@ def recipe_from_json(fields: Any) -> Recipe:
 
 def _lora_from_json(fields: Mapping[str, Any]) -> RecipeLora:
     blocks = tuple((name, factor) for name, factor in fields.get("blocks", ()))
-    return RecipeLora(**{**fields, "blocks": blocks})
+    keyframes = tuple((share, strength) for share, strength in fields.get("keyframes", ()))
+    return RecipeLora(**{**fields, "blocks": blocks, "keyframes": keyframes, "only": tuple(fields.get("only", ()))})
 
 
 def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:

@@ -555,8 +555,10 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, LoraRef):
         found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}
         found |= {} if value.text_strength is None else {"text_strength": value.text_strength}
-        found |= {"start": value.start, "end": value.end} if value.is_scheduled else {}
-        return found | ({"blocks": value.blocks} if value.blocks else {})
+        found |= {"start": value.start, "end": value.end} if value.has_span else {}
+        found |= {"blocks": value.blocks} if value.blocks else {}
+        found |= {"keyframes": value.keyframes, "interpolation": value.interpolation} if value.keyframes else {}
+        return found | ({"only": value.only} if value.only else {})
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):

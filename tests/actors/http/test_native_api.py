@@ -76,6 +76,18 @@ def test_options_of_a_run_are_applied_or_refused_by_name(server: str) -> None:
     assert (refused.status_code, "options.slg: not supported by model" in refused.text) == (400, True)
 
 
+def test_a_lora_changes_over_the_steps_and_from_text_to_text(server: str) -> None:
+    keyframes = {"name": "light", "keyframes": [[0, 0.2], [0.5, 1]], "interpolation": "linear"}
+    submission = submitted(
+        server, [{**REQUEST, "loras": [lora]} for lora in ("light:1", keyframes, "light:1:only=negative")]
+    )
+    ends = [data for kind, data in events_of(server, submission) if kind == "job"]
+    files = [requests.get(server + end["url"], timeout=60).content for end in ends]
+    assert len({Image.open(BytesIO(file)).tobytes() for file in files}) == 3
+    refused = requests.post(f"{server}/api/jobs", json={**REQUEST, "loras": ["light:1:only=region0"]}, timeout=60)
+    assert (refused.status_code, "loras.only: found 'region0'" in refused.text) == (400, True)
+
+
 def test_a_reader_that_connects_again_continues_after_its_last_event(server: str) -> None:
     submission = submitted(server, [REQUEST, {**REQUEST, "seed": 2}])
     events_of(server, submission)
