@@ -109,6 +109,8 @@ def _values(limits: Limits) -> str:
     match limits.kind:
         case "name":
             return " or ".join(f"`{name}`" for name in limits.names)
+        case "blocks":
+            return f"factors from {limits.least:g} to {limits.most:g} by block, such as `IN04*0.5,MID*0`"
         case "wholes":
             return f"whole numbers from {limits.least:g} to {limits.most:g}"
         case "whole":

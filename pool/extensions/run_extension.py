@@ -13,6 +13,7 @@ from torch import nn
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import RotaryPositions, RunOptions
 from modelpool.pool.core.stage_params import RunHooks
+from modelpool.pool.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
 from modelpool.pool.extensions.deep_cache import DeepLayers, check_layers
 from modelpool.pool.extensions.freeu import freeu_patch
@@ -95,6 +96,7 @@ def check_fits(options: RunOptions, module: nn.Module) -> None:
         check_layers(options.deepcache, module)
     if options.rope is not None:
         check_rope(options.rope, module)
+    check_block_factors(options, module)
     check_attention(options, module)
 
 
@@ -114,6 +116,8 @@ def run_extension(
     that the family supports them. Raises UnusableField for blocks that the model lacks."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module)
+    if options.attention_scale is not None or options.block_scale is not None:
+        found = found.with_transformer(lambda t: with_block_factors(t, options, module, clock))
     if options.pag is not None or options.sag is not None or options.hypertile is not None:
         found = found.with_transformer(lambda t: with_unet_attention(t, options, module, clock, attended))
     if options.slg is not None or options.skips_by_content:

@@ -14,7 +14,7 @@ from modelpool.pool.families.supported import running_families
 #: the class of diffusers of UNets that are called without a row of their own
 _UNET = "UNet2DConditionModel"
 #: what options need inside the model: levels of a UNet, blocks that can be skipped, and the modulation of the first
-_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache"})
+_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale"})
 #: transformers whose blocks take and return tokens in a known form: options may skip them
 BLOCK_MODELS = frozenset(
     {
@@ -75,7 +75,7 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         if facts.image_concat is ImageConcat.PIXELS:
             found.discard("sag")  # its noisy image input belongs to the latent that is not blurred
     if architecture in BLOCK_MODELS:
-        found |= {"slg", "fbcache"}
+        found |= {"slg", "fbcache", "block_scale"}
     if architecture in TEACACHE_MODELS:
         found.add("teacache")
     if architecture in ROPE_MODELS:

@@ -45,6 +45,8 @@ def test_a_family_takes_its_options(family: str, options: Any) -> None:
             {"rope.scale_x": 2},
             r"options\.rope: not supported by model 'm' of the family sd3; families .*flux_dev",
         ),
+        ("sd3", {"attention_scale.image": "IN*0"}, r"options\.attention_scale: not supported .* sd3; families .*sd1"),
+        ("sd1", {"block_scale.blocks": "D*0"}, r"options\.block_scale: not supported .* sd1; families .*flux_dev"),
         ("sd1", {"fbcache": True}, r"options\.fbcache: not supported"),
         ("flux_dev", {"cfg_zero": True}, r"options\.cfg_zero: not supported by model 'm' of the family flux_dev"),
         ("flux_dev", {"rescale_cfg": True}, r"options\.rescale_cfg: not supported"),

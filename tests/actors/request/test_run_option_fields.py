@@ -14,6 +14,8 @@ from modelpool.pool.core.run_options import (
     MAIN_SETTING,
     NO_OPTIONS,
     RUN_OPTIONS,
+    AttentionScale,
+    BlockScale,
     DeepCache,
     FreeU,
     PerturbedAttention,
@@ -23,8 +25,13 @@ from modelpool.pool.core.run_options import (
     limits_of,
 )
 
+ATTENTION = AttentionScale(image=(("IN04", 0.5), ("MID", 0.0)))
 #: settings of options that change nothing by their defaults
-CHANGES: dict[str, Any] = {"rope": {"scale_x": 0.5}}
+CHANGES: dict[str, Any] = {
+    "rope": {"scale_x": 0.5},
+    "attention_scale": {"text": (("IN04", 0.5),)},
+    "block_scale": {"blocks": (("D", 0.5),)},
+}
 
 
 def request(options: Any, **fields: Any) -> GenerateRequest:
@@ -44,6 +51,9 @@ def request(options: Any, **fields: Any) -> GenerateRequest:
         ({"slg": {"layers": "9, 7"}}, RunOptions(slg=SkipLayers(layers=(7, 9)))),
         ({"slg.layers": 7}, RunOptions(slg=SkipLayers(layers=(7,)))),
         ({"deepcache": {}}, RunOptions(deepcache=DeepCache())),
+        ({"attention_scale": {"image": {"mid": 0, "in4": "0.5"}}}, RunOptions(attention_scale=ATTENTION)),
+        ({"attention_scale.image": "MID*0,IN04*0.5"}, RunOptions(attention_scale=ATTENTION)),
+        ({"block_scale.blocks": [["d7", -1]]}, RunOptions(block_scale=BlockScale((("D07", -1.0),)))),
         ({"rope.scale_x": "0.5", "rope.shift_y": -2}, RunOptions(rope=RotaryPositions(scale_x=0.5, shift_y=-2.0))),
         ({"pag": "off"}, None),
         ({}, None),
@@ -82,6 +92,9 @@ def test_fields_of_some_models_may_be_among_the_options() -> None:
         ({"tiled": {"tile": 128}}, r"options\.tiled\.overlap: found 128, expected less than tile, 128"),
         ({"rope": True}, r"options\.rope: found 'the positions of the model', expected a scale or a shift"),
         ({"rope": {"scale_x": -1}}, r"options\.rope\.scale_x: found -1, expected a number from 0 to 100"),
+        ({"block_scale": True}, r"options\.block_scale: found 'no blocks', expected factors by block"),
+        ({"attention_scale.image": "MID"}, r"options\.attention_scale\.image: found \['MID'\], expected factors"),
+        ({"block_scale.blocks": "D07*11"}, r"options\.block_scale\.blocks D07: found '11', expected a number from -10"),
         ({"pag": 2, "pag.scale": 3}, r"options\.pag: found 'scale', expected scale once"),
         ({"pag": "off", "pag.scale": 3}, r"options\.pag: found 'off', expected on, together with pag\.scale"),
         ("freeu", r"options: found 'freeu'"),

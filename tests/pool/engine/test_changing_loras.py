@@ -42,6 +42,7 @@ from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
 from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import JobId, Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
@@ -164,6 +165,24 @@ def test_a_lora_for_some_texts_is_a_hook_of_their_conditions(pipe: Pipeline) -> 
         seen.append(sampled(pipe, work, texts))
         assert np.array_equal(seen[-1], by_hand(pipe, work, texts, *expected)), only
     assert len({each.tobytes() for each in seen}) == 4
+
+
+def test_weights_change_once_in_a_step_for_two_texts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text whose weights are in place is predicted first."""
+    texts, (twist, turn) = texts_of(pipe), pipe.loras
+    seen, realize = [], ModelPatcher.realize
+
+    def counted(patcher: ModelPatcher, target: WeightsTarget, *args: Any) -> Any:
+        seen.append(target.patches.digest)
+        return realize(patcher, target, *args)
+
+    work = with_loras(pipe, replace(twist, only=("negative",)), turn)
+    work = replace(work, schedule=replace(work.schedule, sampler="euler"))
+    sampled(pipe, work, texts)
+    monkeypatch.setattr(ModelPatcher, "realize", counted)
+    sampled(pipe, work, texts)
+    assert len(set(seen)) == 2
+    assert len(seen) == STEPS + 1, "the first is that of the lease"
 
 
 def test_they_work_together_and_do_not_depend_on_the_budget(catalog: Catalog) -> None:

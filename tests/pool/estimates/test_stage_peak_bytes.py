@@ -17,6 +17,7 @@ import torch
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.run_options import (
+    AttentionScale,
     DeepCache,
     FreeU,
     HyperTile,
@@ -179,6 +180,7 @@ OPTIONS = {
     "tiles of the attention": RunOptions(hypertile=HyperTile(tile=64, depth=1)),
     "tiles of the latent": RunOptions(tiled=TiledDiffusion(tile=64, overlap=16), pag=PerturbedAttention()),
     "another guidance": RunOptions(rescale_cfg=RescaleCfg()),
+    "scaled attention": RunOptions(attention_scale=AttentionScale(image=(("IN", 0.5),), text=(("MID", 0.0),))),
 }  # fmt: skip
 
 

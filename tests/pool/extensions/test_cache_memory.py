@@ -20,6 +20,7 @@ MOST_OVER = 0.3
         ("sd3", {"fbcache": 0.2}),
         ("flux_dev", {"teacache": 0.3}),
         ("flux_dev", {"rope": {"scale_x": 0.5, "shift_t": 2.0}}),
+        ("flux_dev", {"block_scale": {"blocks": {"D": 0.5, "S00": 0}}}),
         ("sd3", {"slg": {"layers": [0], "start": 0.0, "end": 1.0}, "cfg_zero": 1}),
     ],
 )
