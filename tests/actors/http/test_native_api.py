@@ -66,12 +66,14 @@ def test_jobs_are_followed_to_their_outputs(server: str) -> None:
 
 def test_options_of_a_run_are_applied_or_refused_by_name(server: str) -> None:
     ends = []
-    for options in ({}, {"freeu": True, "pag.scale": 2}):
+    for options in ({}, {"freeu": True, "pag.scale": 2}, {"attention_scale": {"text": {"OUT": 0.5}}}):
         events = events_of(server, submitted(server, {**REQUEST, "options": options}))
         ends += [data for kind, data in events if kind == "job"]
     files = [requests.get(server + end["url"], timeout=60).content for end in ends]
-    plain, changed = (Image.open(BytesIO(file)).tobytes() for file in files)
-    assert plain != changed
+    assert len({Image.open(BytesIO(file)).tobytes() for file in files}) == 3
+    lacking = {**REQUEST, "options": {"attention_scale.text": "IN00*0"}}
+    refused = requests.post(f"{server}/api/jobs", json=lacking, timeout=60)
+    assert (refused.status_code, "found 'IN00', expected a block with attention" in refused.text) == (400, True)
     refused = requests.post(f"{server}/api/jobs", json={**REQUEST, "options": {"slg": True}}, timeout=60)
     assert (refused.status_code, "options.slg: not supported by model" in refused.text) == (400, True)
 

@@ -28,8 +28,8 @@ def _no_grad() -> Iterator[None]:
 
 
 def test_factors_of_attention_are_those_of_the_weights_after_it() -> None:
-    """By the names of blocks in diffusers: IN are the down blocks, and the fourth output block the last of the second up
-    block."""
+    """By the names of blocks in diffusers: IN are the down blocks, and the fourth output block the last of the second
+    up block."""
     module, inputs = unet_sd1()
     scaled: Any = copy.deepcopy(module)
     for name, child in scaled.named_modules():

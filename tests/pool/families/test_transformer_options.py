@@ -1,4 +1,5 @@
-"""Rotary positions that a request scales and shifts are those that a program changes at the patcher."""
+"""Rotary positions and blocks of transformers that a request scales are those that a program changes at the
+patcher."""
 
 from __future__ import annotations
 
@@ -25,16 +26,26 @@ ROPE = {"scale_x": 0.5, "shift_x": 1.0, "scale_y": 2.0, "shift_y": -3.0, "shift_
 SIZE: dict[str, Any] = {"width": 64, "height": 96, "steps": 2}
 
 
+def halved(args: dict[str, Any], more: Any) -> dict[str, Any]:
+    """A block whose change of image and text is halved."""
+    out = more["original_block"](args)
+    return {**out, **{name: args[name] + (out[name] - args[name]) * 0.5 for name in ("img", "txt")}}
+
+
 @pytest.mark.parametrize("family", ["flux_dev", "flux2_klein", "chroma"])
 @pytest.mark.usefixtures("uncounted")
-def test_positions_of_a_request_are_those_of_the_patcher(family: str, tmp_path: Path) -> None:
+def test_options_of_a_request_are_those_of_the_patcher(family: str, tmp_path: Path) -> None:
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
     try:
-        made, plain = tiny.made(options={"rope": ROPE}, **SIZE), tiny.made(**SIZE)
-        rope = RopeOptions(**ROPE)
-        expected = sampled_by_hand(tiny, made, lambda o: o.with_transformer(lambda t: t.with_rope_options(rope)))
-        assert np.array_equal(made.latents[0][0].numpy(), expected)
-        assert not np.array_equal(plain.latents[0][0].numpy(), expected)
+        plain, rope = tiny.made(**SIZE), RopeOptions(**ROPE)
+        for options, change in (
+            ({"rope": ROPE}, lambda t: t.with_rope_options(rope)),
+            ({"block_scale.blocks": "D00*0.5"}, lambda t: t.with_block_replace(halved, "double_block", 0)),
+        ):
+            made = tiny.made(options=options, **SIZE)
+            expected = sampled_by_hand(tiny, made, lambda o, change=change: o.with_transformer(change))
+            assert np.array_equal(made.latents[0][0].numpy(), expected)
+            assert not np.array_equal(plain.latents[0][0].numpy(), expected)
     finally:
         tiny.close()
 
