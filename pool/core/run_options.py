@@ -231,15 +231,15 @@ def _shift(axis: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions(WireValue):
-    """Scales and shifts the rotary positions of the image, with its reference images: position * scale + shift. Source:
-    "ScaleROPE" of ComfyUI; factors below 1 are position interpolation, Chen et al. 2023."""
+    """Scales and shifts the rotary positions of the image or video, with its reference images: position * scale +
+    shift. Source: "ScaleROPE" of ComfyUI; factors below 1 are position interpolation, Chen et al. 2023."""
 
     scale_x: float = _scale("columns")
     shift_x: float = _shift("columns")
     scale_y: float = _scale("rows")
     shift_y: float = _shift("rows")
-    scale_t: float = _scale("first coordinates, which number reference images")
-    shift_t: float = _shift("first coordinates")
+    scale_t: float = _scale("frames of a video; of images, the coordinate that numbers reference images")
+    shift_t: float = _shift("coordinate of time")
 
     @property
     def is_plain(self) -> bool:

@@ -47,14 +47,18 @@ TEACACHE_MODELS = frozenset(
         "SD3Transformer2DModel",
     }
 )
-#: transformers that are called with the positions of their patches
+#: transformers that are called with the positions of their patches, or count them in a module of their own
 ROPE_MODELS = frozenset(
     {
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
         "Flux2Transformer2DModel",
         "FluxTransformer2DModel",
+        "HunyuanVideo15Transformer3DModel",
+        "HunyuanVideoTransformer3DModel",
         "OvisImageTransformer2DModel",
+        "WanTransformer3DModel",
+        "WanVACETransformer3DModel",
     }
 )
 #: kinds of guidance by a negative prompt
