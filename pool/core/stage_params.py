@@ -250,6 +250,13 @@ class SampleParams(WireValue):
         return own + len(self.regions) + self.guidance.without_image
 
     @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """Names of what makes its activations others than those of a plain run, for corrections of estimates: its
+        options, and LoRAs for some texts, which are then predicted apart."""
+        has_text_loras = any(lora.only for lora in self.loras)
+        return (*self.options.names, *(("loras.only",) if has_text_loras else ()))
+
+    @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
         return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
