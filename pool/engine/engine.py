@@ -376,12 +376,14 @@ class Engine:
     ) -> TaskRun[tuple[Result, ...]]:
         """Members of one kind as one run."""
         task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
-        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
+        caches = _caches_weights(members[0].work)
+        # what is free of the device is for the cache then, so nothing is preloaded
+        uploading = hooks if caches else replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
 
-        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members))
+        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members), caches)
 
     def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
         """The textual inversions that the texts of `works` name."""
@@ -469,7 +471,8 @@ class Engine:
                 self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_in_run(opened, sampled[0])
-                own = (controls, resumed, at, adapters)
+                cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
+                own = (controls, resumed, at, adapters, cache_bytes)
                 return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
@@ -494,6 +497,11 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
         return opened.patch_set(role, (lora for lora in now if lora is not None))
 
     return patches_at
+
+
+def _caches_weights(work: StageParams) -> bool:
+    """Whether the weights change from text to text, so that each step needs those of the one before again."""
+    return isinstance(work, SampleParams) and any(lora.only for lora in work.loras)
 
 
 def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:

@@ -176,12 +176,14 @@ def sample_batch(
     resumed: Sequence[RunState] = (),
     patches_at: PatchesAtStep | None = None,
     adapters: Sequence[ModelPatcher] = (),
+    cache_bytes: int = 0,
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
     states. `patches_at`: the patches of the diffusion model change over the steps or from text to text. `adapters` are
-    those of the image prompts of the tasks.
+    those of the image prompts of the tasks. `cache_bytes` of the device are for patched weights that the next step
+    needs again.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -209,7 +211,7 @@ def sample_batch(
     with (
         diffusion_model.running(stop_check(hooks), options) as module,
         nullcontext() if extension is None else extension.installed(module),
-        scheduled_patches(diffusion_model, patches_at) as patches,
+        scheduled_patches(diffusion_model, patches_at, cache_bytes) as patches,
     ):
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
+
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patches.patch_set import PatchSet
 
 #: (steps of the complete schedule that are done, hooks of the texts or None) -> the patches of the next call
@@ -22,8 +25,10 @@ PatchesAtStep: TypeAlias = Callable[[int, object | None], PatchSet]
 class ScheduledPatches:
     """The patches of one run. With `patches_at` None they never change."""
 
-    def __init__(self, patcher: ModelPatcher, patches_at: PatchesAtStep | None) -> None:
-        self._patcher, self._patches_at = patcher, patches_at
+    def __init__(
+        self, patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache: PatchedWeightCache | None
+    ) -> None:
+        self._patcher, self._patches_at, self._cache = patcher, patches_at, cache
         self._hooks: object | None = None
         self._at: tuple[int, object | None] | None = None
 
@@ -37,20 +42,39 @@ class ScheduledPatches:
             return
         patches = self._patches_at(step, self._hooks)
         if patches.digest != self._patcher.patches.digest:
-            self._patcher.realize(WeightsTarget(self._patcher.resident_modules(), patches))
+            realize_cached(self._patcher, WeightsTarget(self._patcher.resident_modules(), patches), self._cache)
         self._at = (step, self._hooks)
 
 
 @contextmanager
-def scheduled_patches(patcher: ModelPatcher, patches_at: PatchesAtStep | None) -> Iterator[ScheduledPatches]:
+def scheduled_patches(
+    patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache_bytes: int = 0
+) -> Iterator[ScheduledPatches]:
     """Yield the patches of a run, which does nothing for None.
 
-    Enter it inside `patcher.running()`. What is resident stays resident; only weights whose patches differ move. On
-    exit, the patcher has its own patches again; the weights keep those of the last call until somebody needs others.
+    Enter it inside `patcher.running()`. What is resident stays resident; only weights whose patches differ move.
+    `cache_bytes` of the device are for weights with the patches of other texts, which the next step needs again; they
+    are given up if the device runs out of memory. On exit, the patcher has its own patches again; the weights keep
+    those of the last call until somebody needs others.
     """
     own = patcher.patches
+    cache = PatchedWeightCache(cache_bytes) if cache_bytes and patches_at is not None else None
     try:
-        yield ScheduledPatches(patcher, patches_at)
+        yield ScheduledPatches(patcher, patches_at, cache)
     finally:
         if patches_at is not None:
             patcher.patches = own
+        if cache is not None:
+            cache.clear()
+
+
+def realize_cached(patcher: ModelPatcher, target: WeightsTarget, cache: PatchedWeightCache | None) -> None:
+    """Bring `patcher` to `target` with the weights that are in `cache`. If the device runs out of memory, the cache is
+    dropped first."""
+    try:
+        patcher.realize(target, cache)
+    except torch.OutOfMemoryError:
+        if cache is None or not cache.held_bytes:
+            raise
+        cache.clear()
+        patcher.realize(target, cache)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from modelpool.pool.core.stage_params import (
     batch_key,
     task_id,
 )
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.task_runner import TaskRunner
 from modelpool.pool.guidance.call_model import call_model
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
@@ -43,6 +46,7 @@ from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
 from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import JobId, Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
@@ -183,6 +187,43 @@ def test_weights_change_once_in_a_step_for_two_texts(pipe: Pipeline, monkeypatch
     sampled(pipe, work, texts)
     assert len(set(seen)) == 2
     assert len(seen) == STEPS + 1, "the first is that of the lease"
+
+
+def test_weights_that_change_from_text_to_text_cross_the_bus_once(pipe: Pipeline) -> None:
+    """Those with the patches of the other text stay on the device, next to weights and activations."""
+    texts, (twist, turn) = texts_of(pipe), pipe.loras
+    crossed: list[int] = []
+    hooks = replace(QUIET, on_step=lambda done, steps: crossed.append(sim.memory_stats(0).h2d_bytes))
+    work = with_loras(pipe, replace(twist, only=("negative",)), turn)
+    work = replace(work, schedule=replace(work.schedule, sampler="euler"))
+    _, cost = pipe.engine.run(pipe.task(work), work, inputs_of(work, *texts), hooks)
+    assert cost.working_bytes == 0, "unknown: the peak includes the cache"
+    moved = [after - before for before, after in pairwise(crossed)]
+    plain = replace(work, loras=(twist, turn))
+    crossed.clear()
+    _, cost = pipe.engine.run(pipe.task(plain), plain, inputs_of(plain, *texts), hooks)
+    assert moved == [after - before for before, after in pairwise(crossed)], "no more than without such a LoRA"
+    assert cost.working_bytes > 0
+
+
+def test_a_device_that_runs_out_of_memory_gives_up_the_cache(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if what was free next to the run belongs to others by then."""
+    found = []
+    for is_small in (False, True):
+        engine = open_engine("sim", PLENTY_BYTES)
+        whole = Pipeline(engine, catalog, {"twist": 1.0, "turn": 0.5})
+        texts, (twist, turn) = texts_of(whole), whole.loras
+        work = with_loras(whole, replace(twist, only=("negative",)), turn)
+        if is_small:
+            task = whole.task(work)
+            weight_bytes = engine.patcher(whole.model, Role.DIFFUSION_MODEL).spec().weight_bytes
+            engine.close()
+            engine = open_engine("sim", weight_bytes + needed_bytes(task.uses, task.activation_bytes))
+            whole.engine = engine
+            monkeypatch.setattr(TaskRunner, "cache_bytes", property(lambda runner: PLENTY_BYTES))
+        found.append(sampled(whole, work, texts))
+        engine.close()
+    assert np.array_equal(*found)
 
 
 def test_they_work_together_and_do_not_depend_on_the_budget(catalog: Catalog) -> None:
