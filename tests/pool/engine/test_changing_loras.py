@@ -46,7 +46,6 @@ from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
 from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import JobId, Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
@@ -206,24 +205,25 @@ def test_weights_that_change_from_text_to_text_cross_the_bus_once(pipe: Pipeline
     assert cost.working_bytes > 0
 
 
-def test_a_device_that_runs_out_of_memory_gives_up_the_cache(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if what was free next to the run belongs to others by then."""
-    found = []
-    for is_small in (False, True):
-        engine = open_engine("sim", PLENTY_BYTES)
-        whole = Pipeline(engine, catalog, {"twist": 1.0, "turn": 0.5})
-        texts, (twist, turn) = texts_of(whole), whole.loras
-        work = with_loras(whole, replace(twist, only=("negative",)), turn)
-        if is_small:
-            task = whole.task(work)
-            weight_bytes = engine.patcher(whole.model, Role.DIFFUSION_MODEL).spec().weight_bytes
-            engine.close()
-            engine = open_engine("sim", weight_bytes + needed_bytes(task.uses, task.activation_bytes))
-            whole.engine = engine
-            monkeypatch.setattr(TaskRunner, "cache_bytes", property(lambda runner: PLENTY_BYTES))
-        found.append(sampled(whole, work, texts))
-        engine.close()
-    assert np.array_equal(*found)
+def test_a_device_that_runs_out_of_memory_gives_up_the_cache(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another program took what was free next to the run, once the cache has some of it."""
+    texts, (twist, turn) = texts_of(pipe), pipe.loras
+    work = with_loras(pipe, replace(twist, only=("negative",)), turn)
+    expected, offered = sampled(pipe, work, texts), []
+
+    def on_step(done: int, steps: int) -> None:
+        if done == 2 and len(offered) == 1:
+            sim.configure(0, sim.memory_stats(0).used_bytes)
+
+    plenty = TaskRunner.cache_bytes.fget
+    monkeypatch.setattr(TaskRunner, "cache_bytes", property(lambda self: offered.append(plenty(self)) or offered[-1]))
+    hooks = replace(QUIET, on_step=on_step)
+    found, cost = pipe.engine.run(pipe.task(work), work, inputs_of(work, *texts), hooks)
+    assert isinstance(found, Latent)
+    assert np.array_equal(found.samples_CHW, expected)
+    assert cost.oom_steps
+    assert offered[0] > 0
+    assert set(offered[1:]) == {0}
 
 
 def test_they_work_together_and_do_not_depend_on_the_budget(catalog: Catalog) -> None:
