@@ -19,10 +19,11 @@ from modelpool.actors.graph.recipe import (
     RecipeRegion,
     RecipeUpscale,
 )
-from modelpool.actors.graph.recipe_request import requests_of
+from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
 from modelpool.pool.core.refs import LoraRef
+from modelpool.pool.core.run_options import AttentionScale, RunOptions, SkipLayers
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -133,6 +134,17 @@ def test_strengths_of_a_lora_over_steps_blocks_and_encoders_come_back_from_json_
     (found,) = requests_of(read, str)[0].loras
     assert (found.strength, found.text_strength, found.start, found.end) == (0.5, 0.25, 0.5, 0.75)
     assert found.blocks == blocks
+
+
+def test_settings_of_options_that_are_lists_come_back_from_json() -> None:
+    """Found by `modelpool verify`, which named them as differences."""
+    options = RunOptions(slg=SkipLayers(layers=(7, 8)), attention_scale=AttentionScale(text=(("IN04", 0.5),)))
+    recipe = replace(RECIPE, options=options.settings())
+    read = recipe_from_json(json.loads(json.dumps(recipe.as_json())))
+    assert read == recipe
+    assert read.digest == recipe.digest
+    assert differing_fields(read, recipe) == ()
+    assert requests_of(read, str)[0].options == options
 
 
 def test_keyframes_and_texts_of_a_lora_come_back_from_json_as_a_request_and_as_text() -> None:
