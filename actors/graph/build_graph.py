@@ -47,6 +47,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
 from modelpool.pool.core.lora_texts import PROMPT, acts_for, region_text
+from modelpool.pool.core.refs import loras_of_text
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.sampling_facts import ImageConcat
 from modelpool.pool.core.stage_params import (
@@ -321,7 +322,7 @@ class _GraphBuilder:
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
         if roles[0].is_text_encoder:
-            seen = [each.for_text() for each in found if acts_for(each.only, text)]
+            seen = loras_of_text([each for each in found if acts_for(each.only, text)])
         else:
             seen = [each.for_diffusion_model() for each in found]
         return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
