@@ -255,7 +255,7 @@ class ActivationEstimator:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
-        options = work.options.names if isinstance(work, SampleParams) else ()
+        options = work.measured_apart if isinstance(work, SampleParams) else ()
         key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile, options=options)
         most_bytes = max(counted_bytes, self._calibration.most_measured(key, counted_bytes))
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)

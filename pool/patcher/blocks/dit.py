@@ -24,11 +24,11 @@ from modelpool.pool.options.transformer_options import (
     Patch,
     PatchPoint,
     ReplacePoint,
-    RopeOptions,
     TransformerOptions,
 )
 from modelpool.pool.patcher.blocks import diffusers_names as names
 from modelpool.pool.patcher.blocks.overlays import Overlays
+from modelpool.pool.patcher.blocks.rotary import PlacedGrid, grid_rope, placed_ids
 
 Values = dict[str, Any]
 #: options that apply to a transformer
@@ -49,12 +49,15 @@ class DitInstaller:
             (kind, number, block) for kind, blocks in names.block_lists(module) for number, block in enumerate(blocks)
         ]
         self._signature = inspect.signature(type(module).forward)
+        self._has_ids = "img_ids" in self._signature.parameters
         self._call: Values = {}
 
     def install(self) -> None:
         """Install all overlays. Raises UnusableField, with some of them installed, if an option does not apply here."""
         self._refuse_unsupported()
         self._overlays.put(self._module, self._enter)
+        if self._options.rope is not None and not self._has_ids and (rope := grid_rope(self._module)) is not None:
+            self._overlays.put(rope, PlacedGrid(rope, self._options.rope))
         table = self._options.patches_replace.get(ReplacePoint.DIT, {})
         after = self._options.patches.get(PatchPoint.DOUBLE_BLOCK, ())
         first = self._options.patches.get(PatchPoint.POST_INPUT, ())
@@ -79,7 +82,7 @@ class DitInstaller:
             attentions = [names.joint_attention(block) for _, _, block in self._blocks]
             if self._options.patches.get(point) and (None in attentions or not attentions):
                 found.append(point.value)
-        if self._options.rope is not None and "img_ids" not in self._signature.parameters:
+        if self._options.rope is not None and not self._has_ids and grid_rope(self._module) is None:
             found.append("rope_options")
         if found:
             raise unusable_field("transformer options", ", ".join(found), f"options that apply to {kind}")
@@ -134,10 +137,10 @@ class DitInstaller:
 
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(self._module, *args, **kwargs)
-        if self._options.rope is not None:
+        if self._options.rope is not None and self._has_ids:
             if not isinstance(bound.arguments.get("img_ids"), Tensor):
                 raise unusable_field("rope_options", "a call without img_ids", "positions of the image to change")
-            bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
+            bound.arguments["img_ids"] = placed_ids(bound.arguments["img_ids"], self._options.rope)
         self._call = bound.arguments
         try:
             return forward(*bound.args[1:], **bound.kwargs)
@@ -267,14 +270,3 @@ class BlockForm:
     def only_tokens(self, values: Values) -> Values:
         """Return the tokens of both kinds among `values`."""
         return {k: v for k, v in values.items() if k in ("img", "txt")}
-
-
-def _placed(ids_L3: Tensor, rope: RopeOptions) -> Tensor:
-    placed = ids_L3.clone()
-    for column, scale, shift in (
-        (names.IDS_T, rope.scale_t, rope.shift_t),
-        (names.IDS_Y, rope.scale_y, rope.shift_y),
-        (names.IDS_X, rope.scale_x, rope.shift_x),
-    ):
-        placed[..., column] = ids_L3[..., column] * scale + shift
-    return placed

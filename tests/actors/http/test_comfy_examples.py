@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -378,6 +379,11 @@ def test_changes_of_a_model_become_options_of_its_runs() -> None:
     slg = made(graph)[0].run_options.slg
     assert slg is not None
     assert (slg.layers, slg.end) == ((7, 8), 0.2)
+    positions = {"scale_x": 0.5, "shift_x": 0.0, "scale_y": 1.0, "shift_y": -2.0, "scale_t": 1.0, "shift_t": 0.0}
+    graph["rescaled"] = node("ScaleROPE", model=["freeu", 0], **positions)
+    rope = made(graph)[0].run_options.rope
+    assert rope is not None
+    assert dataclasses.asdict(rope) == positions
 
 
 def test_redux_is_an_image_prompt() -> None:
