@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.ops.attention import DEFAULT_PRIORITY
+from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
 from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.classes import Casting
 from modelpool.pool.options.model_options import ModelOptions
@@ -223,6 +223,20 @@ def test_a_refusal_inside_compiled_code_affects_one_size_of_inputs(caplog: pytes
     (_, shapes), _ = next(compiler.uncompiled.items())
     assert shapes_of((torch.zeros(3, 5),), {}) != shapes
     assert len([record for record in caplog.records if record.name.startswith("modelpool")]) == 1
+
+
+def test_blocks_are_compiled_where_calls_of_attention_are_routed() -> None:
+    """As on CUDA: compiled code contains torch's function, and torch can trace the one in its place."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    store_in(case.module, torch.float16)
+    compiler = BlockCompiler(graphs)
+    kernels = AttentionKernels((AttentionBackend.FLASH, AttentionBackend.MATH))
+    key, form, tools = ComponentKey("model"), WeightForm(torch.float32), RunTools(attention=kernels, compiler=compiler)
+    patcher = ModelPatcher.of(key, Role.DIFFUSION_MODEL, case.module, CPU, form, tools)
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
+    assert_equal(output(patcher, case), output(patcher_of(plain, None), plain))
+    assert compiler.refused == {}
+    assert (graphs.compiled, graphs.runs) == (1, 2)
 
 
 def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None:
