@@ -37,10 +37,10 @@ sets the setting that is marked as the main one: `--option pag=3`.
 
 An option that the family of the model does not have is refused before anything runs; the message names the families
 that have it. Options are part of the recipe. They work together, with LoRAs, ControlNets, regions and batches, with
-these exceptions: a run has at most one cache, `tiled` is not combined with ControlNets, SAG or DeepCache, and
-`cfg_zero` and `rescale_cfg` need a `cfg` other than 1. Runs with `fbcache` or `teacache` are not batched, and are
-not continued from a checkpoint after an interruption, since the steps that they skip depend on the image; runs with
-`deepcache` continue from a step whose deep layers are computed. `start` and `end` are
+these exceptions: a run has at most one cache, `tiled` is not combined with ControlNets, regions, masks of image
+prompts, SAG or DeepCache, and `cfg_zero` and `rescale_cfg` need a `cfg` other than 1. Runs with `fbcache` or `teacache`
+are not batched, and are not continued from a checkpoint after an interruption, since the steps that they skip depend on
+the image; runs with `deepcache` continue from a step whose deep layers are computed. `start` and `end` are
 [shares of the steps](../explanation/step_shares.md) of the schedule.
 
 This page is written by `scripts/write_requests.py`.

@@ -292,21 +292,26 @@ class ModelPool:
     ) -> DetachedJobs:
         """Hand requests over to the pool: they run, and their outputs are written, after this program has ended.
 
-        When this returns, they are on the disk of the pool's head node, and survive the loss of every process. Missing
-        seeds are drawn now. `output` is a folder of that node, or a URL such as s3://bucket/folder, which it writes
-        with its own credentials. Submitting again under the same `jobs_id` returns the same jobs. `name` is the
-        template of the names of files, as for `submit`. `layout` packs the outputs in shards
-        (`modelpool.actors.outputs.layout`): the last shard exists before the submission has ended.
+        When this returns, they are on the disk of the pool's head node, and survive the loss of every process. An
+        iterator is read as they are handed over. Missing seeds are drawn now. `output` is a folder of that node, or a
+        URL such as s3://bucket/folder, which it writes with its own credentials. Submitting again under the same
+        `jobs_id` returns the same jobs. `name` is the template of the names of files, as for `submit`. `layout` packs
+        the outputs in shards (`modelpool.actors.outputs.layout`): the last shard exists before the submission has
+        ended.
 
         Needs a pool that outlives its drivers (`modelpool up`). Raises UserError, also for images in memory.
         """
-        from modelpool.actors.api.detached_jobs import submit_detached
+        from modelpool.actors.api.detached_jobs import MOST_TRIES, submit_detached
 
-        terms = _Qos(priority, user, deadline)
-        wanted = (one for given in _several(requests) for one in terms.fill_in(request_of(given)).expanded())
-        seeded = [_with_seed(request) for request in wanted]
+        terms, several = _Qos(priority, user, deadline), _several(requests)
         template = self._template(name)
-        _check_names(None if name is None else template, seeded, 0)
+
+        def seeded() -> Iterator[GenerateRequest]:
+            wanted = (one for given in several for one in terms.fill_in(request_of(given)).expanded())
+            for place, request in enumerate(map(_with_seed, wanted)):
+                _check_names(None if name is None else template, (request,), place)
+                yield request
+
         return submit_detached(
             self._job_service(),
             seeded,
@@ -316,6 +321,8 @@ class ModelPool:
             self.recipes,
             "" if template is None else template.text,
             layout,
+            # what an iterator has yielded is gone
+            1 if isinstance(several, Iterator) else MOST_TRIES,
         )
 
     def attach(self, jobs_id: str) -> DetachedJobs:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias
 
 from modelpool.actors.detached.job_service import LONGEST_WAIT_SECONDS, JobsConnection, JobService, JobsProgress
+from modelpool.actors.detached.journal import require_same
 from modelpool.actors.detached.records import (
     NewSubmission,
     RequestOutcome,
@@ -20,12 +23,13 @@ from modelpool.actors.detached.records import (
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import OutputAddress, absolute_address
-from modelpool.pool.core.errors import UnknownName, UserError
+from modelpool.pool.core.errors import UnknownName, UserError, unusable_field
 
-#: requests in one call
-CHUNK = 1000
+#: requests in one call, and in the first one, after which the place of the outputs is checked
+CHUNK, FIRST_CHUNK = 1000, 64
 #: how often a submission is handed over if the job service is restarted meanwhile
 MOST_TRIES = 5
 
@@ -84,51 +88,85 @@ class DetachedJobs:
 
 def submit_detached(
     connection: JobsConnection,
-    requests: Sequence[GenerateRequest],
+    requests: Callable[[], Iterable[GenerateRequest]],
     output: OutputAddress,
     user: str,
     submission_id: str | None,
     check: Check,
     file_name: str = "",
     layout: OutputLayout | None = None,
+    most_tries: int = MOST_TRIES,
 ) -> DetachedJobs:
-    """Hand requests with seeds over to the pool's job service. When this returns, they are on its disk.
+    """Hand requests with seeds over to the pool's job service, as they are read. When this returns, they are on its
+    disk.
 
+    requests       returns them; called again, up to `most_tries` times, if the service is restarted meanwhile
     submission_id  chosen by the caller: handing over again under the same id returns the same jobs
     check          returns the recipe or the error of requests; called with one request of each kind
     file_name, layout  see `NewSubmission`
 
-    Raises UserError for the first kind that the pool cannot run, for requests with images in memory, and if the id
-    belongs to another submission. Then nothing runs.
+    Raises UserError for the first kind that the pool cannot run, for requests with images in memory, if the id belongs
+    to another submission, and what `requests` raises. Then nothing runs.
     """
-    folder = Path.cwd()
-    texts = [request_text(request, folder) for request in requests]
-    kinds = {kind_of(request): request for request in reversed(requests)}
-    for answer in check(tuple(kinds.values())):
-        if isinstance(answer, UserError):
-            raise answer
     name, address = submission_id or uuid.uuid4().hex[:10], str(absolute_address(output))
-    new = NewSubmission(name, address, user, len(texts), file_name, layout)
-    for tries_left in reversed(range(MOST_TRIES)):
-        try:
-            _hand_over(connection, new, texts)
-            break
-        except UnknownName:  # the service was restarted, and forgot what it had not acknowledged
-            if not tries_left:
-                raise
-    return DetachedJobs(connection, new.submission_id)
+    new = NewSubmission(name, address, user, 0, file_name, layout)
+    for _ in range(most_tries):
+        with suppress(_Forgotten):
+            _hand_over(connection, new, _checked_texts(requests(), check))
+            return DetachedJobs(connection, new.submission_id)
+    raise UserError("the job service of the pool was restarted meanwhile; submit again")
 
 
-def _hand_over(connection: JobsConnection, new: NewSubmission, texts: Iterable[str]) -> None:
-    if connection.call(JobService.begin, new).state is not SubmissionState.RECEIVING:
-        return
-    for first_place, part in _parts(texts):
-        connection.call(JobService.append, new.submission_id, first_place, part)
-    connection.call(JobService.seal, new.submission_id)
+class _Forgotten(Exception):
+    """The service was restarted, and forgot what it had not acknowledged."""
 
 
-def _parts(texts: Iterable[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    left, place = iter(texts), 0
-    while part := tuple(islice(left, CHUNK)):
-        yield place, part
-        place += len(part)
+def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:
+    """Hand over the texts of requests. Raises _Forgotten, and what `parts` raises; nothing is left of it then."""
+    first = next(parts, ())  # before the submission begins: what is wrong with it leaves no trace
+    if not first:
+        raise unusable_field("requests", 0, "at least one request")
+    begun = connection.call(JobService.begin, new)
+    name, is_new, count = new.submission_id, begun.state is SubmissionState.RECEIVING, 0
+    try:
+        for part in chain((first,), parts):
+            if is_new:
+                with _known_to_the_service():
+                    connection.call(JobService.append, name, count, part)
+            count += len(part)
+    except _Forgotten:
+        raise
+    except BaseException:
+        if is_new:
+            with suppress(UserError, PoolLost):
+                connection.call(JobService.abandon, name)
+        raise
+    if is_new:
+        with _known_to_the_service():
+            connection.call(JobService.seal, name, count)
+    else:
+        require_same(begun, replace(new, request_count=count))
+
+
+@contextmanager
+def _known_to_the_service() -> Iterator[None]:
+    """Raise _Forgotten where the service does not know a submission that was begun."""
+    try:
+        yield
+    except UnknownName:
+        raise _Forgotten from None
+
+
+def _checked_texts(requests: Iterable[GenerateRequest], check: Check) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of requests in parts, the first of which is small. Raises the error of the first kind that the
+    pool cannot run."""
+    folder, known = Path.cwd(), set[str]()
+    left, size = iter(requests), FIRST_CHUNK
+    while part := tuple(islice(left, size)):
+        size = CHUNK
+        kinds = {kind_of(request): request for request in reversed(part)}
+        for answer in check(tuple(request for kind, request in kinds.items() if kind not in known)):
+            if isinstance(answer, UserError):
+                raise answer
+        known |= kinds.keys()
+        yield tuple(request_text(request, folder) for request in part)

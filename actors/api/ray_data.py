@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 Dataset: TypeAlias = Any
 OnError: TypeAlias = Literal["raise", "column"]
 SEED, ERROR = "seed", "error"
+#: the column of ids of rows, which the result does not have
+ROW_ID = "__modelpool_row__"
+#: of a derived seed: JSON readers keep it exactly, and a million equal rows hardly have two that are equal
+SEED_BITS = 53
 #: pixels of a row that failed
 _NO_PIXELS = np.zeros((0, 0, 3), np.uint8)
 _MAX_ROWS = 4096
@@ -49,20 +52,19 @@ class RowOptions:
 
     def requests(self, batch: Mapping[str, Any]) -> list[GenerateRequest | UserError]:
         """Return the request of each row of a batch, or why there is none. A row without a seed gets one that depends
-        on its fields and on how many equal rows are before it in the batch, so that a repeated batch gives the same.
+        on its fields and on its id in the dataset: equal rows of all batches have seeds of their own, and a repeated
+        batch gives the same.
         """
         count = len(next(iter(batch.values()))) if batch else 0
-        seen: Counter[str] = Counter()
-        return [self._request(batch, row, seen) for row in range(count)]
+        return [self._request(batch, row) for row in range(count)]
 
-    def _request(self, batch: Mapping[str, Any], row: int, seen: Counter[str]) -> GenerateRequest | UserError:
+    def _request(self, batch: Mapping[str, Any], row: int) -> GenerateRequest | UserError:
         found = {field: _plain(batch[column][row]) for field, column in self.columns.items()}
         given = {**self.fields, **{field: value for field, value in found.items() if value is not None}}
         if given.get(SEED) is None:
             content = json.dumps(given, sort_keys=True, default=str)
-            digest = hashlib.sha256(f"{self.seed} {seen[content]} {content}".encode()).digest()
-            seen[content] += 1
-            given[SEED] = int.from_bytes(digest[:4])
+            digest = hashlib.sha256(f"{self.seed} {batch[ROW_ID][row]} {content}".encode()).digest()
+            given[SEED] = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
         try:
             return GenerateRequest(**given)
         except UserError as problem:
@@ -102,7 +104,8 @@ class PoolRows:
         for row in range(len(requests)):
             images[row] = arrays.get(row, _NO_PIXELS)
         seeds = [one.seed if isinstance(one, GenerateRequest) else 0 for one in requests]
-        columns = {**batch, SEED: np.array(seeds, np.uint64), self._options.image_column: images}
+        rest = {name: values for name, values in batch.items() if name != ROW_ID}
+        columns = {**rest, SEED: np.array(seeds, np.uint64), self._options.image_column: images}
         if self._options.on_error == "column":
             columns[ERROR] = np.array([errors.get(row, "") for row in range(len(requests))], dtype=object)
         return columns
@@ -134,7 +137,9 @@ def generate(
 
     column    has the prompt
     columns   other fields of a request, and the columns that have them: {"seed": "id"}; nulls are not set
-    seed      varies the seeds of rows without one
+    seed      varies the seeds of rows without one, which depend on the fields of the row and on its place in the
+              dataset: they are the same when the dataset is read again in the same blocks and order. A column of seeds
+              (`columns`) does not depend on that
     on_error  "raise": a row that fails ends the execution. "column": its pixels are empty, and a column `error` has the
               message, "" in the other rows
     fields    of all requests: model="shapes", steps=20
@@ -149,7 +154,9 @@ def generate(
     wanted = {"prompt": column, **(columns or {})}
     options = RowOptions(wanted, fields, image_column, seed, on_error)
     GenerateRequest(**{"model": "any", **fields, "prompt": ""})  # report an unknown field once, before anything runs
-    return dataset.map_batches(
+    from modelpool.actors.ray.ray_datasets import with_row_ids
+
+    return with_row_ids(dataset, ROW_ID).map_batches(
         PoolRows,
         fn_constructor_kwargs={"controller": pool.controller_handle(), "options": options},
         batch_size=batch_size,

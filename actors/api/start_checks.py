@@ -5,7 +5,7 @@ weights; starts nothing, and takes a fraction of a second.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from modelpool.actors.ray.ray_session import LOCAL, chosen_address
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.registry.kinds import MODELS
+from modelpool.pool.registry.kinds import LORAS, MODELS, FileKind
 
 if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
@@ -39,12 +39,17 @@ class NameCheck:
     """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
     def __init__(
-        self, registry: Registry | None, on_found: Callable[[Sequence[Path]], object] = lambda files: None
+        self,
+        registry: Registry | None,
+        on_found: Callable[[Sequence[Path]], object] = lambda files: None,
+        *,
+        allow_pickle: bool = False,
     ) -> None:
         """Without a `registry`, every name counts as known: the pool will check it. `on_found` gets the files of each
         name that is known, once.
         """
         self._registry = registry
+        self._allow_pickle = allow_pickle
         self._on_found = on_found
         self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
 
@@ -65,6 +70,7 @@ class NameCheck:
                 assemblies=models.assemblies,
             ),
             on_found,
+            allow_pickle=models.allow_pickle,
         )
 
     def check(self, request: GenerateRequest) -> None:
@@ -101,17 +107,27 @@ class NameCheck:
         return True
 
     def family_of(self, model: str) -> str:
-        """Return the title of the family of the model that `model` names; "" if it is not known here."""
+        """Return the title of the family of the model that `model` names, as a pool lists it; "" if it is not known
+        here."""
         if self._registry is None:
             return ""
+        from modelpool.pool.registry.listings import list_model
+
         try:
-            return self._registry.facts(self._registry.find_model(model)).title
+            return list_model(model, self._registry.find_model(model), self._allow_pickle).family
         except UserError:
             return ""
 
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
-        return None if self._registry is None else tuple(name for name, _ in self._registry.files(MODELS))
+        return self._names(MODELS)
+
+    def lora_names(self) -> tuple[str, ...] | None:
+        """Return the names of all LoRAs; None if they are not known here."""
+        return self._names(LORAS)
+
+    def _names(self, kinds: Collection[FileKind]) -> tuple[str, ...] | None:
+        return None if self._registry is None else tuple(name for name, _ in self._registry.files(kinds))
 
     def _check(self, kind: str, name: str) -> None:
         if self._registry is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.cli.checked_requests import WantedOutput
+    from modelpool.actors.job_files.columns import ColumnChoice
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
@@ -59,6 +60,8 @@ def batch(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    columns: options.Columns = None,
+    ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
@@ -84,6 +87,7 @@ def batch(
     from modelpool.actors.cli.read_ahead import ReadAhead
     from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.cli.screen import user_console
+    from modelpool.actors.job_files.columns import ColumnChoice
     from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
     from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.request.name_template import NameTemplate
@@ -93,6 +97,7 @@ def batch(
     output = output_address(out, "--out")
     defaults = dict(fields) if model is None else {**fields, "model": model}
     template = None if name is None else NameTemplate.of(name, "--name")
+    choice = ColumnChoice.of(columns or (), ignore_columns)
     options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
     check_outputs(output)
     session = session_of(context)
@@ -102,7 +107,7 @@ def batch(
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line
     console = user_console()
-    lines = _ValidLines(job_file, defaults, seed, names, console, template)
+    lines = _ValidLines(job_file, defaults, seed, names, console, choice, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             raise typer.Exit(2)
@@ -129,6 +134,7 @@ class _ValidLines:
         seed: int,
         names: NameCheck,
         console: Console,
+        choice: ColumnChoice,
         file_name: NameTemplate | None = None,
     ) -> None:
         self._path = path
@@ -137,6 +143,7 @@ class _ValidLines:
         self._names = names
         self._console = console
         self._file_name = file_name
+        self._choice = choice
         self.invalid_count = 0
 
     def __iter__(self) -> Iterator[WantedOutput]:
@@ -145,7 +152,7 @@ class _ValidLines:
         from modelpool.actors.cli.screen import counted, say
 
         place = 0
-        for line in job_lines(self._path, self._defaults, self._seed):
+        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
             problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled, not place)
             if problem or isinstance(line, BrokenLine):
                 self.invalid_count += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
     from modelpool.actors.detached.job_service import JobsProgress
     from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord
+    from modelpool.actors.job_files.columns import ColumnChoice
+    from modelpool.actors.request.name_template import NameTemplate
+    from modelpool.actors.request.requests import GenerateRequest
 
 EXIT_FAILED = 1
 #: interval of drawing the progress
 _DRAW_SECONDS = 0.5
 #: outcomes of a submission that `jobs show` prints; --json prints all
 MOST_SHOWN = 40
+#: invalid lines of a job file that are printed; more of them have a common cause
+MOST_REPORTED = 1000
 
 JobsId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of a submission, or the start of it.", show_default=False)
@@ -63,6 +69,8 @@ def submit(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    columns: options.Columns = None,
+    ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
     shards: options.Shards = 0,
     shard_format: options.ShardFormat = "webdataset",
@@ -74,8 +82,8 @@ def submit(
     """Hand the requests of a file over to a running pool, and return. They run, and their outputs are written, whatever
     happens to this terminal, to the pool's processes, or to the machine: `modelpool up` continues. Prints the id.
     """
-    from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.screen import counted, print_json, say, user_console
+    from modelpool.actors.job_files.columns import ColumnChoice
     from modelpool.actors.outputs.layout import FILES, layout_of
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.settings.output_address import absolute_address, output_address
@@ -83,21 +91,14 @@ def submit(
     output = absolute_address(output_address(out, "--out"))
     layout = layout_of(shards, shard_format, thumbnails)
     template = None if name is None else NameTemplate.of(name, "--name")
+    choice = ColumnChoice.of(columns or (), ignore_columns)
     defaults = dict(fields) if model is None else {**fields, "model": model}
-    jobs = read_job_file(job_file, defaults, seed)
     console = user_console()
-    broken = [(line.number, line.message) for line in jobs.broken]
-    if template is not None:
-        missing = [(line.number, template.missing(line.labelled)) for line in jobs.lines]
-        broken += [(number, f"{field}: missing; --name {template.text} needs it") for number, field in missing if field]
-    for number, message in sorted(broken):
-        say(console, f"{job_file}:{number}: {message}", "red")
-    if broken or not jobs.lines:  # what nobody watches must not be half of what was meant
-        say(console, f"{job_file}: {counted(len(broken), 'invalid line')}; nothing was submitted", "red")
-        raise typer.Exit(2)
-    requests = [line.labelled for line in jobs.lines]
-    with joined_pool(context, pool) as joined:
+    with joined_pool(context, pool) as joined, console.status(f"reading {job_file}") as status:
+        lines = _SubmittedLines(job_file, defaults, seed, choice, template, console, status.update)
         asked = None if layout == FILES else layout
+        # a file is read again if the job service is restarted meanwhile
+        requests = iter(lines) if job_file == "-" else lines
         submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id, name=name, layout=asked)
         record = submitted.progress().record
     if as_json:
@@ -106,6 +107,59 @@ def submit(
     print(submitted.id)
     say(console, f"{counted(record.request_count, 'request')} submitted; outputs: {record.output}", "dim")
     say(console, f"Follow it:  modelpool progress {submitted.id}   Wait for it:  modelpool wait {submitted.id}", "dim")
+
+
+class _SubmittedLines:
+    """The requests of a job file, as they are read. What nobody watches must not be half of what was meant: once a line
+    is invalid, the others are read to report what is wrong with them, and an error ends the iteration.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        defaults: Mapping[str, Any],
+        seed: int,
+        choice: ColumnChoice,
+        file_name: NameTemplate | None,
+        console: Console,
+        show: Callable[[str], None],
+    ) -> None:
+        """`show` displays how far the reading is."""
+        self._path = path
+        self._defaults = defaults
+        self._seed = seed
+        self._file_name = file_name
+        self._choice = choice
+        self._console = console
+        self._show = show
+
+    def __iter__(self) -> Iterator[GenerateRequest]:
+        from modelpool.actors.cli.job_file import BrokenLine, job_lines, line_count
+        from modelpool.actors.cli.screen import counted, say
+
+        expected, shown_at, valid, invalid = line_count(self._path), 0.0, 0, 0
+        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
+            if time.monotonic() - shown_at > _DRAW_SECONDS:
+                shown_at, checked = time.monotonic(), valid + invalid
+                of_all = "" if expected is None else f" of {max(expected, checked):,}"
+                self._show(f"{self._path}: checked {checked:,}{of_all}")
+            problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled)
+            if problem or isinstance(line, BrokenLine):
+                invalid += 1
+                if invalid <= MOST_REPORTED:
+                    say(self._console, f"{self._path}:{line.number}: {problem}", "red")
+                continue
+            valid += 1
+            if not invalid:
+                yield line.labelled
+        if invalid:
+            raise UserError(f"{self._path}: {counted(invalid, 'invalid line')}; nothing was submitted")
+
+    def _problem(self, request: GenerateRequest) -> str:
+        """Return why a line cannot be used; "" if it can."""
+        if self._file_name is None or not (missing := self._file_name.missing(request)):
+            return ""
+        return f"{missing}: missing; --name {self._file_name.text} needs it"
 
 
 def wait(

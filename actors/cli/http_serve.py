@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -12,7 +11,10 @@ from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from modelpool.actors.http.ports import HttpPool
+    from modelpool.actors.settings.config import PoolConfig
 
 Host = Annotated[
     str | None,
@@ -23,7 +25,7 @@ Port = Annotated[
     typer.Option("--port", help="Port; 0 for any free one (default: 8000).", metavar="N", show_default=False),
 ]
 Folder = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--out", help="Local folder for outputs (default: outputs).", metavar="DIR", show_default=False),
 ]
 
@@ -44,7 +46,7 @@ def serve(
     """Serve a web page and the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a
     pool that ends with this command. Keys and limits are in [serve] of the configuration.
     """
-    from modelpool.actors.cli.open_pool import OUTPUT_FOLDER, settings_for
+    from modelpool.actors.cli.open_pool import settings_for
     from modelpool.actors.cli.run_jobs import started
     from modelpool.actors.cli.screen import say, user_console
     from modelpool.actors.http import server
@@ -52,8 +54,7 @@ def serve(
     # the configuration has [serve] also for a running pool, which has its own configuration otherwise
     settings = settings_for(PoolOptions(config)).override(host=host, port=port)
     server.check_packages()
-    configured = settings.output.folder
-    folder = out or settings.serve.folder or (configured if isinstance(configured, Path) else OUTPUT_FOLDER)
+    folder = served_folder(out, settings)
     where = PoolOptions(None if pool else config, gpus, device, vram, pool, vram_policy, reserve_vram)
     console = user_console()
     with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
@@ -63,3 +64,19 @@ def serve(
             say(console, f"Describe it:  {address}/docs   Ctrl-C ends it", "dim")
 
         server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready)
+
+
+def served_folder(out: str | None, settings: PoolConfig) -> Path:
+    """Return the folder of outputs and uploaded images: `out`, else the one that is configured. Raises UnusableField
+    for an object store, from which this server cannot read what it serves.
+    """
+    from modelpool.actors.cli.open_pool import OUTPUT_FOLDER
+    from modelpool.actors.settings.output_address import local_folder
+
+    if out is not None:
+        return local_folder(out, "--out")
+    if settings.serve.folder is not None:
+        return settings.serve.folder
+    if settings.output.folder is None:
+        return OUTPUT_FOLDER
+    return local_folder(settings.output.folder, "[output] folder")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.job_files.columns import NO_CHOICE, ColumnChoice
 from modelpool.actors.job_files.rows import read_rows
 from modelpool.actors.request.field_table import LATER_FIELDS
 from modelpool.actors.request.labels import LABEL_FIELDS
@@ -76,15 +77,17 @@ def read_job_file(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) 
     return JobFile(path, tuple(lines), tuple(broken))
 
 
-def job_lines(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterator[JobLine | BrokenLine]:
+def job_lines(
+    path: str | Path, defaults: Mapping[str, Any], seed: int = 0, choice: ColumnChoice = NO_CHOICE
+) -> Iterator[JobLine | BrokenLine]:
     """Yield the requests of a job file at an address of `read_rows`, as they are read. `defaults` fill in missing
-    fields; `seed` varies the seeds of lines without one.
+    fields; `seed` varies the seeds of lines without one; `choice` says which fields columns are.
 
     Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
     occurrences: Counter[bytes] = Counter()
     number = 0
-    for number, found in read_rows(path):
+    for number, found in read_rows(path, choice):
         if isinstance(found, str):
             yield BrokenLine(number, _shortened(found))
             continue
@@ -126,7 +129,8 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) ->
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
-    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset}))
+    fields = request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset})
+    content = json.dumps(fields if request.hires is None else {**fields, "hires": request.hires.recorded()})
     key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
     digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()
     occurrences[key] += 1

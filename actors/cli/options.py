@@ -56,6 +56,11 @@ Seed = option_of("seed")
 Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", IMAGE, "N")]
 
 Out = Annotated[str | None, _option("--out", _FOLDER, _OUTPUT, "DIR_OR_URL")]
+Columns = Annotated[
+    list[str] | None,
+    _option("--column", "The column of a field, as in prompt=caption; width= leaves a column out.", _OUTPUT, "F=C"),
+]
+IgnoreColumns = Annotated[bool, _option("--ignore-columns", "Leave out columns that are no field.", _OUTPUT, _NO_VALUE)]
 Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
 Shards = Annotated[
     int, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")

@@ -29,6 +29,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
+        *((f"pool {name}", value) for name, value in recipe.computed_by.items()),
         *(("warning", warning) for warning in recipe.warnings),
     ]
 
@@ -38,6 +39,8 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
     if (noise := recipe.noise) is not None:
         eta = "the sampler's" if noise.eta is None else f"{noise.eta:g}"
         yield "noise", f"eta {eta}, s_noise {noise.s_noise:g}, s_churn {noise.s_churn:g}"
+    if recipe.shift:
+        yield "shift", f"{recipe.shift:g}"
     if recipe.sigmas:
         yield "sigmas", ", ".join(f"{level:g}" for level in recipe.sigmas)
     if recipe.decoder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,12 @@ import typer
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
+    from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.cli.ports import Pool
+    from modelpool.actors.http.comfy_graph import PoolNames
     from modelpool.actors.request.requests import GenerateRequest
 
 Workflow = Annotated[
@@ -27,8 +28,6 @@ Workflow = Annotated[
         show_default=False,
     ),
 ]
-#: folder next to a workflow that is searched for its images, too, as that of ComfyUI
-INPUT_FOLDER = "input"
 _PNG_BEGINS = b"\x89PNG\r\n"
 #: texts of a PNG file of ComfyUI: the workflow in the API format, and in that of the editor
 _PNG_TEXTS = ("prompt", "workflow")
@@ -38,8 +37,10 @@ def run_workflow(
     context: typer.Context,
     workflow: Workflow,
     out: options.Out = None,
+    name: options.Name = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
+    preview: options.Preview = None,
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
@@ -52,6 +53,7 @@ def run_workflow(
     """Generate the images of a ComfyUI workflow. Images that it loads are searched next to it, and in ./input."""
     from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.open_pool import output_for
+    from modelpool.actors.cli.preview_file import preview_file
     from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.settings.output_address import output_address
@@ -59,15 +61,40 @@ def run_workflow(
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     graph = read_workflow(workflow)
     session = session_of(context)
+    known = requests_before_a_pool(graph, workflow, session.check_names(where))
+    if name is not None:
+        check_name(name, known)
+    shown = None if preview is None else preview_file(preview)
     output = output_for(where, None if out is None else output_address(out, "--out"))
     check_outputs(output)
     with started(session, where) as opened:
-        requests = workflow_requests(graph, workflow.parent, opened)
+        requests = workflow_requests(graph, workflow, opened) if known is None else known
+        if name is not None and known is None:
+            check_name(name, requests)
         wanted = tuple(WantedOutput(place, request) for place, request in enumerate(requests))
         resumed = shlex.join(["modelpool", *session.arguments, *([] if resume else ["--resume"])])
-        run = CommandRun(WantedOutputs.of(wanted), output, resume, as_json, resumed, all_or_nothing=True)
+        run = CommandRun(
+            WantedOutputs.of(wanted),
+            output,
+            resume,
+            as_json,
+            resumed,
+            all_or_nothing=True,
+            name=name,
+            preview=shown,
+        )
         code = run_requests(run, opened)
     raise typer.Exit(code)
+
+
+def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> None:
+    """Raise UserError for a template of file names that is wrong, or whose fields `requests`, if they are known, do not
+    have."""
+    from modelpool.actors.request.name_template import NameTemplate
+
+    parsed = NameTemplate.of(template, "--name")
+    for place, request in enumerate(requests or ()):
+        parsed.check(request, f"image {place} of the workflow")
 
 
 def read_workflow(path: Path) -> dict[str, Any]:
@@ -100,24 +127,53 @@ def _text_of_png(path: Path) -> bytes:
     return str(found).encode()
 
 
-def workflow_requests(graph: dict[str, Any], folder: Path, pool: Pool) -> list[GenerateRequest]:
-    """Return the requests of a workflow whose images are in `folder`. Raises UserError."""
-    from modelpool.actors.http.comfy_graph import PoolNames, outputs_of, requests_of
+def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest] | None:
+    """Return the requests of the workflow at `place`; None if its names are known to a pool only: then its nodes and
+    images are checked. Raises UserError.
+    """
+    from modelpool.actors.http.comfy_graph import PoolNames, check_nodes
+    from modelpool.actors.http.comfy_node_types import IMAGES, MODELS, file_stem
+    from modelpool.actors.http.read_requests import image_next_to
+
+    check_nodes(graph)
+    known, loras = names.model_names(), names.lora_names()
+    if known is None or loras is None:
+        for image in _values_of(graph, IMAGES):
+            image_next_to(place, image)
+        return None
+    wanted = {stem for value in _values_of(graph, MODELS) for stem in (value, file_stem(value))}
+    families = {model: names.family_of(model) if {model, file_stem(model)} & wanted else "" for model in known}
+    requests = _requests(graph, place, PoolNames(families, loras))
+    for request in requests:
+        names.check(request)
+    return requests
+
+
+def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[GenerateRequest]:
+    """Return the requests of the workflow at `place`, with the names of a pool. Raises UserError."""
+    from modelpool.actors.http.comfy_graph import PoolNames
 
     models = {listing.name: listing.family for listing in pool.models() if not listing.problem}
-    names = PoolNames(models, [listing.name for listing in pool.loras() if not listing.problem])
+    return _requests(graph, place, PoolNames(models, [each.name for each in pool.loras() if not each.problem]))
+
+
+def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
+    from modelpool.actors.http.comfy_graph import outputs_of, requests_of
+    from modelpool.actors.http.read_requests import image_next_to
+
     return [
         request
         for output in outputs_of(graph, names)
-        for request in requests_of(output, names, lambda name: _image(folder, name))
+        for request in requests_of(output, names, lambda name: image_next_to(place, name))
     ]
 
 
-def _image(folder: Path, name: str) -> Image:
-    from modelpool.actors.request.image_fields import image_of_bytes
+def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:
+    """Yield the values of the inputs of a workflow that name one of a list."""
+    from modelpool.actors.http.comfy_nodes import NODE_TYPES
 
-    plain = name.removesuffix(" [input]")
-    for path in (folder / plain, folder / INPUT_FOLDER / plain):
-        if path.is_file():
-            return image_of_bytes(name, path.read_bytes())
-    raise unusable_field("image", name, f"a file in {folder} or {folder / INPUT_FOLDER}")
+    for node in graph.values():
+        for given in NODE_TYPES[node["class_type"]].inputs:
+            value = node.get("inputs", {}).get(given.name)
+            if given.choices == choices and isinstance(value, str):
+                yield value

@@ -51,9 +51,9 @@ def verify(
 ) -> None:
     """Check every file of a folder against its manifest; generate a sample of them again and compare the pixels.
 
-    Equal devices, versions and weights must give equal bytes. Otherwise the pixels may differ by 2/255 on average, and
-    1% of them by more than 16/255; which of device, versions and weights differ is printed. Exits with 0 if everything
-    is complete and equal or within the tolerance, else with 1.
+    Equal devices, versions, weights and settings of the pool (products, compile) must give equal bytes. Otherwise the
+    pixels may differ by 2/255 on average, and 1% of them by more than 16/255; which of these differ is printed. Exits
+    with 0 if everything is complete and equal or within the tolerance, else with 1.
     """
     from modelpool.actors.cli.run_jobs import started
     from modelpool.actors.cli.screen import counted, json_on_stdout, print_json, say, user_console
@@ -173,5 +173,5 @@ def _line(comparison: Comparison) -> tuple[str, bool]:
     if comparison.differs:
         text += f"; other {' and '.join(comparison.differs)}"
     elif comparison.agreement is Agreement.DIFFERENT:
-        text += "; on the same devices with the same versions and weights"
+        text += "; on the same devices with the same versions, weights and settings"
     return text, comparison.agreement is not Agreement.DIFFERENT

@@ -1,6 +1,7 @@
 """The catalog service: answers questions about models from one thread, without blocking the event loop.
 
-The catalog imports torch and diffusers and reads files; all of it, including opening, happens in the thread. Answers
+A pool has it in a process of its own (`catalog_process`): dry runs would take the interpreter from the controller. The
+catalog imports torch and diffusers and reads files; all of it, including opening, happens in the thread. Answers
 about the content of files are cached; names are looked up again for each question.
 """
 
@@ -8,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import (
     ControlNetCatalog,
@@ -26,7 +29,6 @@ from modelpool.actors.graph.graph_catalog import (
     UpscalerCatalog,
 )
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
@@ -64,6 +66,8 @@ CACHE_ENTRIES = 4096
 #: successful runs that are collected before the catalog is updated. Updating it for each run would cost the event loop
 #: more than most of its other work for a task
 LEARN_BATCH = 256
+#: after this time, an answer holds no further requests: other callers get their turn
+TURN_SECONDS = 0.05
 
 
 class ListingCatalog(GraphCatalog, Protocol):
@@ -132,16 +136,12 @@ class PinnableModel:
 
 
 class CatalogQueries(Protocol):
-    """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
+    """Answers questions about models: `CatalogProcess` on this node, `actors.ray.remote_catalog` on another one, and
+    `CatalogService` in the same process."""
 
-    async def build_each(
+    async def build_some(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
     ) -> list[BuiltRequest | UserError]:
-        """See `CatalogService`."""
-
-    async def recipes(
-        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
-    ) -> tuple[Recipe | UserError, ...]:
         """See `CatalogService`."""
 
     async def build_stage(
@@ -178,8 +178,14 @@ class CatalogQueries(Protocol):
 class CatalogService:
     """Calls one catalog from one thread."""
 
-    def __init__(self, open_catalog: Callable[[], ListingCatalog], executor: Executor | None = None) -> None:
-        """`executor` must have one thread; tests pass one that runs calls at once."""
+    def __init__(
+        self,
+        open_catalog: Callable[[], ListingCatalog],
+        executor: Executor | None = None,
+        computed_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`executor` must have one thread; tests pass one that runs calls at once. `computed_by` is for recipes."""
+        self._computed_by = dict(computed_by)
         self._open_catalog = open_catalog
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="catalog")
         self._plain: ListingCatalog | None = None
@@ -189,42 +195,27 @@ class CatalogService:
         self._measured: deque[tuple[TaskSpec, RunCost]] = deque()
         self._fingerprints: LruCache[tuple[ComponentKey, FilePart], str] = LruCache(CACHE_ENTRIES)
 
-    async def build_each(
+    async def build_some(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
     ) -> list[BuiltRequest | UserError]:
-        """Convert each request to a task graph, or return its error; `until_error`: those up to the first error."""
+        """Convert requests to task graphs, or return their errors: those of the first, of further ones as long as the
+        answer takes less than `TURN_SECONDS`, and `until_error` of none after one with an error."""
 
         def build(catalog: GraphCatalog) -> list[BuiltRequest | UserError]:
             built: list[BuiltRequest | UserError] = []
-            # names are looked up again for each question
-            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
+            over_at = time.monotonic() + TURN_SECONDS
             for job_id, request in wanted:
                 try:
-                    built.append(shapes.build(request, job_id))
+                    built.append(self._build_request(catalog, capacity_bytes, request, job_id))
                 except UserError as problem:
                     built.append(problem)
                     if until_error:
                         break
+                if time.monotonic() >= over_at:
+                    break
             return built
 
         return await self._run(build)
-
-    async def recipes(
-        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
-    ) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, or its error."""
-
-        def build_each(catalog: GraphCatalog) -> tuple[Recipe | UserError, ...]:
-            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
-            return tuple(recipe_of(shapes, request) for request in requests)
-
-        def recipe_of(shapes: GraphShapes, request: GenerateRequest) -> Recipe | UserError:
-            try:
-                return shapes.build(request, JobId("asked")).recipe
-            except UserError as problem:
-                return problem
-
-        return await self._run(build_each)
 
     async def build_stage(
         self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
@@ -274,8 +265,12 @@ class CatalogService:
         """Note a successful run of `task`, without waiting; later graphs use the measurement."""
         self._measured.append((task, cost))
         if len(self._measured) % LEARN_BATCH == 0:
-            with contextlib.suppress(RuntimeError):  # closed: no more graphs are built
-                self._executor.submit(self._flush_measured)
+            self._start_flush()
+
+    async def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
+        """As `learn`, for several runs that a caller has collected."""
+        self._measured.extend(measured)
+        self._start_flush()
 
     async def open(self) -> None:
         """Open the catalog now instead of with the first question."""
@@ -291,7 +286,8 @@ class CatalogService:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        return BuiltRequest(replace(recipe, versions=self._versions), self._with_fingerprints(job))
+        found = replace(recipe, versions=self._versions, computed_by=self._computed_by)
+        return BuiltRequest(found, self._with_fingerprints(job))
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
         """Add the fingerprints of all files, so that workers on other machines notice if theirs differ."""
@@ -324,6 +320,10 @@ class CatalogService:
                 raise RuntimeError(f"internal error: {error!r}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
+
+    def _start_flush(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: no more graphs are built
+            self._executor.submit(self._flush_measured)
 
     def _flush_measured(self) -> None:
         """Pass the collected measurements to the catalog, in order. Runs in the catalog's thread."""

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
@@ -69,6 +70,8 @@ from modelpool.actors.wire.messages import (
     SubmissionId,
     TaskProgress,
     job_id_for,
+    journaled_id,
+    sent_order,
 )
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
@@ -368,7 +371,7 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         jobs: list[QueuedJob | UserError] = []
-        images = await self._catalog.build_each(wanted, self._capacity_bytes(), until_error)
+        images = await build_requests(self._catalog, wanted, self._capacity_bytes(), until_error)
         self._tasks.catalog_address = self._catalog.files_address
         for i, image in enumerate(images, start=first):
             if isinstance(image, UserError):
@@ -399,7 +402,9 @@ class Controller:
 
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing."""
-        return await self._catalog.recipes(requests, self._capacity_bytes())
+        asked = [(JobId("asked"), request) for request in requests]
+        built = await build_requests(self._catalog, asked, self._capacity_bytes())
+        return tuple(one if isinstance(one, UserError) else one.recipe for one in built)
 
     async def result_lost(self, task_id: TaskId) -> None:
         """Note that a driver could not fetch the result of a task, which was lost with the node that stored it: a later
@@ -612,15 +617,27 @@ class Controller:
         return await self._catalog.file_names()
 
     async def history(self, job: str) -> JobHistory:
-        """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""
+        """Return the history of the job with this id, or with this part of an id; of a job of the journal, NAME-PLACE,
+        the latest. Raises UnknownName.
+        """
         parked = self._parked.jobs_by_id()
-        job_id = find_job(self._state, job, parked)
+        job_id = self._journaled_job(job, parked) or find_job(self._state, job, parked)
         if job_id in parked:
             return self._history_of_parked(job_id, parked[job_id])
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
         await self._facts.read_names(nodes)
         return with_node_names(history, self._facts.names)
+
+    def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:
+        """Return the job that the journal has under the id `job`, as it was sent last; None if there is none here."""
+        name, _, place = job.rpartition("-")
+        begins, ends = f"{name}.", f"-{place}"
+        demand = self._state.demand
+        known = (each for jobs in (demand.ended, demand.jobs, parked) for each in jobs)
+        # most ids are excluded by their ends, which is faster
+        likely = (each for each in known if each.startswith(begins) and each.endswith(ends))
+        return max((each for each in likely if journaled_id(each) == job), key=sent_order, default=None)
 
     def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
         """Return the history of a job that the core does not know yet."""

@@ -102,8 +102,9 @@ class _LiveWorker:
 class Dispatcher:
     """Runs the core. `on_resolved` is called for every job's end, while its result is still held.
 
-    `on_handled` receives every event with the core's commands, before they are executed. `on_broken` is called once,
-    with a text, if core or dispatcher fail because of a bug; nothing is dispatched afterwards.
+    `on_handled` receives every event with the core's commands, in the order of the events: before the commands are
+    executed, but after tasks were sent to workers, which wait for nothing else. `on_broken` is called once, with a
+    text, if core or dispatcher fail because of a bug; nothing is dispatched afterwards.
     """
 
     def __init__(
@@ -179,11 +180,7 @@ class Dispatcher:
         self._handling = True
         try:
             while self._inbox:
-                for command in _starts_first(self._handle(self._inbox.popleft())):
-                    if isinstance(command, list):
-                        self._run_in_order(command)
-                    else:
-                        self._execute(command)
+                self._handle(self._inbox.popleft())
         except Exception as mistake:
             self._break(mistake)
         finally:
@@ -197,14 +194,23 @@ class Dispatcher:
         for worker in self._live.values():
             worker.checked.intersection_update(self._state.costs.components)
 
-    def _handle(self, event: Event) -> list[Command]:
-        """Return the core's commands for `event`; if it fails, the event is recorded without commands."""
+    def _handle(self, event: Event) -> None:
+        """Let the core handle `event`, and execute its commands. If the core fails, the event is noted without
+        commands; if a start fails, with them."""
         commands: list[Command] = []
+        last: Sequence[Command] = ()
         try:
             commands = self._state.handle(event)
+            first, last = _starts_first(commands)
+            for command in first:
+                if isinstance(command, list):
+                    self._run_in_order(command)
+                else:
+                    self._execute(command)
         finally:
             self._on_handled(event, commands)
-        return commands
+        for command in last:
+            self._execute(command)
 
     def beat(self) -> None:
         """Ask the workers that sent nothing since the last beat whether they answer, and give up those that have not
@@ -451,7 +457,8 @@ class Dispatcher:
     def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
         calls = [self._begin(command, worker) for command in commands]
         run = self._fleet.run_batch(worker.spec.worker_id, worker.spec.incarnation, calls)
-        self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
+        # a task that is queued behind a batch is reported after it
+        worker.last_wait = self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
 
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
@@ -658,9 +665,9 @@ class Dispatcher:
             worker.checked.update(self._tasks.components(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
             worker.checked.difference_update(report.error.components)
-        self._tasks.end(report, result, worker.spec.device_name)
+        task = self._tasks.end(report, result, worker.spec.device_name)
         self.post(RunEnded(self.now, report))
-        self._tasks.settle(report.task_id)
+        self._tasks.settle_ended(task, report)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` in the background; a bug in it is as fatal as one in the core."""
@@ -689,12 +696,13 @@ def poll_intervals(seconds: float) -> Iterator[float]:
         seconds = min(2.0 * seconds, LONGEST_POLL_SECONDS)
 
 
-def _starts_first(commands: list[Command]) -> Sequence[Command | list[RunTask]]:
-    """Return the commands with those last for which no worker waits: what informs drivers, and frees results. A task
-    that starts reads none of these results, and their order stays. Tasks that are sent in one call become a list."""
+def _starts_first(commands: list[Command]) -> tuple[Sequence[Command | list[RunTask]], Sequence[Command]]:
+    """Return the commands that are executed first, and those for which no worker waits: what informs drivers, and frees
+    results. A task that starts reads none of these results, and their order stays. Tasks that are sent in one call
+    become a list. Without a task, none are first."""
     if not any(isinstance(command, RunTask) for command in commands):
-        return commands
-    first, last = list[Command | list[RunTask]](), list[Command | list[RunTask]]()
+        return (), commands
+    first, last = list[Command | list[RunTask]](), list[Command]()
     #: places in `first` of the latest queued tasks, by worker
     places: dict[WorkerId, int] = {}
     for command in commands:
@@ -711,8 +719,11 @@ def _starts_first(commands: list[Command]) -> Sequence[Command | list[RunTask]]:
         can_wait = isinstance(command, ResolveJob) or (
             isinstance(command, ReleaseResult) and task_of_state(command.task_id) is None
         )
-        (last if can_wait else first).append(command)
-    return first + last
+        if can_wait:
+            last.append(command)
+        else:
+            first.append(command)
+    return first, last
 
 
 def _one_by_one(command: RunTask) -> list[RunTask]:

@@ -1,4 +1,4 @@
-"""`GraphShapes`: task graphs of requests that differ only in their seed, built once.
+"""Task graphs of requests that differ only in their seed, built once.
 
 A batch mostly asks for many seeds of few requests. Everything else of their graphs is equal: names, files, sizes,
 estimates and checks. A graph is derived from an earlier one if each seed in it is that of its request. A two-stage
@@ -7,21 +7,19 @@ model derives another seed from it; its graphs are built for each request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams, StageParams, task_id
 from modelpool.pool.specs.spec import JobId, TaskId, TaskSpec
 
 #: a request without its seed, and the fields that are set: those left out get the defaults of the model
 _Shape: TypeAlias = tuple[GenerateRequest, frozenset[str]]
-#: shapes of one submission that are kept
-MOST_SHAPES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +31,52 @@ class BuiltRequest:
 
 
 class GraphShapes:
-    """Builds the graphs of requests. Valid as long as each name means the same file."""
+    """The shapes of the requests of one call, and a graph of each. Valid as long as each name means the same file."""
 
-    def __init__(self, build: Callable[[GenerateRequest, JobId], BuiltRequest]) -> None:
-        """`build` builds one graph from nothing; its errors are passed on."""
-        self._build = build
-        self._known: LruCache[_Shape, BuiltRequest] = LruCache(MOST_SHAPES)
+    def __init__(self) -> None:
+        self._numbers: dict[_Shape, int] = {}
+        #: shapes of requests whose graph is not derived: they were refused, or have another seed
+        self._apart: set[int] = set()
+        self._built: dict[int, BuiltRequest] = {}
 
-    def build(self, request: GenerateRequest, job_id: JobId) -> BuiltRequest:
-        """Return the recipe and the graph of a request, whose seed must be set."""
+    def number(self, request: GenerateRequest) -> int | None:
+        """Return a number for the shape of a request; None if it holds a value that cannot be compared."""
+        shape = (request.model_copy(update={"seed": 0}), frozenset(request.model_fields_set))
+        try:
+            return self._numbers.setdefault(shape, len(self._numbers))
+        except TypeError:
+            return None
+
+    def note(self, shape: int | None, built: BuiltRequest | UserError) -> None:
+        """Derive later graphs of this shape from `built`, if that is possible."""
+        if shape is None or shape in self._built:
+            return
+        if isinstance(built, BuiltRequest) and has_one_seed(built):
+            self._built[shape] = built
+        else:
+            self._apart.add(shape)
+
+    def derived(self, shape: int | None, request: GenerateRequest, job_id: JobId) -> BuiltRequest | None:
+        """Return the recipe and the graph of a request, whose seed must be set; None if it must be built."""
         assert request.seed is not None, "a request without a seed"
-        shape = _shape_of(request)
-        known = None if shape is None else self._known.kept(shape)
-        if known is not None:
-            return with_seed(known, request.seed, job_id)
-        built = self._build(request, job_id)
-        if shape is not None and has_one_seed(built):
-            self._known.put(shape, built)
-        return built
+        known = None if shape is None else self._built.get(shape)
+        return None if known is None else with_seed(known, request.seed, job_id)
 
-
-def _shape_of(request: GenerateRequest) -> _Shape | None:
-    """Return everything of a request but its seed; None if it holds a value that cannot be a key."""
-    shape = (request.model_copy(update={"seed": 0}), frozenset(request.model_fields_set))
-    try:
-        hash(shape)
-    except TypeError:
-        return None
-    return shape
+    def to_build(self, shapes: Sequence[int | None], first: int, most: int, done: Container[int]) -> list[int]:
+        """Return the indexes of up to `most` requests that must be built, from the index `first` on, without those that
+        are `done`: of each shape, one is enough if the others may be derived from it."""
+        found: list[int] = []
+        begun: set[int] = set()
+        for index in range(first, len(shapes)):
+            shape = shapes[index]
+            if index in done or shape in begun or shape in self._built:
+                continue
+            if shape is not None and shape not in self._apart:
+                begun.add(shape)
+            found.append(index)
+            if len(found) == most:
+                break
+        return found
 
 
 def has_one_seed(built: BuiltRequest) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class PoolPlan:
     gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead. Simulated GPUs of a joined cluster
                      occupy its GPUs if it has any (they may be simulated too), so that they spread as real ones would
     open_engine      called in each worker's process
-    open_catalog     called in the controller's process; with sources, with `cache` and `host` of its node
+    open_catalog     called in the catalog's process; with sources, with `cache` and `host` of its node
     record           the file for the scheduler's event log; None records nothing
     elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     cache            the folder of each node for fetched files; None without sources
@@ -57,6 +57,7 @@ class PoolPlan:
     log              the file of the pool's log; None: there is none
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
+    computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -76,6 +77,7 @@ class PoolPlan:
     traces: str | None = None
     output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
+    computed_by: Mapping[str, str] = field(default_factory=dict)
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -146,6 +148,10 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             reserve_bytes=wanted.reserve_bytes,
             compiles=wanted.compile == "blocks",
             products=wanted.products,
+            measures_attention=wanted.attention == "measured",
+            loras_at_run_time=wanted.loras == "runtime",
+            memory_format=wanted.memory_format,
+            cuda_graphs=wanted.cuda_graphs,
         ),
         open_catalog=partial(
             open_catalog,
@@ -174,6 +180,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         traces=config.observability.traces,
         output=config.output.defaults,
         log=_log(config.observability),
+        computed_by=_computed_by(wanted),
     )
 
 
@@ -182,11 +189,17 @@ def _log(wanted: ObservabilitySection) -> LogSettings | None:
     return LogSettings(wanted.log, wanted.log_format == "json") if isinstance(wanted.log, Path) else None
 
 
+def _computed_by(pool: PoolSection) -> dict[str, str]:
+    """Return the settings that change pixels, on whatever device, and differ from the defaults."""
+    fields = PoolSection.model_fields
+    return {name: value for name in ("products", "compile") if (value := getattr(pool, name)) != fields[name].default}
+
+
 def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:
     """Return how runs on `device` are saved; None if they are not."""
     if not pool.checkpoint_seconds:
         return None
-    computed_by = {"device": device, "threads": str(pool.threads)}
+    computed_by = {**_computed_by(pool), "device": device, "threads": str(pool.threads)}
     return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.archive, computed_by)
 
 

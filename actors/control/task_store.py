@@ -194,18 +194,21 @@ class TaskStore:
             inputs.append(entry.state)
         return request, tuple(inputs)
 
-    def end(self, report: TaskReport, result: ResultRef, device: str = "") -> None:
+    def end(self, report: TaskReport, result: ResultRef, device: str = "") -> TaskSpec:
         """Note the end of a run on the device of that name; `result` is held if `report` has no error, as the state of
-        the task if it has one."""
+        the task if it has one. Returns the task, for `settle_ended` after the core has handled the report. Of a
+        failure, `on_report` is called now: what it keeps and removes concerns the next run of the task."""
         entry = self._entries[report.task_id]
         entry.running = False
-        self._on_report(entry.spec, report)
+        if report.error is not None:
+            self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
             entry.device = device
         elif report.has_state:
             entry.state, entry.steps = result, (report.step, report.steps)
+        return entry.spec
 
     def keep_state(self, saved: StateSaved, state: ResultRef) -> bool:
         """Hold a state of a task, in place of an earlier one; return False if the task is not known."""
@@ -241,6 +244,12 @@ class TaskStore:
     def settle(self, task_id: TaskId) -> None:
         """Drop the entry after the core handled the end of a run, if nothing else needs it."""
         self._drop_unneeded(task_id)
+
+    def settle_ended(self, task: TaskSpec, report: TaskReport) -> None:
+        """As `settle`, for a run that ended with a report: the next one has been sent by now."""
+        if report.error is None:
+            self._on_report(task, report)
+        self._drop_unneeded(task.task_id)
 
     def result(self, task_id: TaskId) -> ResultRef:
         """Return the reference of a held result."""

@@ -202,11 +202,15 @@ class JobService:
         """Add requests to it; see `Journal.append`."""
         self._journal.append(submission_id, first_place, texts)
 
-    def seal(self, submission_id: str) -> SubmissionRecord:
-        """Acknowledge it: from now on it runs, whatever happens to its driver."""
-        record = self._journal.seal(submission_id)
+    def seal(self, submission_id: str, request_count: int | None = None) -> SubmissionRecord:
+        """Acknowledge it: from now on it runs, whatever happens to its driver. See `Journal.seal`."""
+        record = self._journal.seal(submission_id, request_count)
         self._wake.set()
         return record
+
+    def abandon(self, submission_id: str) -> None:
+        """Forget a submission that was not acknowledged; see `Journal.abandon`."""
+        self._journal.abandon(submission_id)
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all submissions, oldest first."""

@@ -144,11 +144,9 @@ class Journal:
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
             known = _find(connection, new.submission_id)
             if known is not None and known.state is not SubmissionState.RECEIVING:
-                if _identity(known) != _identity(new):
-                    raise SubmissionExists(
-                        f"id {new.submission_id!r} belongs to a submission of {_identity(known)}; found "
-                        f"{_identity(new)}; choose another id"
-                    )
+                # how many requests there are may turn out later
+                like = new if new.request_count else replace(new, request_count=known.request_count)
+                require_same(known, like)
                 return known
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
@@ -171,8 +169,10 @@ class Journal:
 
         self._write(change)
 
-    def seal(self, submission_id: str) -> SubmissionRecord:
-        """Acknowledge a submission whose requests are complete. Raises JournalFailed if some are missing."""
+    def seal(self, submission_id: str, request_count: int | None = None) -> SubmissionRecord:
+        """Acknowledge a submission whose requests are complete: `request_count`, or as many as it was begun with.
+        Raises JournalFailed if some are missing.
+        """
 
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
             known = _required(connection, submission_id)
@@ -180,18 +180,29 @@ class Journal:
                 return known
             number = _number(connection, submission_id)
             (count,) = connection.execute("SELECT count(*) FROM request WHERE submission = ?", (number,)).fetchone()
-            if count != known.request_count:
+            expected = known.request_count if request_count is None else request_count
+            if count != expected or not count:
                 raise JournalFailed(
-                    f"submission {submission_id}: received {count} of {known.request_count} requests; submit it again"
+                    f"submission {submission_id}: received {count} of {expected} requests; submit it again"
                 )
             connection.execute(
-                "UPDATE submission SET state = ?, created_at = ? WHERE number = ?",
-                (SubmissionState.ACTIVE, self._wall_clock(), number),
+                "UPDATE submission SET state = ?, created_at = ?, request_count = ? WHERE number = ?",
+                (SubmissionState.ACTIVE, self._wall_clock(), count, number),
             )
             self._prune(connection)
             return _required(connection, submission_id)
 
         return self._write(change)
+
+    def abandon(self, submission_id: str) -> None:
+        """Forget a submission that was not acknowledged. Has no effect on others."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM submission WHERE id = ? AND state = ?", (submission_id, SubmissionState.RECEIVING)
+            )
+
+        self._write(change)
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all acknowledged submissions, oldest first."""
@@ -486,6 +497,15 @@ def _failures_named(path: Path) -> Iterator[None]:
             f"{path}: the journal cannot be read or written ({error}); free space or restore the file, or move it away "
             "to start with an empty one"
         ) from error
+
+
+def require_same(known: SubmissionRecord, new: NewSubmission) -> None:
+    """Raise SubmissionExists if a submission differs from the known one of its id."""
+    if _identity(known) != _identity(new):
+        raise SubmissionExists(
+            f"id {new.submission_id!r} belongs to a submission of {_identity(known)}; found {_identity(new)}; choose "
+            "another id"
+        )
 
 
 def _identity(submission: NewSubmission | SubmissionRecord) -> str:

@@ -41,7 +41,7 @@ class NewSubmission:
     submission_id  chosen by the driver: submitting again under the same id has no effect
     output         folder or URL of the outputs, as the service's node sees it
     user           for requests that set none
-    request_count  requests that will be appended before it is sealed
+    request_count  requests that will be appended before it is sealed; 0 if that is not known before
     file_name      template of the names of its outputs; "" for the usual names
     layout         that the place of its outputs must have; None for the one that it has
     """
@@ -56,8 +56,8 @@ class NewSubmission:
     def __post_init__(self) -> None:
         if not 0 < len(self.submission_id) <= MAX_ID_LENGTH or not self.submission_id.isprintable():
             raise unusable_field("id", self.submission_id, f"1 to {MAX_ID_LENGTH} printable characters")
-        if self.request_count < 1:
-            raise unusable_field("requests", self.request_count, "at least one request")
+        if self.request_count < 0:
+            raise unusable_field("requests", self.request_count, "a number of requests, or 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from modelpool.actors.graph.vision_graph import (
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.refs import loras_of_text
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.sampling_facts import ImageConcat
 from modelpool.pool.core.stage_params import (
@@ -310,7 +311,8 @@ class _GraphBuilder:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
-        seen = [each.for_text() if roles[0].is_text_encoder else each.for_diffusion_model() for each in found]
+        is_text = roles[0].is_text_encoder
+        seen = loras_of_text(found) if is_text else [each.for_diffusion_model() for each in found]
         return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
 
     def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:

@@ -39,9 +39,9 @@ def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
     for name, value in unsupported.items():
         if value is not None:
             raise unsupported_field(name, request.model, "generates images from text only")
-    if request.hires is not None and request.hires.via == "picture":
+    if request.hires is not None and request.hires.via == "image":
         expected = f"'latent': model {request.model!r} cannot encode images"
-        raise unusable_field("hires.via", "picture", expected)
+        raise unusable_field("hires.via", "image", expected)
 
 
 def check_decodes(model: str, facts: SamplingFacts) -> None:

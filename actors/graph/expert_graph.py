@@ -102,7 +102,8 @@ def _steps_above(run: SamplingRun, boundary: float) -> int:
     from modelpool.pool.sampling.schedules import explicit_sigmas, make_sigmas, sigma_table
 
     frames, size = duration_of(run.request, run.model.name, run.facts).frames, run.size(run.scale)
-    table = sigma_table(run.facts.noise, patches_of(run.facts, *size, frames), run.steps)
+    noise = run.facts.noise.shifted_by(run.request.shift or 0.0)
+    table = sigma_table(noise, patches_of(run.facts, *size, frames), run.steps)
     if run.request.sigmas:
         levels = explicit_sigmas(run.request.sigmas, table)
     else:

@@ -69,6 +69,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         decoder=None if decoder is None else _decoder(decoder),
         noise=_noise(sample.schedule),
         sigmas=sample.schedule.sigmas,
+        shift=sample.schedule.shift,
         low_noise=_low_noise(request.low_noise),
         upscale=_upscale(request, graph),
         options=sample.options.settings(),
@@ -143,7 +144,7 @@ def _hires(request: GenerateRequest, works: Sequence[StageParams]) -> dict[str, 
     """Return the second pass of `request`, with the upscaler of the first if it has one."""
     if request.hires is None:
         return {}
-    found = request.hires.model_dump()
+    found = request.hires.recorded()
     del found["upscaler"]
     if request.hires.upscaler is not None:
         # the first upscaling: that of the output comes after the second pass

@@ -12,6 +12,7 @@ from modelpool.actors.graph.expert_graph import expert_defaults
 from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
 from modelpool.actors.graph.output_shape import format_of, quality_of
 from modelpool.actors.graph.reference_graph import reference_mode
+from modelpool.actors.graph.schedule_guidance import shift_default
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingDefaults
 from modelpool.pool.core.stage_params import ModelRef
@@ -30,6 +31,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
         **video_size(request, facts),
         **image_size(request, facts),
         **reference_mode(request, facts, model),
+        **shift_default(request, facts),
         "format": file_format,
         "quality": quality_of(request.quality, file_format),
     }

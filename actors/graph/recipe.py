@@ -17,6 +17,8 @@ IMAGE_FORMAT = "png"
 #: marks fields that were added after the first version of recipes: digests leave them out if they are not used, so that
 #: adding a field changes no existing digest
 _LATER: Mapping[str, bool] = {"later": True}
+#: fields of a recipe that are not part of its digest: how and where it was computed, and what was said about it
+INFORMATIVE = ("versions", "computed_by", "warnings")
 
 
 def _is_used_or_first(kind: type[Any], name: str, value: Any) -> bool:
@@ -187,8 +189,8 @@ class RecipeImages:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything needed to generate the same image, video or audio clip again. `versions` and `warnings` are
-    informative and not part of the digest."""
+    """Everything needed to generate the same image, video or audio clip again. The fields of `INFORMATIVE` are not part
+    of the digest."""
 
     model: str
     model_sha256: str
@@ -234,6 +236,10 @@ class Recipe:
     upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
     #: all settings of the options of the run, by the name of the option
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
+    #: of the noise levels, where it is not the model's own
+    shift: float = field(default=0.0, metadata=_LATER)
+    #: settings of the pool that change pixels, by name, where they differ from the defaults
+    computed_by: Mapping[str, str] = field(default_factory=dict, metadata=_LATER)
 
     def as_json(self) -> dict[str, Any]:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest
@@ -265,7 +271,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """20 hexadecimal digits that identify the output."""
-        content = {k: v for k, v in self.as_json().items() if k not in ("versions", "warnings")}
+        content = {k: v for k, v in self.as_json().items() if k not in INFORMATIVE}
         if self.pictures is not None:
             content["pictures"] = self.pictures.digest_content()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]

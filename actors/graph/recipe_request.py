@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
+from modelpool.actors.graph.recipe import (
+    INFORMATIVE,
+    Recipe,
+    RecipeControl,
+    RecipeImagePrompt,
+    RecipeImages,
+    RecipeRegion,
+)
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 
-#: fields of a recipe that are not part of its digest
-_INFORMATIVE = ("versions", "warnings")
 #: added to a number of steps so that rounding a product of floats gives that number
 _ROUNDING = 1e-6
 
@@ -43,7 +48,7 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "clip_skip": recipe.clip_skip,
     }
     sizes = ("width", "height", "frames", "frame_rate", "seconds")
-    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation")
+    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
@@ -76,7 +81,7 @@ def differing_fields(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
 
 
 def _determining(recipe: Recipe) -> dict[str, Any]:
-    fields = {name: value for name, value in recipe.as_json().items() if name not in _INFORMATIVE}
+    fields = {name: value for name, value in recipe.as_json().items() if name not in INFORMATIVE}
     if recipe.pictures is not None:
         fields["pictures"] = recipe.pictures.digest_content()
     return fields

@@ -11,6 +11,7 @@ from modelpool.actors.graph.expert_graph import check_low_noise
 from modelpool.actors.graph.image_concat_graph import check_image_concat
 from modelpool.actors.graph.option_checks import check_options
 from modelpool.actors.graph.reference_graph import check_references
+from modelpool.actors.graph.schedule_guidance import check_shift
 from modelpool.actors.graph.upscale_graph import check_upscale
 from modelpool.actors.graph.video_output_graph import check_video_output
 from modelpool.actors.graph.vision_graph import check_video_numbers
@@ -29,3 +30,4 @@ def check_request(request: GenerateRequest, facts: SamplingFacts) -> None:
     check_low_noise(request, facts)
     check_upscale(request, facts)
     check_options(request, facts)
+    check_shift(request, facts)

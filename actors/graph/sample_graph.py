@@ -55,6 +55,9 @@ def sample_params(
         if run.steps != len(request.sigmas):
             expected = f"{len(request.sigmas)}, the number of sigmas, in each run"
             raise unusable_field("steps", run.steps, expected)
+        if sampler in OWN_STEPS:
+            expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
+            raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)
@@ -94,6 +97,7 @@ def sample_params(
             s_noise=request.s_noise,
             s_churn=request.s_churn,
             sigmas=request.sigmas,
+            shift=request.shift or 0.0,
         ),
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,

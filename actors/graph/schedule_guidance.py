@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import Guidance, Prediction, SamplingDefaults, SamplingFacts
-from modelpool.pool.sampling.names import ALIGNED_SCHEDULE, NOT_FOR_FLOWS, SAMPLERS
+from modelpool.pool.core.sampling_facts import Guidance, NoiseKind, Prediction, SamplingDefaults, SamplingFacts
+from modelpool.pool.sampling.names import (
+    ALIGNED_SCHEDULE,
+    NOISY,
+    NOT_FOR_FLOWS,
+    READS_CHURN,
+    READS_ETA,
+    SAMPLERS,
+    SCHEDULES,
+    SD_LEVELS,
+    draws_noise,
+)
+
+#: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
+_KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)
 
 
 def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -> tuple[str, str]:
@@ -26,15 +40,54 @@ def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -
     return name, facts.defaults.schedule
 
 
+def check_shift(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for a shift of a model whose noise levels do not follow from one."""
+    if request.shift is None or facts.noise.takes_shift:
+        return
+    is_flow = facts.prediction is Prediction.FLOW
+    reason = "was trained with levels of its own" if is_flow else "predicts no flow: its levels come from a table"
+    raise unsupported_field("shift", request.model, reason, request.shift)
+
+
+def shift_default(request: GenerateRequest, facts: SamplingFacts) -> dict[str, None]:
+    """Return no shift for one that is the model's own: the same image is the same task."""
+    is_own = facts.noise.shift_by_size is None and request.shift == facts.noise.shift
+    return {"shift": None} if is_own else {}
+
+
 def sampler_warnings(request: GenerateRequest, facts: SamplingFacts) -> Iterator[str]:
-    """Yield the warning for a sampler that does not suit models of `facts`."""
-    name, _ = resolve_sampling(request.sampler, request.schedule)
+    """Yield warnings for a sampler or a schedule that does not suit models of `facts`, and for fields that the sampler
+    does not read."""
+    name, schedule = resolve_schedule(facts, request.sampler, request.schedule)
+    yield from _unread_noise_fields(request, name)
+    if request.shift is not None and request.sigmas:
+        yield f"shift {request.shift:g}: it does not change the noise levels, which the request lists"
+    if not request.sigmas and schedule in SD_LEVELS and facts.noise.kind not in _KINDS_OF_SD_LEVELS:
+        yield (
+            f"schedule {SCHEDULES[schedule]}: it starts at noise level 14.6, as Stable Diffusion 1 and XL do, and "
+            f"model {request.model!r} has other levels: images are often wrong; karras, beta or kl_optimal suit it"
+        )
     if facts.prediction is Prediction.FLOW and name in NOT_FOR_FLOWS:
         other = "Euler CFG++" if name.endswith("_cfg_pp") else "DPM++ 2M"
         yield (
             f"sampler {SAMPLERS[name].display}: model {request.model!r} predicts a flow, with which this sampler often "
             f"renders wrong images; {other} suits it"
         )
+
+
+def _unread_noise_fields(request: GenerateRequest, name: str) -> Iterator[str]:
+    """Yield a warning for each noise field that is set and has no effect."""
+    title, eta = SAMPLERS[name].display, request.eta
+    if eta is not None and name not in READS_ETA and (eta or name in NOISY):
+        reason = "it always draws the same share of noise" if name in NOISY else "it draws no noise again"
+        yield f"eta {eta:g}: sampler {title} does not read it: {reason}"
+    if request.s_churn and name not in READS_CHURN:
+        readers = ", ".join(SAMPLERS[each].display for each in sorted(READS_CHURN))
+        yield f"s_churn {request.s_churn:g}: sampler {title} does not read it, but {readers} do"
+    if request.s_noise != 1.0 and not draws_noise(name, eta, request.s_churn):
+        needed = "eta" if name in READS_ETA else "s_churn" if name in READS_CHURN else ""
+        reason = f"without {needed}, sampler {title} draws no noise" if needed else f"sampler {title} draws no noise"
+        yield f"s_noise {request.s_noise:g}: {reason}"
 
 
 def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:

@@ -25,9 +25,11 @@ _NUMBERS: Mapping[str, str] = MappingProxyType(
         "Seed": "seed",
         "Steps": "steps",
         "Eta": "eta",
+        "Eta DDIM": "eta",
         "Sigma churn": "s_churn",
         "Sigma noise": "s_noise",
         "Image CFG scale": "image_cfg",
+        "Shift": "shift",
         "Frames": "frames",
         "FPS": "frame_rate",
     }

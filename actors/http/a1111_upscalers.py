@@ -37,4 +37,4 @@ def scaling_fields(name: str | None) -> dict[str, Any]:
     if (name or LATENT).strip().startswith(LATENT):
         return {"via": "latent"}
     upscaler = upscaler_name(name or "")
-    return {"via": "picture", **({"upscaler": upscaler} if upscaler else {})}
+    return {"via": "image", **({"upscaler": upscaler} if upscaler else {})}

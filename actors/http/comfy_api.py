@@ -1,4 +1,4 @@
-"""The interface of ComfyUI: /prompt, /queue, /history, /view, /upload/image, /interrupt, /object_info and /ws.
+"""The interface of ComfyUI: /prompt, /queue, /history, /view, /upload, /interrupt, /object_info and /ws.
 
 Each path also exists below /api, as newer clients call it.
 """
@@ -14,15 +14,16 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
-from modelpool.actors.http.bodies import form_body, json_object
+from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
-from modelpool.actors.http.comfy_images import WorkflowImages
+from modelpool.actors.http.comfy_images import WorkflowImages, with_alpha
 from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Listings, Services, caller_of
 from modelpool.actors.http.uploads import Uploads
+from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 
@@ -83,10 +84,10 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
                 await prompt.submission.cancel()
         return Response()
 
-    @router.get("/history", summary="List the workflows that have ended")
-    async def history(request: Request, max_items: int = Query(200, ge=1, le=1000)) -> dict[str, Any]:
+    @router.get("/history", summary="List the workflows that have ended, oldest first")
+    async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> dict[str, Any]:
         ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
-        return {prompt.prompt_id: prompt.history for prompt in ended[-max_items:]}
+        return {prompt.prompt_id: prompt.history for prompt in page_of(ended, max_items, offset)}
 
     @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
     async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
@@ -109,31 +110,23 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
     ) -> Response:
         owner = caller_of(request).owner
         if kind == "input":
-            name = f"{subfolder}/{filename}" if subfolder else filename
-            try:
-                content = await asyncio.to_thread(uploads.content, owner, name)
-            except UserError as problem:
-                raise HttpProblem(404, str(problem)) from None
+            content = await _uploaded(uploads, owner, filename, subfolder)
             return Response(content, media_type="application/octet-stream")
-        for prompt in reversed(prompts.of(owner)):
-            for end in prompt.submission.ends:
-                if end.path is not None and end.path.name == filename and end.path.is_file():
-                    return FileResponse(end.path, filename=filename, content_disposition_type="inline")
-        raise HttpProblem(404, f"filename: {filename} is no output of a workflow that is remembered")
+        path = prompts.output(owner, filename)
+        return FileResponse(path, filename=filename, content_disposition_type="inline")
 
     @router.post("/upload/image", summary="Upload an image for LoadImage")
     async def upload_image(request: Request) -> dict[str, Any]:
         form = await form_body(request, max_bytes)
-        files = form.files.get("image", ())
-        if len(files) != 1:
-            raise HttpProblem(400, f"image: found {len(files)} files, expected one")
-        if form.texts.get("type", "input") not in ("input", "temp"):
-            raise HttpProblem(400, f"type: found {form.texts['type'][:40]!r}, expected input")
-        subfolder = form.texts.get("subfolder", "")
-        overwrite = form.texts.get("overwrite", "").lower() in ("true", "1")
+        return await _stored(uploads, caller_of(request).owner, form, *_file_of(form))
+
+    @router.post("/upload/mask", summary="Upload a mask: the alpha channel of an image that is known")
+    async def upload_mask(request: Request) -> dict[str, Any]:
+        form = await form_body(request, max_bytes)
+        name, content = _file_of(form)
         owner = caller_of(request).owner
-        name = await asyncio.to_thread(uploads.add, owner, *files[0], subfolder, overwrite)
-        return {"name": name, "subfolder": subfolder, "type": "input"}
+        original = await _original(prompts, uploads, owner, form)
+        return await _stored(uploads, owner, form, name, await asyncio.to_thread(with_alpha, original, content))
 
     @router.get("/object_info", summary="Describe the nodes")
     async def object_info(request: Request) -> dict[str, Any]:
@@ -169,6 +162,47 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
             for index, worker in enumerate(status.workers)
         ]
         return {"system": {"os": "posix", "comfyui_version": "modelpool"}, "devices": devices}
+
+
+def _file_of(form: FormBody) -> tuple[str, bytes]:
+    """Return the name and the content of the file of an upload. Raises HttpProblem."""
+    files = form.files.get("image", ())
+    if len(files) != 1:
+        raise HttpProblem(400, f"image: found {len(files)} files, expected one")
+    return files[0]
+
+
+async def _stored(uploads: Uploads, owner: str, form: FormBody, name: str, content: bytes) -> dict[str, Any]:
+    """Store the file of an upload, and return the answer. Raises HttpProblem, and UserError."""
+    if form.texts.get("type", "input") not in ("input", "temp"):
+        raise HttpProblem(400, f"type: found {form.texts['type'][:40]!r}, expected input")
+    subfolder = form.texts.get("subfolder", "")
+    overwrite = form.texts.get("overwrite", "").lower() in ("true", "1")
+    stored = await asyncio.to_thread(uploads.add, owner, name, content, subfolder, overwrite)
+    return {"name": stored, "subfolder": subfolder, "type": "input"}
+
+
+async def _uploaded(uploads: Uploads, owner: str, filename: str, subfolder: str) -> bytes:
+    """Return an image that was uploaded. Raises HttpProblem (404)."""
+    try:
+        return await asyncio.to_thread(uploads.content, owner, f"{subfolder}/{filename}" if subfolder else filename)
+    except UserError as problem:
+        raise HttpProblem(404, str(problem)) from None
+
+
+async def _original(prompts: ComfyPrompts, uploads: Uploads, owner: str, form: FormBody) -> bytes:
+    """Return the image to which a mask belongs: an upload, or an output. Raises HttpProblem."""
+    expected = 'original_ref: expected {"filename": NAME, "subfolder": NAME, "type": "input" or "output"}'
+    try:
+        named = parse_json(form.texts.get("original_ref", "").encode(), MAX_WORKFLOW_BYTES)
+    except NotJson:
+        raise HttpProblem(400, expected) from None
+    if not isinstance(named, dict) or not all(isinstance(each, str) for each in named.values()):
+        raise HttpProblem(400, expected)
+    filename, subfolder = named.get("filename", ""), named.get("subfolder", "")
+    if named.get("type", "input") == "input":
+        return await _uploaded(uploads, owner, filename, subfolder)
+    return await asyncio.to_thread(prompts.output(owner, filename).read_bytes)
 
 
 def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
@@ -263,6 +297,15 @@ def _folders(listings: Listings) -> dict[str, list[str]]:
         "style_models": list(files.image_prompts),
         "embeddings": list(files.embeddings),
     }
+
+
+def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:
+    """Return `most` of them from `offset` on, or the latest ones for a negative offset. A negative `most` means all:
+    clients send it, and a limit above what there is."""
+    if offset >= 0:
+        ended = ended[offset:]
+        return ended if most < 0 else ended[:most]
+    return ended if most < 0 else ended[max(0, len(ended) - most) :]
 
 
 def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
@@ -30,7 +30,7 @@ from modelpool.actors.http.comfy_values import (
     DecodedImage,
     EncodedImage,
     LoraUse,
-    ModelValue,
+    ModelSampling,
     RegionUse,
     SampledLatent,
     ScaledLatent,
@@ -38,6 +38,7 @@ from modelpool.actors.http.comfy_values import (
 )
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.shift_by_size import ShiftBySize
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 if TYPE_CHECKING:
@@ -55,14 +56,9 @@ _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusio
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 #: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
-#: the shifts of noise levels that models have, by the node that sets them: beginnings of their titles, and the shift
-_SHIFTS: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]] = MappingProxyType(
-    {
-        "ModelSamplingSD3": (("Stable Diffusion 3",), (3.0,)),
-        "ModelSamplingAuraFlow": (("AuraFlow",), (1.73,)),
-        "ModelSamplingFlux": (_DISTILLED, (0.5, 1.15)),
-    }
-)
+#: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
+#: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
+_SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +201,12 @@ def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage)
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
     return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
+
+
+def check_nodes(prompt: Any) -> None:
+    """Raise WorkflowRejected for a workflow with nodes that do not work here: all that is known without the names of a
+    pool."""
+    _known_nodes(prompt)
 
 
 def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -373,7 +375,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         "negative": "" if latent.negative.is_zero else _prompt(latent.negative, family),
         "loras": tuple(_lora(lora, positive.clip) for lora in latent.model.loras),
         **levels,
-        "sampler": latent.sampler,
+        "sampler": latent.sampler.name,
+        "eta": latent.sampler.eta,
+        "s_noise": latent.sampler.s_noise,
         "seed": latent.seed,
         "clip_skip": _clip_skip(positive, family),
         "controls": tuple(
@@ -403,7 +407,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region(region, size, read_image) for region in positive.regions)
-    _check_shift(latent.model, family, fields)
+    size = fields.get("width"), fields.get("height")
+    if latent.model.sampling is not None and (shift := _shift(latent.model.sampling, family, size)):
+        fields["shift"] = shift
     return fields
 
 
@@ -448,21 +454,15 @@ def _region(region: RegionUse, size: tuple[int, int], read_image: WorkflowImages
     return {**fields, "box": (left, top, width, height)}
 
 
-def _check_shift(model: ModelValue, family: str, fields: Mapping[str, Any]) -> None:
-    """Raise NodeUnsupported if a node sets other noise levels than the model's own."""
-    sampling = model.sampling
-    if sampling is None:
-        return
-    titles, shift = _SHIFTS[sampling.node_type]
-    if not family.startswith(titles) or sampling.shift != shift:
-        found = ", ".join(f"{value:g}" for value in sampling.shift)
-        expected = f"{', '.join(f'{value:g}' for value in shift)} with {' or '.join(titles)}"
-        raise NodeUnsupported(f"{sampling.node_type}: found the shift {found} with {family}, expected {expected}")
-    size = fields.get("width"), fields.get("height")
-    if sampling.size is not None and None not in size and sampling.size != size:
-        raise NodeUnsupported(
-            f"{sampling.node_type}: found width and height {sampling.size}, expected those of the image, {size}"
-        )
+def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float:
+    """Return the shift that a node sets for images of `size`; 0 if it is the one that the model has by itself."""
+    if sampling.size is None:
+        return sampling.shift
+    if family.startswith(_DISTILLED) and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
+        return 0.0
+    width, height = sampling.size
+    by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
+    return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
 
 
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:

@@ -24,9 +24,12 @@ from modelpool.actors.http.comfy_sampling_nodes import complete_latent, scale_to
 from modelpool.actors.http.comfy_values import (
     DecodedImage,
     EncodedImage,
+    ImageCrop,
     ImageFile,
+    ImageNegative,
     ImagePad,
     ImageScale,
+    ImageStep,
     MaskFile,
     ScaledLatent,
 )
@@ -131,9 +134,18 @@ def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return image, MaskFile(image, "pad")
 
 
-def _with_step(image: ImageFile, step: ImageScale | ImagePad) -> ImageFile:
+def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    crop = ImageCrop(given["x"], given["y"], given["width"], given["height"])
+    return (_with_step(_file(given["image"]), crop),)
+
+
+def _negative(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_with_step(_file(given["image"]), ImageNegative()),)
+
+
+def _with_step(image: ImageFile, step: ImageStep) -> ImageFile:
     if len(image.steps) >= 8:
-        raise NodeUnsupported("image: expected up to 8 changes of its size")
+        raise NodeUnsupported("image: expected up to 8 changes")
     return replace(image, steps=(*image.steps, step))
 
 
@@ -142,7 +154,7 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(image, DecodedImage):
         if image.scale is None or image.scale <= 1:
             raise NodeUnsupported("pixels: a generated image is only encoded again after it was scaled up to a size")
-        return (ScaledLatent(image.latent, image.scale, "picture", image.upscaler),)
+        return (ScaledLatent(image.latent, image.scale, "image", image.upscaler),)
     return (EncodedImage(_file(image, "pixels")),)
 
 
@@ -225,6 +237,17 @@ IMAGE_NODES = (
         "IMAGE",
         "MASK",
     ),
+    _row(
+        "ImageCrop",
+        (
+            _IMAGE,
+            *(whole(name, 512, 1, MAX_SIDE) for name in ("width", "height")),
+            *(whole(name, 0, 0, MAX_SIDE) for name in ("x", "y")),
+        ),
+        _cropped,
+        "IMAGE",
+    ),
+    _row("ImageInvert", (_IMAGE,), _negative, "IMAGE"),
     _row("VAEEncode", (_PIXELS, link("vae", "VAE")), _encoded, "LATENT", category="latent"),
     _row("VAEEncodeTiled", (_PIXELS, link("vae", "VAE"), *_TILES), _encoded, "LATENT", category="latent"),
     _row(

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from modelpool.actors.http.caller_images import MAX_CALL_PIXELS
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
-from modelpool.actors.http.comfy_values import ImageFile, ImagePad, ImageScale, MaskFile
-from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.http.comfy_values import (
+    ImageCrop,
+    ImageFile,
+    ImageNegative,
+    ImagePad,
+    ImageScale,
+    ImageStep,
+    MaskFile,
+)
+from modelpool.actors.request.image_fields import MAX_SIDE, image_of_bytes
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,7 +69,7 @@ def read_steps(image: ImageFile, read: WorkflowImages) -> Image:
         if image.steps:
             found = found.convert("RGBA")
         for step in image.steps:
-            found = _scaled(found, step) if isinstance(step, ImageScale) else _padded(found, step)
+            found = _after_step(found, step)
             read.take(found.size)
         return found
     except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
@@ -82,6 +90,52 @@ def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
     if inverted:
         channel = ImageOps.invert(channel)
     return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel
+
+
+def with_alpha(original: bytes, mask: bytes) -> bytes:
+    """Return an image file as PNG with the alpha channel of another one of the same size. Raises UserError."""
+    try:
+        return _with_alpha(image_of_bytes("original_ref", original), image_of_bytes("image", mask))
+    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
+        raise UserError(f"image: the mask or its original cannot be read ({error})") from None
+
+
+def _with_alpha(image: Image, alpha: Image) -> bytes:
+    from io import BytesIO
+
+    if image.size != alpha.size:
+        found, expected = ("x".join(map(str, each.size)) for each in (alpha, image))
+        raise UserError(f"image: found a mask of {found}, expected {expected}, the size of the image")
+    whole = image.convert("RGB")
+    whole.putalpha(alpha.convert("RGBA").getchannel("A"))
+    content = BytesIO()
+    whole.save(content, "PNG")
+    return content.getvalue()
+
+
+def _after_step(image: Image, step: ImageStep) -> Image:
+    match step:
+        case ImageScale():
+            return _scaled(image, step)
+        case ImagePad():
+            return _padded(image, step)
+        case ImageCrop():
+            return _cropped(image, step)
+        case ImageNegative():
+            return _negative(image)
+
+
+def _cropped(image: Image, crop: ImageCrop) -> Image:
+    left, top = min(crop.x, image.width - 1), min(crop.y, image.height - 1)
+    return image.crop((left, top, min(left + crop.width, image.width), min(top + crop.height, image.height)))
+
+
+def _negative(image: Image) -> Image:
+    from PIL import ImageOps
+
+    negative = ImageOps.invert(image.convert("RGB"))
+    negative.putalpha(image.getchannel("A"))
+    return negative
 
 
 def _scaled(image: Image, scale: ImageScale) -> Image:

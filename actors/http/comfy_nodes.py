@@ -24,6 +24,7 @@ from modelpool.actors.http.comfy_node_types import (
     whole,
 )
 from modelpool.actors.http.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy_text_nodes import TEXT_NODES
 from modelpool.actors.http.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
@@ -149,5 +150,8 @@ _PRIMITIVES = (
 
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType(
-    {row.name: row for row in (*_LOADERS, *_PRIMITIVES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *IMAGE_NODES)}
+    {
+        row.name: row
+        for row in (*_LOADERS, *_PRIMITIVES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *SAMPLER_NODES, *IMAGE_NODES)
+    }
 )

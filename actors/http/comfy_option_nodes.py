@@ -36,12 +36,10 @@ def _self_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _skipped_layers(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if given.get("rescaling_scale"):
-        raise NodeUnsupported(f"rescaling_scale: found {given['rescaling_scale']:g}, expected 0")
     layers = given.get("layers", given.get("double_layers", ""))
     settings = {"layers": _numbers(layers), "single": _numbers(given.get("single_layers", ""))}
     span = {"start": given["start_percent"], "end": given["end_percent"]}
-    return "slg", {**settings, **span, "scale": given["scale"]}
+    return "slg", {**settings, **span, "scale": given["scale"], "rescale": given.get("rescaling_scale", 0.0)}
 
 
 def _numbers(listed: str) -> tuple[int, ...]:
@@ -60,8 +58,9 @@ def _rescaled(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if given["swap_size"] != 1 or given["scale_depth"]:
-        raise NodeUnsupported("swap_size, scale_depth: expected 1 and false")
+    """Tiles have the same size in each call, as with a swap size of 1; above that, ComfyUI draws one of so many."""
+    if given["scale_depth"] and given["max_depth"]:
+        raise NodeUnsupported("scale_depth: expected false, or max_depth 0, with which it has no effect")
     return "hypertile", {"tile": given["tile_size"], "depth": given["max_depth"]}
 
 

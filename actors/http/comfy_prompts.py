@@ -11,6 +11,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from modelpool.actors.http.comfy_graph import WorkflowOutput
@@ -125,28 +126,35 @@ class Prompt:
     def history(self) -> dict[str, Any]:
         """The entry of the history."""
         submission = self.submission
+        kind, data = self.end_message
         images = {output.node_id: {"images": self.images_of(output)} for output in self.outputs}
-        complete = submission.over and all(end.state == "succeeded" for end in submission.ends) and not submission.lost
-        messages: list[list[Any]] = [["execution_start", {"prompt_id": self.prompt_id}]]
-        messages.append(["execution_success" if complete else "execution_error", self._end_data()])
+        complete = submission.over and kind == "execution_success"
+        messages = [["execution_start", {"prompt_id": self.prompt_id}], [kind, data]]
         status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
         return {"prompt": self.entry, "outputs": images, "status": status, "meta": {}}
 
-    def _end_data(self) -> dict[str, Any]:
+    @property
+    def end_message(self) -> tuple[str, dict[str, Any]]:
+        """The kind and the data of the message about the end: that of a failure, if anything failed."""
         data: dict[str, Any] = {"prompt_id": self.prompt_id}
-        failed = next((end for end in self.submission.ends if end.state != "succeeded"), None)
-        if failed is not None:
-            data |= self._failure_data(failed)
-        elif self.submission.lost:
-            data |= {"exception_message": self.submission.lost, "exception_type": "pool_lost"}
-        return data
+        ends = sorted(self.submission.ends, key=lambda end: end.state != "failed")
+        end = next((end for end in ends if end.state != "succeeded"), None)
+        if end is None:
+            if not self.submission.lost:
+                return "execution_success", data
+            lost = {"exception_message": self.submission.lost, "exception_type": "pool_lost"}
+            return "execution_error", {**data, **lost}
+        if end.state == "cancelled":
+            return "execution_interrupted", {**data, **self._place_of(end)}
+        return "execution_error", {**data, **self._failure_data(end)}
+
+    def _place_of(self, end: JobEnd) -> dict[str, Any]:
+        node_id = self.output_of(end.index).latent.node_id
+        return {"node_id": node_id, "node_type": self.graph[node_id]["class_type"], "executed": []}
 
     def _failure_data(self, end: JobEnd) -> dict[str, Any]:
-        node_id = self.output_of(end.index).latent.node_id
         return {
-            "node_id": node_id,
-            "node_type": self.graph[node_id]["class_type"],
-            "executed": [],
+            **self._place_of(end),
             "exception_message": end.message,
             "exception_type": end.kind,
             "traceback": [],
@@ -203,6 +211,14 @@ class ComfyPrompts:
     def find(self, owner: str, prompt_id: str) -> Prompt | None:
         """Return a workflow of an owner; None if there is none with this id."""
         return self._prompts.get((owner, prompt_id))
+
+    def output(self, owner: str, filename: str) -> Path:
+        """Return an output of a workflow of an owner, by its name. Raises HttpProblem (404)."""
+        for prompt in reversed(self.of(owner)):
+            for end in prompt.submission.ends:
+                if end.path is not None and end.path.name == filename and end.path.is_file():
+                    return end.path
+        raise HttpProblem(404, f"filename: {filename} is no output of a workflow that is remembered")
 
     def active(self, owner: str) -> tuple[list[Prompt], list[Prompt]]:
         """Return the workflows that run, and those that wait."""
@@ -296,8 +312,5 @@ class ComfyPrompts:
                 self._send(prompt, "executed", data)
 
     def _report_end(self, prompt: Prompt) -> None:
-        end = prompt.history["status"]["messages"][-1]
-        states = {each.state for each in prompt.submission.ends}
-        kind = "execution_interrupted" if "cancelled" in states and "failed" not in states else end[0]
-        self._send(prompt, kind, end[1])
+        self._send(prompt, *prompt.end_message)
         self._send(prompt, "executing", {"node": None})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from modelpool.actors.http.comfy_values import (
     ModelSampling,
     NoiseLevels,
     SampledLatent,
+    SamplerValue,
     ScaledLatent,
     TextValue,
 )
@@ -154,7 +155,7 @@ def _continued(given: Mapping[str, Any]) -> SampledLatent:
     names = {"sampler_name": "sampler", "scheduler": "schedule"}
     for name in ("positive", "negative", "steps", "cfg", "sampler_name", "scheduler"):
         expected = getattr(before, names.get(name, name))
-        found = given[name]
+        found = _sampler_value(given[name]) if name == "sampler_name" else given[name]
         if name == "cfg" and before.positive.guidance is not None:
             expected = before.positive.guidance if found == 1 else 1.0
             found = expected if found == 1 else found
@@ -168,7 +169,7 @@ def _seed_of_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _sampler_name(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (given["sampler_name"],)
+    return (SamplerValue(given["sampler_name"]),)
 
 
 def _basic_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -248,12 +249,16 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         steps=levels.steps,
         run_steps=levels.run_steps,
         cfg=cfg,
-        sampler=given["sampler_name"],
+        sampler=_sampler_value(given["sampler_name"]),
         schedule=levels.schedule,
         start=start,
         node_id=given["node_id"],
         sigmas=levels.sigmas,
     )
+
+
+def _sampler_value(chosen: str | SamplerValue) -> SamplerValue:
+    return SamplerValue(chosen) if isinstance(chosen, str) else chosen
 
 
 def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
@@ -273,16 +278,13 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
 
 
-def _shifted(node_type: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (replace(given["model"], sampling=ModelSampling(node_type, (given["shift"],))),)
-
-    return build
+def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["model"], sampling=ModelSampling(given["shift"])),)
 
 
 def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    shift = given["base_shift"], given["max_shift"]
-    sampling = ModelSampling("ModelSamplingFlux", shift, (given["width"], given["height"]))
+    exponents = given["base_shift"], given["max_shift"]
+    sampling = ModelSampling(exponents=exponents, size=(given["width"], given["height"]))
     return (replace(given["model"], sampling=sampling),)
 
 
@@ -329,13 +331,8 @@ SAMPLING_NODES = (
         "LATENT",
         category="latent",
     ),
-    _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.0, 100.0)), _shifted("ModelSamplingSD3"), "MODEL"),
-    _row(
-        "ModelSamplingAuraFlow",
-        (_MODEL, number("shift", 1.73, 0.0, 100.0)),
-        _shifted("ModelSamplingAuraFlow"),
-        "MODEL",
-    ),
+    _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.01, 100.0)), _shifted, "MODEL"),
+    _row("ModelSamplingAuraFlow", (_MODEL, number("shift", 1.73, 0.01, 100.0)), _shifted, "MODEL"),
     _row(
         "ModelSamplingFlux",
         (_MODEL, number("max_shift", 1.15, 0.0, 100.0), number("base_shift", 0.5, 0.0, 100.0), *_SIZE),

@@ -18,13 +18,11 @@ class LoraUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelSampling:
-    """What a node sets about the noise levels of a model: they are the model's own here, or the workflow is refused.
+    """What a node sets about the noise levels of a model: their shift, or, for images of `size`, two exponents of which
+    one is for small images and one for large ones (`pool.core.shift_by_size`)."""
 
-    size  of the images for which the levels were shifted; None if the shift depends on no size
-    """
-
-    node_type: str
-    shift: tuple[float, ...]
+    shift: float = 0.0
+    exponents: tuple[float, float] = (0.0, 0.0)
     size: tuple[int, int] | None = None
 
 
@@ -88,11 +86,29 @@ class ImagePad:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageCrop:
+    """A part of an image, in pixels from its upper left corner; what is outside of the image is left out."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNegative:
+    """An image with inverted colors."""
+
+
+ImageStep: TypeAlias = ImageScale | ImagePad | ImageCrop | ImageNegative
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFile:
     """An uploaded image, and what is done with it."""
 
     name: str
-    steps: tuple[ImageScale | ImagePad, ...] = ()
+    steps: tuple[ImageStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,15 @@ class TextValue:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerValue:
+    """A sampler and what a node sets of its noise; `eta` is None for its default."""
+
+    name: str
+    eta: float | None = None
+    s_noise: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0)."""
@@ -226,7 +251,7 @@ class SampledLatent:
     steps: int
     run_steps: int
     cfg: float
-    sampler: str
+    sampler: SamplerValue
     schedule: str
     start: LatentValue
     node_id: str
@@ -236,12 +261,12 @@ class SampledLatent:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
-    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "picture", their decoded images,
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
     with an upscaler of the pool or without ("")."""
 
     latent: SampledLatent
     scale: float
-    via: Literal["latent", "picture"] = "latent"
+    via: Literal["latent", "image"] = "latent"
     upscaler: str = ""
 
 

@@ -33,6 +33,7 @@ from modelpool.actors.results.history_json import history_json
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.previews import MEDIA_TYPE
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "native"
 #: keys that are remembered in a pool without a journal
@@ -190,12 +191,12 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     @router.get("/api/jobs/{submission_id}/why", summary="Explain where the tasks of a job ran")
     async def why(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        return history_json(await asyncio.to_thread(services.pool.history, _job_id(submission, index)))
+        return history_json(await services.history(caller_of(request), _job_id(submission, index)))
 
     @router.get("/api/jobs/{submission_id}/story", summary="Show the event log of a job")
     async def story(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        history = await asyncio.to_thread(services.pool.history, _job_id(submission, index))
+        history = await services.history(caller_of(request), _job_id(submission, index))
         return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
@@ -208,16 +209,19 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     async def signed(name: str, until: int, signature: str) -> Response:
         return file_response(services.signed_file(name, until, signature))
 
-    @router.get("/api/models", summary="List the models of the pool, and the other files that requests name")
-    async def models() -> dict[str, Any]:
+    # not /api/models, which is a call of ComfyUI
+    @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers and schedules")
+    async def choices() -> dict[str, Any]:
         listings = await services.listings()
         return {
             "models": [
                 {"name": each.name, "family": each.family, "width": each.width, "height": each.height}
                 for each in listings.models
             ],
-            "loras": [{"name": each.name} for each in listings.loras],
+            "loras": [each.name for each in listings.loras],
             **dataclasses.asdict(listings.files),
+            "samplers": [{"name": name, "label": each.display} for name, each in SAMPLERS.items()],
+            "schedules": [{"name": name, "label": label} for name, label in SCHEDULES.items()],
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
@@ -331,15 +335,10 @@ async def _found(services: Services, request: Request, submission_id: str) -> Ht
 
 
 def _job_id(submission: HttpSubmission, index: int) -> str:
-    """Return the pool's id of a job. Raises HttpProblem (404)."""
+    """Return the id of a job. Raises HttpProblem (404)."""
     if index >= submission.total:
         raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")
-    if not submission.detached:
-        return f"{submission.id}-{index}"
-    running = next((task.job_id for task in submission.running if task.index == index), None)
-    if running is None:
-        raise HttpProblem(404, f"job {index} of a detached submission is not running; its manifest has what it did")
-    return running
+    return f"{submission.id}-{index}"
 
 
 def _check_webhook(services: Services, url: Any) -> None:

@@ -306,7 +306,7 @@ def _error_event(message: str) -> bytes:
 def _check_succeeded(end: JobEnd) -> None:
     if end.path is None:
         status = 400 if end.kind == "bad_input" else 500
-        raise HttpProblem(status, f"image {end.index + 1} was not generated: {end.kind}: {end.message}")
+        raise HttpProblem(status, f"an image was not generated: {end.kind}: {end.message}")
 
 
 def _text_of(end: JobEnd, call: ImagesCall) -> str:

@@ -31,7 +31,6 @@ from modelpool.actors.http.submissions import HttpSubmission
 from modelpool.actors.http.thumbnails import MEDIA_TYPE, Thumbnails
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
-from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 #: the folder of the page's files in this package, and the file at `/`
 FILES_FOLDER, INDEX_FILE = "page", "index.html"
@@ -141,19 +140,6 @@ def page_router(services: Services, live: LiveView) -> Any:
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    @router.get("/api/choices", summary="List models, LoRAs, samplers and schedules")
-    async def choices() -> dict[str, Any]:
-        listings = await services.listings()
-        return {
-            "models": [
-                {"name": each.name, "family": each.family, "width": each.width, "height": each.height}
-                for each in listings.models
-            ],
-            "loras": [each.name for each in listings.loras],
-            "samplers": [{"name": name, "label": each.display} for name, each in SAMPLERS.items()],
-            "schedules": [{"name": name, "label": label} for name, label in SCHEDULES.items()],
-        }
-
     @router.get("/api/ends", summary="List ended jobs of all submissions, newest first")
     async def ends(
         request: Request,
@@ -194,12 +180,9 @@ def page_router(services: Services, live: LiveView) -> Any:
         again = await services.submit(caller, lambda: requests, INTERFACE, len(requests), jobs_id)
         return JSONResponse(submission_json(again), 201, {"Location": f"/api/jobs/{again.id}"})
 
-    @router.get("/api/history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
+    @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
     async def history(request: Request, job_id: str) -> dict[str, Any]:
-        user = caller_of(request).user
-        if user is not None and not services.submissions.has_job(user, job_id):
-            raise HttpProblem(404, f"job {job_id!r} is unknown")
-        found = await asyncio.to_thread(services.pool.history, job_id)
+        found = await services.history(caller_of(request), job_id)
         return {**history_json(found), "lines": [dataclasses.asdict(line) for line in found.lines]}
 
     return router

@@ -11,6 +11,10 @@ from modelpool.pool.core.errors import UserError
 #: beginning of the paths of an interface whose errors have a form of their own
 OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
 A1111_PATHS = ("/sdapi/", "/controlnet/")
+#: calls of ComfyUI, by the first part of their path, which also exist below NATIVE_PATH
+COMFY_CALLS = frozenset(
+    ("prompt", "queue", "interrupt", "history", "view", "upload", "object_info", "models", "embeddings", "system_stats")
+)
 #: names of statuses in errors of the OpenAI API
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
 #: the field at the beginning of a message
@@ -39,7 +43,7 @@ def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
         return {"error": {"message": message, "type": kind, "param": named and named[1], "code": None}}
     if path.startswith(A1111_PATHS):
         return {"error": "Error", "detail": message, "body": "", "errors": message}
-    if path.startswith(NATIVE_PATH):
+    if path.startswith(NATIVE_PATH) and path.removeprefix(NATIVE_PATH).partition("/")[0] not in COMFY_CALLS:
         return {"error": {"status": status, "message": message}}
     return {"error": {"type": "error", "message": message, "details": "", "extra_info": {}}, "node_errors": {}}
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FamilyOf: TypeAlias = Callable[[str], str]
 #: text of a PNG in which ComfyUI writes the workflow that made it, in the API format
 PROMPT_KEY = "prompt"
+#: folder next to a workflow that is searched for its images, too
+INPUT_FOLDER = "input"
 #: files of metadata are text; an image is not read as text
 _MAX_TEXT_BYTES = 16 << 20
 _FORMS = "an image with metadata of modelpool, A1111 or ComfyUI, a .txt with parameters, or a .json workflow"
@@ -149,23 +151,25 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
                 named[given.choices].append(file_stem(value))
     names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])
     outputs = outputs_of(graph, names)
-    found = requests_of(outputs[0], names, lambda name: _image(name, place))[0]
+    found = requests_of(outputs[0], names, lambda name: image_next_to(place, name))[0]
     fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}
     more = len(outputs) - 1
     notes = (f"the workflow has {more} more outputs: not used",) if more else ()
     return ReadFields(fields, found.model, notes=notes)
 
 
-def _image(name: str, place: Path) -> Image:
+def image_next_to(place: Path, name: str) -> Image:
+    """Return the image that the workflow at `place` names: in its folder, or in `input` there, as in ComfyUI. Raises
+    UserError, also for a name of a file elsewhere."""
     from modelpool.actors.request.image_fields import image_of_bytes
 
     plain = Path(name.removesuffix(" [input]"))
     if plain.is_absolute() or ".." in plain.parts:  # the file comes from anybody: it names no file elsewhere
         raise unusable_field("image", name, f"a file next to {place}")
-    for path in (place.parent / plain, place.parent / "input" / plain):
+    for path in (place.parent / plain, place.parent / INPUT_FOLDER / plain):
         if path.is_file():
             return image_of_bytes(name, path.read_bytes())
-    raise unusable_field("image", name, f"a file next to {place}")
+    raise unusable_field("image", name, f"a file next to {place}, or in {INPUT_FOLDER} there")
 
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:

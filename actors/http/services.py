@@ -24,12 +24,15 @@ from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submission
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
+from modelpool.actors.wire.messages import journaled_id
+from modelpool.pool.core.errors import UnknownName, UserError
+from modelpool.pool.specs.spec import JobId
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection, Request
 
     from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.scheduler.core.history import JobHistory
 
 #: how long a signed address of an output is valid, as those of the OpenAI API
 SIGNED_SECONDS = 3600
@@ -191,6 +194,29 @@ class Services:
                 return False
         return self._keeps_jobs
 
+    async def history(self, caller: Caller, job_id: str) -> JobHistory:
+        """Return the history of a job: of a submission of `caller`, or of any without keys. What the pool does not
+        know of a job of the journal, or no longer, follows from its submission. Raises HttpProblem (404).
+        """
+        name, _, place = journaled_id(job_id).rpartition("-")
+        try:
+            submission = await self.submissions.find(name, caller.owner)
+        except HttpProblem:
+            if caller.user is not None:
+                raise HttpProblem(404, f"job {job_id!r} is unknown") from None
+            submission = None
+        try:
+            found = await asyncio.to_thread(self.pool.history, job_id)
+        except UnknownName as unknown:
+            problem = str(unknown)
+        else:
+            if job_id in (found.job_id, journaled_id(found.job_id)):
+                return found
+            problem = f"job {job_id!r} is unknown"  # the pool has returned one whose id contains this one
+        if submission is None or not place.isdecimal() or int(place) >= submission.total:
+            raise HttpProblem(404, problem)
+        return _history_without_the_pool(submission, int(place), job_id)
+
     async def output_path(self, submission_id: str, index: int, owner: str, file: str = "") -> Path:
         """Return the output of a job. `file` is its name as another server has reported it, for a submission that only
         that one follows; it is in the folder of the owner, which all of them have. Raises HttpProblem.
@@ -256,6 +282,18 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     if not end.path.is_file():
         raise HttpProblem(410, f"the output of job {index} was removed from the server")
     return end
+
+
+def _history_without_the_pool(submission: HttpSubmission, index: int, job_id: str) -> JobHistory:
+    """Return the history of a job that the pool does not know: it has not got it yet, or has forgotten it."""
+    from modelpool.scheduler.core.history import JobHistory
+
+    end = submission.end_of(index)
+    if end is not None:
+        note = "The pool no longer knows its tasks; the manifest has what its output was made of."
+        return JobHistory(JobId(job_id), end.state, 0.0, ended_at=0.0, note=note, complete=False)
+    note = submission.lost or submission.held or "waits in the journal for its turn: jobs before it have not ended"
+    return JobHistory(JobId(job_id), "active", 0.0, note=note, user=submission.owner)
 
 
 def _for_caller(

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.detached.records import name_of
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.control_video_fields import Frames
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.strict import Strict
 from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.output_address import OutputAddress, output_address
@@ -184,7 +186,7 @@ class HttpSubmission:
         """Forget what is not read any more: requests with decoded images can take much memory."""
         self._cancel = _nothing
         self._want_previews = None
-        if any(isinstance(value, Pixels) for request in self.requests for value in _images_of(request)):
+        if any(map(_holds_pixels, self.requests)):
             self.requests = ()
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
@@ -262,10 +264,16 @@ def _nothing() -> None:
     """Cancel a submission that is over."""
 
 
-def _images_of(request: GenerateRequest) -> Iterator[object]:
-    yield from (request.image, request.mask, request.last_image, *request.references)
-    yield from (control.image for control in request.controls)
-    yield from (region.mask for region in request.regions)
+def _holds_pixels(value: object) -> bool:
+    """Whether a request, or a part of one, has a decoded image or video in any field."""
+    match value:
+        case Pixels() | Frames():
+            return True
+        case Strict():
+            return any(map(_holds_pixels, vars(value).values()))
+        case tuple() | list():
+            return any(map(_holds_pixels, value))
+    return False
 
 
 class Submissions:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from modelpool.actors.job_files.columns import NO_CHOICE, ColumnChoice
 from modelpool.actors.job_files.job_source import JobSource
 from modelpool.actors.job_files.table_rows import arrow_rows, parquet_rows
 from modelpool.actors.job_files.text_rows import Row
@@ -26,14 +27,14 @@ _SPLIT_OF_FILE = re.compile(r"([\w.]+)-\d+-of-\d+$")
 _DEFAULT_SPLIT = "train"
 
 
-def dataset_rows(folder: JobSource) -> Iterator[Row]:
+def dataset_rows(folder: JobSource, choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
     """Yield the rows of all files of the dataset in `folder`, numbered through. Raises UserError for a folder without
     one, and for one with several splits.
     """
     count = 0
     for file in _data_files(folder):
         with file.opened() as opened:
-            for number, fields in _READERS[file.ending](file.name, opened, count + 1):
+            for number, fields in _READERS[file.ending](file.name, opened, choice, count + 1):
                 yield number, fields
                 count = number
 

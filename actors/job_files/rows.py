@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from modelpool.actors.job_files.columns import NO_CHOICE, ColumnChoice
 from modelpool.actors.job_files.dataset_folder import dataset_rows
 from modelpool.actors.job_files.job_source import JobSource, job_source
 from modelpool.actors.job_files.table_rows import arrow_rows, parquet_rows
@@ -19,21 +20,17 @@ from modelpool.pool.core.errors import unusable_field
 
 #: address of the standard input
 STANDARD_INPUT = "-"
-_Reader: TypeAlias = Callable[[str, BinaryIO], Iterator[Row]]
+_Reader: TypeAlias = Callable[[str, BinaryIO, ColumnChoice], Iterator[Row]]
 
 
-def _csv(name: str, file: BinaryIO) -> Iterator[Row]:
-    return csv_rows(name, file)
-
-
-def _tsv(name: str, file: BinaryIO) -> Iterator[Row]:
-    return csv_rows(name, file, delimiter="\t")
+def _tsv(name: str, file: BinaryIO, choice: ColumnChoice) -> Iterator[Row]:
+    return csv_rows(name, file, choice, delimiter="\t")
 
 
 READERS: dict[str, _Reader] = {
     ".jsonl": json_rows,
     ".ndjson": json_rows,
-    ".csv": _csv,
+    ".csv": csv_rows,
     ".tsv": _tsv,
     ".txt": prompt_rows,
     ".parquet": parquet_rows,
@@ -41,8 +38,9 @@ READERS: dict[str, _Reader] = {
 }
 
 
-def read_rows(address: str | Path) -> Iterator[Row]:
-    """Yield the number of each row of a job file, with its fields or its problem.
+def read_rows(address: str | Path, choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
+    """Yield the number of each row of a job file, with its fields or its problem. `choice` says which fields columns
+    are.
 
     `address` is a path, the URL of an fsspec library, a folder of a Hugging Face dataset, or "-" for the standard
     input: JSON lines if it starts with "{", otherwise one prompt per line. Numbers count lines of a text, and rows of a
@@ -52,15 +50,15 @@ def read_rows(address: str | Path) -> Iterator[Row]:
     column, or without the library that reads it.
     """
     if str(address) == STANDARD_INPUT:
-        yield from _standard_input()
+        yield from _standard_input(choice)
         return
     source = job_source(str(address))
     if source.is_folder():
-        yield from dataset_rows(source)
+        yield from dataset_rows(source, choice)
         return
     reader = _reader(source)
     with source.opened() as file:
-        yield from reader(source.name, file)
+        yield from reader(source.name, file, choice)
 
 
 def check_job_address(address: str | Path) -> None:
@@ -79,7 +77,7 @@ def _reader(source: JobSource) -> _Reader:
     return reader
 
 
-def _standard_input() -> Iterator[Row]:
+def _standard_input(choice: ColumnChoice) -> Iterator[Row]:
     """Yield the rows of the standard input. Its first line with a character decides what it is."""
     before: list[bytes] = []
     for line in sys.stdin.buffer:
@@ -88,7 +86,7 @@ def _standard_input() -> Iterator[Row]:
             break
     is_json = bool(before) and before[-1].removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{")
     reader = json_rows if is_json else prompt_rows
-    yield from reader("standard input", _Continued(b"".join(before), sys.stdin.buffer))
+    yield from reader("standard input", _Continued(b"".join(before), sys.stdin.buffer), choice)
 
 
 class _Continued:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from modelpool.actors.job_files.columns import field_names
+from modelpool.actors.job_files.columns import NO_CHOICE, ColumnChoice
 from modelpool.actors.job_files.text_rows import Row, with_lists
 from modelpool.pool.core.errors import UserError
 
@@ -14,25 +14,27 @@ from modelpool.pool.core.errors import UserError
 _BATCH_ROWS = 1024
 
 
-def parquet_rows(name: str, file: BinaryIO, first: int = 1) -> Iterator[Row]:
+def parquet_rows(name: str, file: BinaryIO, choice: ColumnChoice = NO_CHOICE, first: int = 1) -> Iterator[Row]:
     """Yield the rows of a Parquet file, from number `first` on; nulls are fields that are not set. Raises UserError."""
     parquet = import_arrow("pyarrow.parquet", name)
     try:
         opened = parquet.ParquetFile(file, buffer_size=1 << 20)
     except Exception as error:  # pyarrow's errors have no common class
         raise UserError(f"{name}: cannot be read as Parquet ({error})") from error
-    names = field_names(name, opened.schema_arrow.names)
-    yield from _batch_rows(name, names, opened.iter_batches(_BATCH_ROWS), first)
+    names = choice.field_names(name, opened.schema_arrow.names)
+    read = [column for column, field in zip(opened.schema_arrow.names, names, strict=True) if field]
+    batches = opened.iter_batches(_BATCH_ROWS, columns=read)
+    yield from _batch_rows(name, [field for field in names if field], batches, first)
 
 
-def arrow_rows(name: str, file: BinaryIO, first: int = 1) -> Iterator[Row]:
+def arrow_rows(name: str, file: BinaryIO, choice: ColumnChoice = NO_CHOICE, first: int = 1) -> Iterator[Row]:
     """Yield the rows of an Arrow file, in the stream or the file format, from number `first` on. Raises UserError."""
     ipc = import_arrow("pyarrow.ipc", name)
     try:
         opened = _opened_stream(ipc, file)
     except Exception as error:
         raise UserError(f"{name}: cannot be read as Arrow ({error})") from error
-    names = field_names(name, opened.schema.names)
+    names = choice.field_names(name, opened.schema.names)
     yield from _batch_rows(name, names, opened, first)
 
 
@@ -73,7 +75,7 @@ def _batch_rows(name: str, names: list[str], batches: Iterable[Any], first: int)
                 columns = [column.to_pylist() for column in part.columns]
                 for values in zip(*columns, strict=True):
                     number += 1
-                    fields = {key: value for key, value in zip(names, values, strict=True) if value is not None}
+                    fields = {n: value for n, value in zip(names, values, strict=True) if n and value is not None}
                     yield number, with_lists(fields)
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         if isinstance(error, UserError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from modelpool.actors.job_files.columns import LIST_FIELDS, field_names
+from modelpool.actors.job_files.columns import LIST_FIELDS, NO_CHOICE, ColumnChoice
 from modelpool.actors.request.json_text import MAX_BYTES, NotJson, parse_json
 from modelpool.pool.core.errors import UserError
 
@@ -26,14 +27,15 @@ class LineSource(Protocol):
         """Return the next line, with its end, or its next `size` bytes; b"" at the end."""
 
 
-def json_rows(_name: str, file: LineSource) -> Iterator[Row]:
+def json_rows(_name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
     """Yield the objects of JSON lines. Empty lines count, and are no rows."""
     for number, line in _lines(file):
         if line.strip():
-            yield number, _json_row(line)
+            found = _json_row(line)
+            yield number, found if isinstance(found, str) else choice.row(found)
 
 
-def prompt_rows(_name: str, file: LineSource) -> Iterator[Row]:
+def prompt_rows(_name: str, file: LineSource, _choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
     """Yield a prompt per line, without spaces around it. Empty lines count, and are no rows."""
     for number, line in _lines(file):
         try:
@@ -45,9 +47,10 @@ def prompt_rows(_name: str, file: LineSource) -> Iterator[Row]:
             yield number, {"prompt": prompt}
 
 
-def csv_rows(name: str, file: LineSource, delimiter: str = "") -> Iterator[Row]:
+def csv_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE, delimiter: str = "") -> Iterator[Row]:
     """Yield the rows of a CSV file; empty cells are fields that are not set. Cells are separated by commas, semicolons
-    or tabs: whichever the header has most of. Field names may be in any case.
+    or tabs: whichever the header has most of. Field names may be in any case. Metadata that are an object or a list of
+    JSON are read as that.
 
     Raises UserError for an unknown column, and for bytes that are not UTF-8.
     """
@@ -64,7 +67,7 @@ def csv_rows(name: str, file: LineSource, delimiter: str = "") -> Iterator[Row]:
             if not any(cell.strip() for cell in cells):
                 continue
             if not names:
-                names = field_names(f"{name}: header", [cell.strip() for cell in cells])
+                names = choice.field_names(f"{name}: header", [cell.strip() for cell in cells])
             elif len(cells) > len(names):
                 yield number, f"found {len(cells)} cells, expected at most the {len(names)} of the header"
             else:
@@ -133,7 +136,11 @@ class _TextLines:
 
 def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
     """Return the fields of one row; an empty cell is a field that is not set."""
-    fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
+    fields: dict[str, Any] = {n: cell for n, cell in zip(names, cells, strict=False) if n and cell.strip()}
+    metadata = fields.get("metadata", "").strip()
+    if metadata.startswith(("{", "[")):
+        with contextlib.suppress(NotJson):  # then it is a text
+            fields["metadata"] = parse_json(metadata.encode())
     return with_lists(fields)
 
 

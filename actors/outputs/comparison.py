@@ -20,6 +20,7 @@ from modelpool.pool.core.stage_params import FloatArray, PixelArray
 #: of the full scale: largest mean difference, and the difference that only `MOST_FAR` of the values may exceed
 MOST_MEAN, FAR = 2 / 255, 16 / 255
 MOST_FAR = 0.01
+_SHA256_DIGITS = 64
 #: the number of a device in its name: equal devices compute the same
 _INDEX = re.compile(r":\d+$")
 
@@ -39,18 +40,20 @@ class OutputOrigin:
     devices   names of the devices that its tasks ran on; empty if the manifest does not list them
     versions  of the libraries, by name
     weights   SHA-256 of each file of weights, by its part in the recipe
+    settings  of the pool, where they differ from the defaults, by name
     """
 
     devices: frozenset[str]
     versions: Mapping[str, str]
     weights: Mapping[str, str]
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """An output and the same one generated again.
 
-    differs    which of devices, versions and weights differ, with both values
+    differs    which of devices, versions, weights and settings of the pool differ, with both values
     mean, far  mean difference of the values as a fraction of the full scale, and the share of them that differ by more
                than `FAR`
     """
@@ -76,21 +79,23 @@ def origin_of(recipe: Recipe, tasks: Any) -> OutputOrigin:
         weights[f"image prompt adapter {prompt.name}"] = prompt.sha256
         if prompt.encoder_sha256:
             weights[f"vision encoder {prompt.encoder}"] = prompt.encoder_sha256
-    return OutputOrigin(frozenset(name for name in devices if name), dict(recipe.versions), weights)
+    names = frozenset(name for name in devices if name)
+    return OutputOrigin(names, dict(recipe.versions), weights, dict(recipe.computed_by))
 
 
 def differences(listed: OutputOrigin, again: OutputOrigin) -> tuple[str, ...]:
-    """Return in which of devices, versions and weights two origins differ, as text with both values."""
+    """Return in which of devices, versions, weights and settings two origins differ, as text with both values."""
     found = []
     if listed.devices != again.devices:
         found.append(f"device ({_names(listed.devices)}; now {_names(again.devices)})")
-    for kind, one, other, most in (
-        ("versions", listed.versions, again.versions, None),
-        ("weights", listed.weights, again.weights, 10),
+    for kind, one, other, missing in (
+        ("versions", listed.versions, again.versions, "none"),
+        ("weights", listed.weights, again.weights, "none"),
+        ("settings", listed.settings, again.settings, "default"),
     ):
         changed = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
         if changed:
-            texts = [f"{name} {_value(one, name, most)}; now {_value(other, name, most)}" for name in changed]
+            texts = [f"{name} {_text(one, name, missing)}; now {_text(other, name, missing)}" for name in changed]
             found.append(f"{kind} ({', '.join(texts)})")
     return tuple(found)
 
@@ -127,5 +132,7 @@ def _names(devices: frozenset[str]) -> str:
     return ", ".join(sorted(devices)) or "not listed"
 
 
-def _value(values: Mapping[str, str], name: str, most: int | None) -> str:
-    return values.get(name, "none")[:most]
+def _text(values: Mapping[str, str], name: str, missing: str) -> str:
+    """Return a value for messages: of a hash its first digits."""
+    value = values.get(name, missing)
+    return value[:10] if len(value) == _SHA256_DIGITS else value

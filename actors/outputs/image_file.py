@@ -160,8 +160,9 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         "Model": recipe.model,
     }
     if (noise := recipe.noise) is not None:
-        pairs |= {} if noise.eta is None else {"Eta": f"{noise.eta:g}"}
+        pairs |= {} if noise.eta is None else {"Eta DDIM" if recipe.sampler == "ddim" else "Eta": f"{noise.eta:g}"}
         pairs |= {"Sigma churn": f"{noise.s_churn:g}", "Sigma noise": f"{noise.s_noise:g}"}
+    pairs |= {"Shift": f"{recipe.shift:g}"} if recipe.shift else {}
     pairs |= {"Sigmas": " ".join(f"{level:g}" for level in recipe.sigmas)} if recipe.sigmas else {}
     pairs |= _image_pairs(recipe)
     if (second := recipe.decoder) is not None:

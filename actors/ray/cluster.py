@@ -25,7 +25,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService, ListingCatalog
+from modelpool.actors.control.catalog_process import CatalogProcess
+from modelpool.actors.control.catalog_service import CatalogQueries, ListingCatalog
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
@@ -37,7 +38,7 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
 from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
-from modelpool.actors.ray.fork_server import PY_EXECUTABLE
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, python_command
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace
@@ -99,17 +100,10 @@ class ControllerActor(Controller):
         epoch: int = 0,
     ) -> None:
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
-        open_catalog = plan.open_catalog
-        if plan.cache is not None:
-            open_catalog = partial(_open_catalog_here, plan)
+        catalog = _catalog(plan, models, nodes)
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         succession = _succession(plan, namespace, name, epoch, me)
-        catalog: CatalogQueries = (
-            RemoteCatalog(open_catalog, nodes, partial(search_again, models, this_node()))
-            if nodes
-            else CatalogService(open_catalog)
-        )
         ray_nodes = RayNodes()
         super().__init__(
             state=SchedulerState(plan.scheduler),
@@ -273,10 +267,10 @@ class GpuWorkerActor(GpuWorker):
         return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_together`, packed; see `RayFleet.run_together`."""
+        """As `run_batch`, packed; see `RayFleet.run_batch`."""
         wanted: Sequence[RunRequest] = unpacked(requests)
         for request in wanted:
-            self.may_start(request)  # a batch is never sent ahead
+            self.may_start(request)  # a batch is never sent ahead, so it was not revoked
         reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
@@ -422,6 +416,18 @@ def _cpu_slots(plan: PoolPlan) -> int:
     if plan.gpus_per_worker:
         return 0
     return 1 if len(read_cluster().alive) > 1 else 0
+
+
+def _catalog(plan: PoolPlan, models: ModelsSection, nodes: Sequence[NodeId] | None) -> CatalogQueries:
+    """Start the catalog: on the first of `nodes`, or in a process next to this one, which starts meanwhile."""
+    opener = plan.open_catalog if plan.cache is None else partial(_open_catalog_here, plan)
+    if nodes:
+        return RemoteCatalog(opener, nodes, partial(search_again, models, this_node()), plan.computed_by)
+    if plan.cache is not None:  # Ray is not in that process
+        opener = partial(plan.open_catalog, cache=plan.cache, host=ray.util.get_node_ip_address())
+    python = python_command(ray.get_runtime_context().runtime_env)
+    # cloudpickle: of a function of a user's program, too
+    return CatalogProcess(ray.cloudpickle.dumps(opener), python, plan.computed_by)
 
 
 def _open_catalog_here(plan: PoolPlan) -> ListingCatalog:

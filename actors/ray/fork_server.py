@@ -37,6 +37,7 @@ ENGINE_MODULES = (
     "modelpool.pool.catalog.catalog",
     "modelpool.pool.registry.remote_models",
     "modelpool.actors.control.controller",
+    "modelpool.actors.control.catalog_process",
     "modelpool.actors.control.pool_plan",
     "modelpool.actors.worker.gpu_worker",
     "modelpool.actors.wire.packing",
@@ -53,6 +54,8 @@ _IMPORT_VARIABLES = {
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+#: of commands: forks flush as their server does, and add no folder that was not asked for
+_PYTHON_OPTIONS = ("-u", "-P")
 #: files that a process has open once it uses a GPU: NVIDIA's, AMD's and Intel's
 _GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/")
 
@@ -97,6 +100,13 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         self._folder.close()
+
+
+def python_command(runtime_environment: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the command that starts Python in an actor with this runtime environment: a fork of the server, if the
+    actor is one."""
+    command = shlex.split(str(runtime_environment.get(PY_EXECUTABLE, "")))
+    return tuple(command) if fork_client.__file__ in command else (sys.executable,)
 
 
 def fork_environment(server: Path) -> dict[str, str]:
@@ -156,10 +166,7 @@ def _become(
         _end_with(client)
         client.sendall(fork_client.NUMBER.pack(os.getpid()))
         random.seed()
-        script, *arguments = [part for part in command if part != "-u"]
-        sys.argv = [script, *arguments]
-        sys.path[:0] = [os.path.dirname(script), *_added_paths(environment)]
-        runpy.run_path(script, run_name="__main__")
+        _run([part for part in command if part not in _PYTHON_OPTIONS], environment)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -167,6 +174,19 @@ def _become(
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a script or, after "-m", a module, with the arguments after it."""
+    added = _added_paths(environment)
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        sys.path[:0] = added
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(command)
+        sys.path[:0] = [os.path.dirname(command[0]), *added]
+        runpy.run_path(command[0], run_name="__main__")
 
 
 def _added_paths(environment: Mapping[str, str]) -> list[str]:

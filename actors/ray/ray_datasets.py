@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ray.data
+from ray.data.expressions import monotonically_increasing_id
 
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.fetch.file_system import open_file_system
@@ -15,6 +16,12 @@ from modelpool.pool.fetch.file_system import open_file_system
 def from_rows(rows: Sequence[dict[str, Any]]) -> ray.data.Dataset:
     """Return rows as a Dataset."""
     return ray.data.from_items(list(rows))
+
+
+def with_row_ids(dataset: ray.data.Dataset, column: str) -> ray.data.Dataset:
+    """Return a Dataset with a column of whole numbers, each unique in the dataset: of the task that reads a row, and of
+    the row in it."""
+    return dataset.with_column(column, monotonically_increasing_id())
 
 
 def read_parquet_shards(address: OutputAddress) -> ray.data.Dataset:

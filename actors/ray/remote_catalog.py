@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -27,7 +28,6 @@ from modelpool.actors.control.catalog_service import (
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.ray.node_affinity import on_node
@@ -46,15 +46,6 @@ MOST_TRIES = 5
 PROBE_SECONDS = 60.0
 
 
-class CatalogActor(CatalogService):
-    """A catalog service as an actor. All methods are coroutines."""
-
-    async def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
-        """As `learn`, for several runs."""
-        for task, cost in measured:
-            self.learn(task, cost)
-
-
 class RemoteCatalog:
     """See `CatalogQueries`."""
 
@@ -63,10 +54,12 @@ class RemoteCatalog:
         open_catalog: Callable[[], ListingCatalog],
         nodes: Sequence[NodeId],
         find_nodes: Callable[[], Sequence[NodeId]],
+        computed_by: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`nodes` have the files; the first runs the catalog. `find_nodes` searches them again, in another thread; it
-        raises UserError if no node has the files.
+        raises UserError if no node has the files. `computed_by` is for recipes.
         """
+        self._computed_by = dict(computed_by)
         self._open_catalog = open_catalog
         self._nodes = list(nodes)
         self._find_nodes = find_nodes
@@ -74,18 +67,12 @@ class RemoteCatalog:
         self._actor: ActorHandle[Any] | None = None
         self._measured: list[tuple[TaskSpec, RunCost]] = []
 
-    async def build_each(
+    async def build_some(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
     ) -> list[BuiltRequest | UserError]:
         """See `CatalogService`."""
-        built = await self._ask("build_each", tuple(wanted), capacity_bytes, until_error)
+        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
         return cast("list[BuiltRequest | UserError]", built)
-
-    async def recipes(
-        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
-    ) -> tuple[Recipe | UserError, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[Recipe | UserError, ...]", await self._ask("recipes", tuple(requests), capacity_bytes))
 
     async def build_stage(
         self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
@@ -157,8 +144,9 @@ class RemoteCatalog:
     def _create(self, node: NodeId) -> ActorHandle[Any]:
         """Create the actor. Blocks while Ray's control service does not answer."""
         options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
-        actor_class: Any = ray.remote(CatalogActor)
-        actor: ActorHandle[Any] = actor_class.options(**options, **on_node(node)).remote(self._open_catalog)
+        actor_class: Any = ray.remote(CatalogService)
+        placed = actor_class.options(**options, **on_node(node))
+        actor: ActorHandle[Any] = placed.remote(self._open_catalog, computed_by=self._computed_by)
         return actor
 
     def _send_measured(self) -> None:

@@ -182,7 +182,8 @@ _ROWS = (
     RequestField(
         "sigmas",
         "The noise levels themselves, instead of a schedule: one for each step, falling, from a list or a text with "
-        "commas. A final 0 may be left out. `steps` is their number.",
+        "commas. A final 0 may be left out. `steps` is their number. Not with DPM fast, DPM adaptive and Restart, "
+        "which place their own steps.",
         (),
         check=noise_levels,
         option=Option("--sigmas", "X,X,...", "Noise levels, one per step, instead of a schedule."),
@@ -190,7 +191,7 @@ _ROWS = (
     RequestField(
         "eta",
         "Share of the noise that a sampler draws again in each step: 0 draws none, 1 as much as DDPM. Default: the "
-        "sampler's. Samplers without such noise ignore it.",
+        "sampler's. Samplers that do not read it are warned of.",
         check=Number(0.0, 1.0),
         option=Option(
             "--eta", "X", "Share of noise drawn in each step, 0 to 1 (default: the sampler's).", kind="number"
@@ -205,12 +206,22 @@ _ROWS = (
     ),
     RequestField(
         "s_churn",
-        "Noise added before the steps of Euler, Heun, HeunPP2 and DPM2, over the whole run. Other samplers ignore it.",
+        "Noise added before the steps of Euler, Heun, HeunPP2, DPM2 and DDIM, over the whole run. Other samplers are "
+        "warned of.",
         0.0,
         check=Number(0.0, 1000.0),
         option=Option(
             "--s-churn", "X", "Noise added before steps of Euler, Heun and DPM2 (default: 0).", kind="number"
         ),
+    ),
+    RequestField(
+        "shift",
+        "Shift of the noise levels of a flow model (diffusers' `shift` of its schedulers, ComfyUI's ModelSampling "
+        "nodes): above 1, more of the steps are at high noise; 1 is even. It replaces a shift that depends on the size "
+        "of the image. Default: the model's.",
+        check=Number(0.01, 100.0),
+        requires="noise levels with a shift",
+        option=Option("--shift", "X", "Shift of a flow model's noise levels (default: the model's).", kind="number"),
     ),
     RequestField(
         "width",
@@ -568,9 +579,9 @@ _ROWS = (
     ),
     RequestField(
         "id",
-        "Text that identifies the request for you: up to 200 printable characters. Its output carries it: in the "
-        "manifest, in PNG files, in results and in `--json`. Equal requests with different ids are computed once and "
-        "have a file each. Does not change the output.",
+        "Text that identifies the request for you: up to 200 printable characters, or a whole number. Its output "
+        "carries it: in the manifest, in PNG files, in results and in `--json`. Equal requests with different ids are "
+        "computed once and have a file each. Does not change the output.",
         check=checked_id,
     ),
     RequestField(

@@ -280,6 +280,10 @@ class Region(Strict):
         return self
 
 
+#: the value of `via` for which users write "image"
+EARLIER_VIA = "picture"
+
+
 class Hires(Strict):
     """A second pass: the image is generated at the requested size, scaled up, and partly regenerated. Accepts 2,
     "2:0.5" (scale and strength), "2:0.5:10" (and steps), any of these followed by "=NAME" (an upscaler), and
@@ -287,14 +291,15 @@ class Hires(Strict):
 
     strength  denoising strength of the second pass
     steps     length of its full schedule; default: the steps of the first pass
-    via       what is scaled up: the "latent", or the decoded image ("picture"). Default: the latent without `upscaler`
+    via       what is scaled up: the "latent", or the decoded "image", also called "picture". Default: the latent
+              without `upscaler`
     upscaler  name of the upscaler that enlarges the decoded image; without one, it is scaled with Lanczos
     """
 
     scale: float = 2.0
     strength: float = 0.5
     steps: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
-    via: Literal["latent", "picture"] = "latent"
+    via: Literal["latent", "image"] = "latent"
     upscaler: Annotated[str | None, Field(min_length=1)] = None
 
     @model_validator(mode="before")
@@ -309,11 +314,18 @@ class Hires(Strict):
                 raise unusable_field("hires", value, "SCALE, SCALE:STRENGTH or SCALE:STRENGTH:STEPS, such as 2:0.5:10")
             found: Any = dict(zip(("scale", "strength", "steps"), (part.strip() for part in parts), strict=False))
             value = found | ({"upscaler": upscaler.strip()} if equals else {})
+        if isinstance(value, Mapping) and value.get("via") == EARLIER_VIA:
+            value = {**value, "via": "image"}
         if isinstance(value, Mapping) and value.get("upscaler") is not None:
-            if value.get("via", "picture") != "picture":
-                raise unusable_field("hires.via", value["via"], "'picture': an upscaler reads the decoded image")
-            return {**value, "via": "picture"}
+            if value.get("via", "image") != "image":
+                raise unusable_field("hires.via", value["via"], "'image': an upscaler reads the decoded image")
+            return {**value, "via": "image"}
         return value
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the fields as recipes and seeds of job files have them: by the earlier name of `via`, so that the same
+        request means the same output."""
+        return {**self.model_dump(), "via": EARLIER_VIA if self.via == "image" else self.via}
 
     @field_validator("scale")
     @classmethod

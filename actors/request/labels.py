@@ -18,6 +18,8 @@ from modelpool.pool.core.errors import unusable_field
 #: request fields that an output carries and that do not change it
 LABEL_FIELDS = frozenset({"id", "metadata", "line"})
 MAX_ID_CHARACTERS = 200
+#: larger numbers are in no table, and printing them takes long
+_MOST_ID = 1 << 128
 #: bound of metadata as JSON: a manifest has it once for each output, and PNG readers limit texts to 1 MiB
 MAX_METADATA_BYTES = 16 << 10
 #: lists and objects within each other; a manifest, a journal and an HTTP body nest it deeper
@@ -93,8 +95,11 @@ def output_key(digest: str, label_id: str) -> str:
 
 
 def checked_id(value: Any) -> str:
-    """Return the id of a request. Raises UnusableField."""
-    expected = f"a text of 1 to {MAX_ID_CHARACTERS} printable characters"
+    """Return the id of a request: a text, or a whole number as text, since tables often have ids as numbers. Raises
+    UnusableField."""
+    expected = f"a text of 1 to {MAX_ID_CHARACTERS} printable characters, or a whole number"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_ID:
+        return str(value)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARACTERS or not value.isprintable():
         found = value[:40] if isinstance(value, str) else value
         raise unusable_field("id", found, expected)

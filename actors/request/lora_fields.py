@@ -23,6 +23,7 @@ from modelpool.pool.lora_names.blocks import BlockFactors, canonical_block, numb
 
 _SPAN = "the part of the schedule as fractions from 0 to 1, with the start below the end, such as 0-0.5"
 _WORDS = "te=, unet=, lbw=, steps=, start=, stop= or step="
+_SPAN_FIELDS = frozenset({"start", "end"})
 #: a number, perhaps with the part of the schedule: 0.8@0-0.5
 _STRENGTH = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:@([^@]*))?")
 #: words for strengths, the part of the schedule and blocks; `start`, `stop` and `step` count steps, as in A1111's
@@ -189,11 +190,11 @@ def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[s
         if word.lower() in EXPERTS:
             fields["noise"] = word
         elif keyed := _KEYED.fullmatch(part):
-            fields |= _keyed_fields(keyed[1], keyed[2], steps)
+            _add_span(fields, _keyed_fields(keyed[1], keyed[2], steps), name, part)
         elif strength := _STRENGTH.fullmatch(word):
             numbers.append(strength[1])
             if strength[2] is not None:
-                fields |= _span_fields(strength[2])
+                _add_span(fields, _span_fields(strength[2]), name, part)
         else:
             raise unusable_field("loras", part, f"a strength, {' or '.join(EXPERTS)}, {_WORDS}")
     if len(numbers) > 2:
@@ -203,6 +204,14 @@ def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[s
     if "strength" not in fields and "text_strength" in fields:  # as in A1111, te= alone is for both
         fields["strength"] = fields["text_strength"]
     return fields
+
+
+def _add_span(fields: dict[str, Any], found: dict[str, Any], name: str, part: str) -> None:
+    """Add fields to `fields`. Raises UnusableField for a second part of the schedule, which would replace the first."""
+    if _SPAN_FIELDS & fields.keys() & found.keys():
+        expected = f'one part of the schedule for each use of a LoRA: name it twice, as in "{name}:0.8@0-0.3" and '
+        raise unusable_field("loras", part.strip(), f'{expected}"{name}:0.4@0.3-1"')
+    fields |= found
 
 
 def _keyed_fields(key: str, text: str, steps: int | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "image_guidance_scale": "image_cfg",
         "num_frames": "frames",
         "fps": "frame_rate",
+        "flow_shift": "shift",
         "motion_bucket_id": "motion",
         "noise_aug_strength": "image_noise",
         "audio_end_in_s": "seconds",
@@ -34,6 +35,8 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "output_type": "format",
         # A1111
         "cfg_scale": "cfg",
+        "batch_size": "n",
+        "n_iter": "n",
         "sampler_name": "sampler",
         "sampler_index": "sampler",
         "schedule_type": "schedule",
@@ -57,6 +60,10 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "length": "frames",
         "stop_at_clip_layer": "clip_skip",
         "filename_prefix": "name",
+        # others
+        "neg_prompt": "negative",
+        "num_images": "n",
+        "num_samples": "n",
     }
 )
 

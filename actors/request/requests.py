@@ -39,7 +39,7 @@ from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.run_option_fields import is_run_option, parse_run_options
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
+from modelpool.pool.core.errors import UnknownName, UnusableField, unknown_name, unusable_field
 from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
 
@@ -82,6 +82,7 @@ class GenerateRequest(Strict):
     eta: float | None = _field("eta")
     s_noise: float = _field("s_noise")
     s_churn: float = _field("s_churn")
+    shift: float | None = _field("shift")
     width: int | None = _field("width")
     height: int | None = _field("height")
     seed: int | None = _field("seed")
@@ -152,7 +153,9 @@ class GenerateRequest(Strict):
         own = {name: value for name, value in options.items() if is_run_option(name)}
         for name in options.keys() - own.keys():
             if name not in OPTION_FIELDS:
-                raise unknown_name("option", str(name), (*OPTION_FIELDS, *RUN_OPTIONS))
+                unknown = unknown_name("option", str(name), (*OPTION_FIELDS, *RUN_OPTIONS))
+                runs, others = ", ".join(sorted(RUN_OPTIONS)), ", ".join(OPTION_FIELDS)
+                raise UnknownName(f"{unknown} Options of a run: {runs}; fields that may be here, too: {others}")
             if name in flat:
                 raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
         others = {name: value for name, value in options.items() if name not in own}

@@ -62,6 +62,12 @@ class PoolSection(Strict):
     vram_policy   how much of the weights stays on the GPU (`pool.devices.vram_policy`); "auto" depends on the device
     reserve_vram  left to other programs, of the memory that is free when a worker starts; by default 400 MiB of a GPU
     products      how linear layers with quantized weights multiply (`pool.ops.layer_choice.Products`)
+    attention     "measured": the attention kernel for each class of shapes is measured at its first use on CUDA
+                  (`pool.ops.attention_choices`); "default": one order of kernels for all
+    loras         "runtime": LoRAs on linear layers are products next to these; "merged": added to the weights
+    memory_format  of the weights of convolutions (`pool.patcher.weight_form.MemoryFormat`)
+    cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs at the second use of a size
+                  (`pool.patcher.graphed_calls`); only on CUDA
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -82,6 +88,10 @@ class PoolSection(Strict):
     vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
     reserve_vram: str | int | None = None
     products: Literal["exact", "auto", "reference"] = "exact"
+    attention: Literal["default", "measured"] = "default"
+    loras: Literal["merged", "runtime"] = "merged"
+    memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
+    cuda_graphs: bool = False
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

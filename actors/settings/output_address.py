@@ -56,6 +56,15 @@ def output_address(given: str | Path, field: str = "output") -> OutputAddress:
     return given.rstrip("/")
 
 
+def local_folder(given: str | Path, field: str) -> Path:
+    """Return the folder of outputs that a server reads, too. Raises UnusableField for any URL but file://."""
+    address = output_address(given, field)
+    if not isinstance(address, Path):
+        expected = "a folder: outputs in a store are not served over HTTP; name one with --out or [serve] folder"
+        raise unusable_field(field, address, expected)
+    return address
+
+
 def absolute_address(address: OutputAddress) -> OutputAddress:
     """Return an address that means the same in another working folder."""
     return address.absolute() if isinstance(address, Path) else address

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
+from modelpool.actors.settings.output_address import local_folder
 from modelpool.pool.core.errors import UserError, parse_bytes, unusable_field
 
 #: shortest key and secret: 16 characters of base 64 have 96 bits
@@ -63,6 +64,11 @@ class ServeSection(Strict):
         if isinstance(value, bool):
             raise unusable_field(str(about.field_name), value, "a number")
         return value
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _folder(cls, value: Any) -> Any:
+        return local_folder(value, "folder") if isinstance(value, str | Path) else value
 
     @field_validator("upload_bytes")
     @classmethod

@@ -6,6 +6,7 @@ worker and from worker to driver, and nothing in between reads one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
@@ -38,6 +39,8 @@ from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: the connection of one driver
+_SENT_ID = re.compile(r"(.+)\.(\d+)\.(\d+)-(\d+)")
+
 SubmissionId = NewType("SubmissionId", str)  #: one `submit` call
 ResultRef: TypeAlias = object
 
@@ -272,3 +275,17 @@ class DriverEvents:
 def job_id_for(submission_id: SubmissionId, index: int) -> JobId:
     """Return the id of the job at `index`."""
     return JobId(f"{submission_id}-{index}")
+
+
+def journaled_id(job_id: str) -> str:
+    """Return the id under which a journal has a job, NAME-PLACE, from its id in the pool, NAME.EPOCH.NUMBER-PLACE. The
+    pool has one for each time that the job is sent. Other ids are returned as they are.
+    """
+    found = _SENT_ID.fullmatch(job_id)
+    return job_id if found is None else f"{found[1]}-{found[4]}"
+
+
+def sent_order(job_id: str) -> tuple[int, int]:
+    """Return the epoch and the number of a job of a journal in the pool: larger for one that was sent later."""
+    found = _SENT_ID.fullmatch(job_id)
+    return (0, 0) if found is None else (int(found[2]), int(found[3]))

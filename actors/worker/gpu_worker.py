@@ -165,10 +165,15 @@ def open_engine(
     reserve_bytes: int | None = None,
     compiles: bool = False,
     products: str = "exact",
+    measures_attention: bool = False,
+    loras_at_run_time: bool = False,
+    memory_format: str = "contiguous",
+    cuda_graphs: bool = False,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
     from modelpool.pool.ops.layer_choice import Products
+    from modelpool.pool.patcher.weight_form import MemoryFormat
 
     return Engine.open(
         EngineSettings(
@@ -179,6 +184,10 @@ def open_engine(
             reserve_bytes=reserve_bytes,
             compiles=compiles,
             products=Products(products),
+            measures_attention=measures_attention,
+            loras_at_run_time=loras_at_run_time,
+            memory_format=MemoryFormat(memory_format),
+            cuda_graphs=cuda_graphs,
         )
     )
 

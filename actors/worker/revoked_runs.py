@@ -1,11 +1,17 @@
 """`RevokedRuns`: which of the runs that wait on a worker do not start, as the controller took them back.
 
-A controller counts its runs from 1 and sends them in that order, so a run that has started is known by its number.
+A controller counts its runs from 1. Each starts once or never, but not always in that order: those of a call that
+failed are sent again alone, while later ones have started.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+
+#: runs that have started, or were revoked, and are remembered. More than wait on a worker at a time, with those of
+#: calls that are sent again
+MOST_REMEMBERED = 1024
 
 
 class RevokedRuns:
@@ -13,23 +19,23 @@ class RevokedRuns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: number of the latest run that was to start
-        self._latest = 0
-        #: runs that are to start later and must not; at most those that wait here
-        self._revoked: set[int] = set()
+        #: whether each of the latest runs may start, decided by its start or its revocation
+        self._decided: OrderedDict[int, bool] = OrderedDict()
+        #: the largest number that is not remembered any more: these have started
+        self._forgotten = 0
 
     def start(self, run: int) -> bool:
         """Return whether the run may start. From now on it cannot be revoked."""
         with self._lock:
-            self._latest = max(self._latest, run)
-            is_revoked = run in self._revoked
-            self._revoked = {other for other in self._revoked if other > run}
-            return not is_revoked
+            return self._decide(run, True)
 
     def revoke(self, run: int) -> bool:
         """Take a run back; return False if that is too late."""
         with self._lock:
-            if run <= self._latest:
-                return run in self._revoked
-            self._revoked.add(run)
-            return True
+            return not self._decide(run, False)
+
+    def _decide(self, run: int, may_start: bool) -> bool:
+        decided = self._decided.setdefault(run, may_start or run <= self._forgotten)
+        if len(self._decided) > MOST_REMEMBERED:
+            self._forgotten = max(self._forgotten, self._decided.popitem(last=False)[0])
+        return decided

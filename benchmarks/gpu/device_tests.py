@@ -27,7 +27,8 @@ TEST_SECONDS = 60
 
 def run(record: Record, setting: Setting) -> None:
     """Run all files of `tests/gpu`, and record each test."""
-    record.add("environment", note=environment(setting.device))
+    place = "memory" if setting.models.is_relative_to("/dev/shm") else "a disk: they may be read more slowly"
+    record.add("environment", note=f"{environment(setting.device)}; models in {place}")
     is_cuda = setting.device == "cuda"
     if not is_cuda:
         record.skip("the tests", f"they need CUDA, and the device is {setting.device}; they are collected only")

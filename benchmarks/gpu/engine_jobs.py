@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -100,6 +102,26 @@ class EngineJobs:
         self.costs.append(cost)
         return result
 
+    def image_seconds(self, extent: Extent, texts: Sequence[Encoded], seed: int) -> float:
+        """Return the seconds of one image on the wall clock, from its texts to pixels on the host, with everything that
+        the engine does for it but the estimates, which the controller computes."""
+        sampling, decoding = self.sample_work(extent, seed=seed), DecodeParams(self.model, self._shape(extent))
+        tasks = self.task(sampling), self.task(decoding)
+        started = time.perf_counter()
+        latent, cost = self.engine.run(tasks[0], sampling, inputs_of(sampling, *texts), QUIET)
+        _, decode_cost = self.engine.run(tasks[1], decoding, inputs_of(decoding, latent), QUIET)
+        self.costs += [cost, decode_cost]
+        return time.perf_counter() - started
+
+    def sample_seconds(self, work: SampleParams, texts: Sequence[Encoded], hooks: RunHooks = QUIET) -> float:
+        """Return the seconds of one sampling run on the wall clock, with moving weights and opening LoRAs. The result
+        is on the host, so the device has finished."""
+        task = self.task(work)
+        started = time.perf_counter()
+        _, cost = self.engine.run(task, work, inputs_of(work, *texts), hooks)
+        self.costs.append(cost)
+        return time.perf_counter() - started
+
     def texts(self) -> tuple[Encoded, ...]:
         """Encode the prompt, and the negative prompt if the model reads one."""
         wanted = (PROMPT,) if self._is_distilled else (PROMPT, NEGATIVE)
@@ -160,9 +182,9 @@ class EngineJobs:
         return OutputShape(extent.width, extent.height, **duration)  # type: ignore[arg-type]
 
 
-def open_engine(device: str, budget_bytes: int | None = None, compiles: bool = False) -> Engine:
-    """Return an engine that may use `budget_bytes`, and as many threads as torch chooses on a CPU; `compiles` as in
-    `EngineSettings`."""
+def open_engine(device: str, budget_bytes: int | None = None, **settings: Any) -> Engine:
+    """Return an engine that may use `budget_bytes`, and as many threads as torch chooses on a CPU. Other `settings` as
+    in `EngineSettings`."""
     if device == "sim":
         from modelpool.pool.devices.sim import device as sim
 
@@ -170,4 +192,4 @@ def open_engine(device: str, budget_bytes: int | None = None, compiles: bool = F
         budget_bytes = budget_bytes or 2 << 30
         sim.configure(0, budget_bytes)
     threads = torch.get_num_threads()
-    return Engine.open(EngineSettings(device, 0, budget_bytes, threads=threads, compiles=compiles))
+    return Engine.open(EngineSettings(device, 0, budget_bytes, threads=threads, **settings))

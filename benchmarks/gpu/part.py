@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import PREFIX, Setting
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
     """Return the function of a part; imports only what it needs."""
-    from benchmarks.gpu import device_tests, model_switch, pool_jobs, sampling, tiny_models, transfers
+    from benchmarks.gpu import device_tests, model_switch, pool_jobs, sampling, soak, tiny_models, transfers
 
     parts: Mapping[str, Callable[[Record, Setting], None]] = {
         "tests": device_tests.run,
@@ -22,10 +22,17 @@ def part_named(name: str) -> Callable[[Record, Setting], None]:
         "families": tiny_models.compare_families,
         "transfers": transfers.run,
         "switch": model_switch.run,
+        "soak": soak.run,
         "pool": pool_jobs.run,
     }
+    of_models: Mapping[str, Callable[[Record, Setting, str], None]] = {
+        "sampling": sampling.run,
+        "compiled": sampling.run_compiled,
+        "more": sampling.run_more,
+        "loading": transfers.run_loading,
+    }
     kind, _, model = name.partition(" ")
-    return partial(sampling.run, model=model) if kind == "sampling" else parts[name]
+    return partial(of_models[kind], model=model) if model else parts[name]
 
 
 def main() -> None:
@@ -36,11 +43,11 @@ def main() -> None:
     parser.add_argument("--size", choices=("full", "small"), required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--models", type=Path)
+    parser.add_argument("--models", type=Path, required=True)
     asked = parser.parse_args()
     record = Record(asked.rows, asked.part, asked.seconds)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models) as folder:
-        setting = Setting(asked.device, asked.size == "small", Path(folder))
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models, ignore_cleanup_errors=True) as folder:
+        setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder))
         try:
             part_named(asked.part)(record, setting)
         except OutOfTime:

@@ -6,7 +6,6 @@ import importlib.util
 import time
 from pathlib import Path
 
-from benchmarks.full_size import write_model
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
@@ -39,7 +38,7 @@ def run(record: Record, setting: Setting) -> None:
     if setting.device != "cuda":
         record.skip("the whole part", "the tests of the pool cover other devices")
         return
-    path = write_model("sd15", setting.models, setting.small)
+    path = setting.model_file("sd15")
     with record.attempting("engine alone", least_seconds=20.0):
         rate = engine_rate(setting, path)
         record.add("engine alone", rate, "images/s")
@@ -69,8 +68,8 @@ def pool_rate(setting: Setting, path: Path) -> float:
     """Return the images per second of a pool on this machine."""
     from modelpool import GenerateRequest, ModelPool
 
-    config = setting.models / "pool.toml"
-    outputs = setting.models / "outputs"
+    config = setting.work / "pool.toml"
+    outputs = setting.work / "outputs"
     config.write_text(CONFIG.format(models=path.parent, outputs=outputs, device=setting.device))
     requests = [
         GenerateRequest(model=path.stem, prompt="a red cat", seed=seed, width=512, height=512, steps=STEPS)

@@ -1,30 +1,38 @@
-"""Parts "sampling ...": images per second of one model on the engine and in diffusers' pipeline, in the same dtype.
+"""Parts "sampling ...", "compiled ..." and "more ...": one model on the engine and in diffusers' pipeline.
 
 The pipeline gets the texts that the engine encoded, and its modules are those that the file is opened as, so that
-neither a tokenizer nor a download is needed. Both run the same steps and decode the latent. Then batches, half of the
-weights resident, and switches of LoRAs. Weights are random (`benchmarks.full_size`): the figures do not depend on them.
+neither a tokenizer nor a download is needed. Both run the same steps and decode the latent to bytes on the host, in the
+same dtype, timed by the wall clock. Weights are random (`benchmarks.full_size`): the figures do not depend on them.
+
+- "sampling": both uncompiled, the device memory of a run, and switches of LoRAs.
+- "compiled": both with compiled blocks.
+- "more": batches, half of the weights resident, and other settings of the engine.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import inspect
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.full_size import FULL_SIZE, write_lora, write_model
+from benchmarks.full_size import FULL_SIZE, write_lora
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, lora_ref, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
-from benchmarks.gpu.transfers import median_seconds, synchronize, torch_device
+from benchmarks.gpu.transfers import measured_file, median_seconds, synchronize, torch_device
 from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.engine.engine import Engine
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
 from modelpool.pool.specs.spec import Role
 
@@ -32,107 +40,143 @@ TURNS = 3
 BATCHES = (2, 4)
 #: images per second relative to diffusers; half resident relative to fully resident; a LoRA switch, seconds
 LEAST_RATE, MOST_HALF, MOST_SWITCH_SECONDS = 1.0, 1.1, 0.3
-#: the plan may be this much above the measured peak at the median
-PLAN_MARGIN = 0.05
+#: of the plan, at the median, that the measured peak should be
+LEAST_OF_PLAN = 0.95
+#: models for which the names in the LoRAs of `write_lora` are those of published files, so that diffusers reads them
+LORA_MODELS = ("sdxl", "flux")
+Texts = Sequence[Encoded]
 
 
 def run(record: Record, setting: Setting, model: str) -> None:
-    """Measure one model of `benchmarks.full_size`."""
-    facts = FULL_SIZE[model]
-    is_cuda = setting.device == "cuda"
-    extent = Extent(facts.width, facts.height, facts.steps, facts.frames)
-    if setting.small:
-        extent = Extent(64, 64, 2, 5 if facts.frames else 0)
-    started = time.perf_counter()
-    path = write_model(model, setting.models, setting.small)
-    record.add("writing the model", time.perf_counter() - started, "s", note=f"{path.stat().st_size / 1e9:.2f} GB")
+    """Compare one model of `benchmarks.full_size` with diffusers, uncompiled."""
+    path, extent, dtype = _opened(record, setting, model)
     engine = open_engine(setting.device)
-    texts: tuple[Encoded, ...] = ()
-    rate = resident_seconds = 0.0
     try:
         jobs = EngineJobs(path, engine)
         record.add("dtype", note=f"{extent.width} x {extent.height}, {extent.steps} steps, "
                    f"computes in {engine.patcher(jobs.model, Role.DIFFUSION_MODEL).compute_dtype}")  # fmt: skip
+        texts = jobs.texts()
         with record.attempting("engine", least_seconds=5.0):
-            texts = jobs.texts()
-            rate, resident_seconds = measure_engine(record, jobs, extent, texts, is_cuda)
-        with record.attempting("batches", least_seconds=10.0 if is_cuda else 0.0):
-            measure_batches(record, jobs, extent, texts, resident_seconds)
-        with record.attempting("switch of LoRAs", least_seconds=5.0):
-            measure_loras(record, jobs, extent, texts, path)
+            rate = measure_engine(record, jobs, extent, texts)
     finally:
         engine.close()
-    gc.collect()
-    if not texts or setting.device == "sim":
-        record.skip("diffusers pipeline", "no texts were encoded" if not texts else "it needs a device of its own")
-        return
-    dtype = torch.float32 if not is_cuda else torch.float16 if model in ("sd15", "sdxl") else torch.bfloat16
-    compiled_rate = 0.0
-    with record.attempting("diffusers pipeline", least_seconds=10.0 if is_cuda else 0.0):
-        compiled_rate = measure_pipeline(
-            record, path, torch_device(setting.device), dtype, extent, texts, rate, compiles=is_cuda
-        )
-    gc.collect()
-    synchronize(torch_device(setting.device))
-    if is_cuda:
-        torch.cuda.empty_cache()
-    with record.attempting("half resident", least_seconds=10.0 if is_cuda else 0.0):
-        measure_half_resident(record, setting, path, extent, texts, resident_seconds)
-    if not compiled_rate:
-        record.skip("engine compiled", "there is no figure of diffusers compiled")
-        return
-    with record.attempting("engine compiled", least_seconds=30.0):
-        measure_compiled(record, setting, path, extent, texts, compiled_rate)
+    _empty(setting)
+    if model.endswith("fp8"):
+        with record.attempting("products", least_seconds=_least(setting, 10.0)):
+            measure_products(record, setting, path, extent, texts, rate)
+    if setting.device == "sim":
+        record.skip("diffusers pipeline", "it needs a device of its own")
+    else:
+        with record.attempting("diffusers pipeline", least_seconds=_least(setting, 10.0)):
+            measure_pipeline(record, setting, path, dtype, extent, texts, rate)
+        _empty(setting)
+    engine = open_engine(setting.device)
+    try:
+        jobs = EngineJobs(path, engine)
+        with record.attempting("memory of a run", least_seconds=_least(setting, 5.0)):
+            measure_memory(record, setting, jobs, extent, texts)
+        with record.attempting("switch of LoRAs", least_seconds=_least(setting, 5.0)):
+            measure_loras(record, setting, jobs, extent, texts, path)
+    finally:
+        engine.close()
+    _empty(setting)
+    if setting.device != "sim" and model in LORA_MODELS:
+        with record.attempting("LoRAs in diffusers", least_seconds=_least(setting, 10.0)):
+            measure_pipeline_loras(record, setting, path, dtype)
 
 
-def measure_engine(
-    record: Record, jobs: EngineJobs, extent: Extent, texts: Sequence[Encoded], is_cuda: bool
-) -> tuple[float, float]:
-    """Return images per second, and the seconds of a sampling run, with everything resident."""
+def run_compiled(record: Record, setting: Setting, model: str) -> None:
+    """Compare one model with diffusers, both with compiled blocks."""
+    if setting.device == "sim":
+        record.skip("the whole part", "nothing is compiled on the simulated device")
+        return
+    path, extent, dtype = _opened(record, setting, model)
+    texts = _texts(setting, path)
+    rate = 0.0
+    with record.attempting("diffusers compiled", least_seconds=_least(setting, 20.0)):
+        rate = measure_compiled_pipeline(record, setting, path, dtype, extent, texts)
+    _empty(setting)
+    with record.attempting("engine compiled", least_seconds=_least(setting, 20.0)):
+        measure_compiled(record, setting, path, extent, texts, rate)
+
+
+def run_more(record: Record, setting: Setting, model: str) -> None:
+    """Measure batches, partly resident weights and other settings of one model."""
+    path, extent, dtype = _opened(record, setting, model)
+    engine = open_engine(setting.device)
+    try:
+        jobs = EngineJobs(path, engine)
+        texts = jobs.texts()
+        with record.attempting("batches", least_seconds=_least(setting, 10.0)):
+            resident_seconds = measure_batches(record, setting, jobs, extent, texts)
+    finally:
+        engine.close()
+    _empty(setting)
+    with record.attempting("half resident", least_seconds=_least(setting, 10.0)):
+        measure_half_resident(record, setting, path, dtype, extent, texts, resident_seconds)
+    _empty(setting)
+
+
+def measure_engine(record: Record, jobs: EngineJobs, extent: Extent, texts: Texts) -> float:
+    """Return images per second with everything resident."""
     work = jobs.sample_work(extent)
     latent = jobs.sample(work, texts)
     record.add("load the diffusion model", jobs.costs[-1].load_seconds, "s")
     jobs.decode(extent, latent)
-    sampled, decoded, excesses = [], [], []
+    whole, sampled, decoded = [], [], []
     for turn in range(TURNS):
-        if is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-        latent = jobs.sample(replace(work, seed=turn), texts)
-        cost = jobs.costs[-1]
-        sampled.append(cost.run_seconds)
-        if is_cuda:
-            reserved_bytes = torch.cuda.max_memory_reserved()
-            excesses.append(reserved_bytes / max(1, cost.planned_bytes))
-        jobs.decode(extent, latent)
+        whole.append(jobs.image_seconds(extent, texts, turn))
+        sampled.append(jobs.costs[-2].run_seconds)
         decoded.append(jobs.costs[-1].run_seconds)
-    seconds, decode_seconds = statistics.median(sampled), statistics.median(decoded)
-    rate = 1 / (seconds + decode_seconds)
-    record.add("sampling one step", 1000 * seconds / extent.steps, "ms")
-    record.add("decoding", 1000 * decode_seconds, "ms")
+    record.add("sampling one step", 1000 * statistics.median(sampled) / extent.steps, "ms")
+    record.add("decoding", 1000 * statistics.median(decoded), "ms")
+    rate = 1 / statistics.median(whole)
     record.add("images per second, resident", rate, "1/s")
-    if excesses:
-        median = statistics.median(excesses)
-        is_met = max(excesses) <= 1.0 and median >= 1 - PLAN_MARGIN
-        record.add("peak reserved memory", median, "of the plan", 1.0, "never above, within 5%", is_met,
-                   f"planned {cost.planned_bytes / 1e9:.2f} GB, most {max(excesses):.3f}")  # fmt: skip
-    return rate, seconds
+    return rate
 
 
-def measure_batches(
-    record: Record, jobs: EngineJobs, extent: Extent, texts: Sequence[Encoded], alone_seconds: float
-) -> None:
-    """Record the seconds of a batch for each image."""
+def measure_memory(record: Record, setting: Setting, jobs: EngineJobs, extent: Extent, texts: Texts) -> None:
+    """Record the memory that torch reserved for a run, relative to what its plan allowed."""
+    if setting.device != "cuda":
+        record.skip("peak reserved memory", "only on CUDA")
+        return
+    latent = jobs.sample(jobs.sample_work(extent), texts)
+    for name, work in (
+        ("sampling", lambda: jobs.sample(jobs.sample_work(extent, seed=1), texts)),
+        ("decoding", lambda: jobs.decode(extent, latent)),
+    ):
+        work()  # everything is resident, and kernels are chosen
+        synchronize(torch_device(setting.device))
+        torch.cuda.empty_cache()  # what other runs left is not of this one
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        cost, reserved_bytes = jobs.costs[-1], torch.cuda.max_memory_reserved()
+        share = reserved_bytes / max(1, cost.planned_bytes)
+        record.add(f"peak reserved memory, {name}", share, "of the plan", 1.0,
+                   f"never above, at least {LEAST_OF_PLAN} at the median", share <= 1.0,
+                   f"planned {cost.planned_bytes / 1e9:.2f} GB, allocated {cost.peak_bytes / 1e9:.2f} GB")  # fmt: skip
+
+
+def measure_batches(record: Record, setting: Setting, jobs: EngineJobs, extent: Extent, texts: Texts) -> float:
+    """Record the seconds of a batch for each image; returns those of one image alone."""
+    jobs.sample(jobs.sample_work(extent), texts)
+    alone = statistics.median(jobs.sample_seconds(jobs.sample_work(extent, seed=turn), texts) for turn in range(TURNS))
+    record.add("sampling alone", alone, "s")
     for count in BATCHES:
-        works = [jobs.sample_work(extent, seed=seed) for seed in range(count)]
-        jobs.sample_together(works, texts)
-        seconds = jobs.sample_together(works, texts) / count
-        record.add(f"sampling in a batch of {count}, per image", seconds, "s", alone_seconds, "never slower",
-                   seconds <= alone_seconds)  # fmt: skip
+        with record.attempting(f"batch of {count}", least_seconds=_least(setting, 3 * alone * count)):
+            works = [jobs.sample_work(extent, seed=seed) for seed in range(count)]
+            jobs.sample_together(works, texts)
+            started = time.perf_counter()
+            jobs.sample_together(works, texts)
+            seconds = (time.perf_counter() - started) / count
+            record.add(f"sampling in a batch of {count}, per image", seconds, "s", alone, "never slower",
+                       setting.met(seconds <= alone))  # fmt: skip
+    return alone
 
 
-def measure_loras(record: Record, jobs: EngineJobs, extent: Extent, texts: Sequence[Encoded], path: Path) -> None:
-    """Record the time of switches between LoRAs, one and four at once."""
-    folder = path.parent / "loras"
+def measure_loras(record: Record, setting: Setting, jobs: EngineJobs, extent: Extent, texts: Texts, path: Path) -> None:
+    """Record how much longer a run takes that switches LoRAs than the same run after it, with one and four at once."""
+    folder = setting.work / "loras"
     folder.mkdir(exist_ok=True)
     refs = [lora_ref(write_lora(folder / f"l{n}.safetensors", path, seed=n), 0.5) for n in range(4)]
     short = replace(extent, steps=2)
@@ -144,11 +188,12 @@ def measure_loras(record: Record, jobs: EngineJobs, extent: Extent, texts: Seque
         ("four LoRAs", tuple(refs)),
         ("none again", ()),
     ):
-        jobs.sample(jobs.sample_work(short, loras), texts)
+        work = jobs.sample_work(short, loras)
+        with_switch = jobs.sample_seconds(work, texts)
         cost = jobs.costs[-1]
-        seconds, note = cost.load_seconds, f"{cost.uploaded_bytes / 1e6:.0f} MB uploaded"
-        record.add(f"switch to {name}", seconds, "s", None, f"under {MOST_SWITCH_SECONDS} s",
-                   seconds <= MOST_SWITCH_SECONDS, note)  # fmt: skip
+        seconds = max(0.0, with_switch - jobs.sample_seconds(work, texts))
+        is_met, note = setting.met(seconds <= MOST_SWITCH_SECONDS), f"{cost.uploaded_bytes / 1e6:.0f} MB uploaded"
+        record.add(f"switch to {name}", seconds, "s", None, f"under {MOST_SWITCH_SECONDS} s", is_met, note)
 
 
 def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
@@ -175,73 +220,101 @@ def diffusers_pipeline(path: Path, device: torch.device, dtype: torch.dtype) -> 
 
 
 def measure_pipeline(
-    record: Record,
-    path: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    extent: Extent,
-    texts: Sequence[Encoded],
-    rate: float,
-    compiles: bool,
-) -> float:
-    """Record the images per second of the pipeline, and those of the engine relative to it. Return those of the
-    compiled pipeline; 0 if it was not measured."""
-    pipeline = diffusers_pipeline(path, device, dtype)
-    call = call_of(pipeline, extent, texts, device, dtype)
+    record: Record, setting: Setting, path: Path, dtype: torch.dtype, extent: Extent, texts: Texts, rate: float
+) -> None:
+    """Record the images per second of the pipeline, and those of the engine relative to it."""
+    device = torch_device(setting.device)
+    call = call_of(diffusers_pipeline(path, device, dtype), extent, texts, device, dtype)
     call()
     seconds = median_seconds(device, call, TURNS)
     record.add("images per second, diffusers eager", 1 / seconds, "1/s", note=str(dtype))
     record.add("engine relative to diffusers eager", rate * seconds, "", 1.0, f"at least {LEAST_RATE}",
-               rate * seconds >= LEAST_RATE)  # fmt: skip
-    if not compiles:
-        record.skip("diffusers compiled", "only on CUDA")
-        return 0.0
-    if record.seconds_left < 60:
-        record.skip("diffusers compiled", "out of time")
-        return 0.0
+               setting.met(rate * seconds >= LEAST_RATE))  # fmt: skip
+
+
+def measure_pipeline_loras(record: Record, setting: Setting, path: Path, dtype: torch.dtype) -> None:
+    """Record how long the pipeline takes to replace a LoRA in place, and to unload one and load another."""
+    if importlib.util.find_spec("peft") is None:
+        record.skip("LoRAs in diffusers", "peft is not installed")
+        return
+    device = torch_device(setting.device)
+    pipeline = diffusers_pipeline(path, device, dtype)
+    files = sorted((setting.work / "loras").glob("*.safetensors"))
+    load = lambda file, **how: pipeline.load_lora_weights(str(file), adapter_name="one", **how)  # noqa: E731
+    load(files[0])
+    for name, work in (
+        ("diffusers hotswap of a LoRA", lambda: load(files[1], hotswap=True)),
+        ("diffusers unload and load of a LoRA", lambda: (pipeline.unload_lora_weights(), load(files[2]))),
+    ):
+        with record.attempting(name):
+            record.add(name, median_seconds(device, work, 1), "s")
+
+
+def measure_compiled_pipeline(
+    record: Record, setting: Setting, path: Path, dtype: torch.dtype, extent: Extent, texts: Texts
+) -> float:
+    """Return the images per second of the pipeline with compiled blocks."""
+    device = torch_device(setting.device)
+    pipeline = diffusers_pipeline(path, device, dtype)
     model = getattr(pipeline, "transformer", None) or pipeline.unet
     model.compile_repeated_blocks(fullgraph=True)
+    call = call_of(pipeline, extent, texts, device, dtype)
     started = time.perf_counter()
     call()
     record.add("diffusers compiled, first image", time.perf_counter() - started, "s")
-    seconds = median_seconds(device, call, TURNS)
-    record.add("images per second, diffusers compiled", 1 / seconds, "1/s")
-    record.add("engine (eager) relative to diffusers compiled", rate * seconds, "", 1.0)
-    return 1 / seconds
+    rate = 1 / median_seconds(device, call, TURNS)
+    record.add("images per second, diffusers compiled", rate, "1/s", note=str(dtype))
+    return rate
 
 
 def measure_compiled(
-    record: Record, setting: Setting, path: Path, extent: Extent, texts: Sequence[Encoded], compiled_rate: float
+    record: Record, setting: Setting, path: Path, extent: Extent, texts: Texts, compiled_rate: float
 ) -> None:
-    """Record the images per second of an engine that compiles, relative to the compiled pipeline."""
+    """Record the images per second of an engine that compiles, relative to the compiled pipeline (0: not measured)."""
     engine = open_engine(setting.device, compiles=True)
     try:
         jobs = EngineJobs(path, engine)
-        work = jobs.sample_work(extent)
         started = time.perf_counter()
-        jobs.decode(extent, jobs.sample(work, texts))
+        jobs.image_seconds(extent, texts, 7)
         record.add("engine compiled, first image", time.perf_counter() - started, "s")
-        seconds = []
-        for turn in range(TURNS):
-            jobs.decode(extent, jobs.sample(replace(work, seed=turn), texts))
-            seconds.append(sum(cost.run_seconds for cost in jobs.costs[-2:]))
-        relative = 1 / statistics.median(seconds) / compiled_rate
-        refused = {} if engine._tools.compiler is None else engine._tools.compiler.refused
-        why = "; ".join(f"{kind.__name__} runs uncompiled: {reason}" for kind, reason in refused.items())
-        record.add("engine compiled relative to diffusers compiled", relative, "", 1.0, f"at least {LEAST_RATE}",
-                   relative >= LEAST_RATE and not why, why)  # fmt: skip
+        rate = 1 / statistics.median(jobs.image_seconds(extent, texts, turn) for turn in range(TURNS))
+        why = why_uncompiled(engine)
+        record.add("images per second, engine compiled", rate, "1/s", note=why)
+        if compiled_rate:
+            relative = rate / compiled_rate
+            record.add("engine compiled relative to diffusers compiled", relative, "", 1.0, f"at least {LEAST_RATE}",
+                       setting.met(relative >= LEAST_RATE and not why), why)  # fmt: skip
+        folder = setting.work / "loras"
+        folder.mkdir(exist_ok=True)
+        lora = lora_ref(write_lora(folder / "switched.safetensors", path, seed=9), 0.5)
+        work = jobs.sample_work(extent, (lora,))
+        first, again = jobs.sample_seconds(work, texts), jobs.sample_seconds(work, texts)
+        record.add("a switch of LoRAs with compiled blocks", max(0.0, first - again), "s", None,
+                   f"under {MOST_SWITCH_SECONDS} s: nothing is compiled again",
+                   setting.met(first - again <= MOST_SWITCH_SECONDS))  # fmt: skip
     finally:
         engine.close()
 
 
-def call_of(pipeline: Any, extent: Extent, texts: Sequence[Encoded], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a function that makes one image from encoded texts."""
+def why_uncompiled(engine: Engine) -> str:
+    """Return why blocks of an engine that compiles run uncompiled; empty if they were compiled."""
+    compiler = engine._tools.compiler
+    if compiler is None:
+        return "the engine does not compile"
+    reasons = [f"{kind.__name__} runs uncompiled: {reason}" for kind, reason in compiler.refused.items()]
+    return "; ".join(reasons) or ("" if compiler._compiled else "no block was compiled: weights are not in this dtype")
+
+
+def call_of(
+    pipeline: Any, extent: Extent, texts: Texts, device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """Return a function that makes one image from encoded texts, as bytes on the host."""
     accepted = inspect.signature(pipeline.__call__).parameters
     arguments: dict[str, Any] = {
         "width": extent.width,
         "height": extent.height,
         "num_inference_steps": extent.steps,
-        "output_type": "np",
+        "output_type": "pt",
     }
     arguments |= {"num_frames": extent.frames} if extent.frames else {}
     for prefix, text in zip(("", "negative_"), texts, strict=False):
@@ -249,13 +322,25 @@ def call_of(pipeline: Any, extent: Extent, texts: Sequence[Encoded], device: tor
         if text.pooled_V is not None and f"{prefix}pooled_prompt_embeds" in accepted:
             arguments[f"{prefix}pooled_prompt_embeds"] = torch.from_numpy(text.pooled_V)[None].to(device, dtype)
     arguments = {name: value for name, value in arguments.items() if name in accepted}
-    return lambda: pipeline(**arguments)
+
+    def call() -> object:
+        made = pipeline(**arguments)
+        pixels = made.frames if extent.frames else made.images
+        return (pixels * 255).round().to(torch.uint8).cpu()
+
+    return call
 
 
 def measure_half_resident(
-    record: Record, setting: Setting, path: Path, extent: Extent, texts: Sequence[Encoded], resident_seconds: float
+    record: Record,
+    setting: Setting,
+    path: Path,
+    dtype: torch.dtype,
+    extent: Extent,
+    texts: Texts,
+    resident_seconds: float,
 ) -> None:
-    """Record the time of sampling while half of the weights stream."""
+    """Record the time of sampling while half of the weights stream, and that of diffusers with group offloading."""
     probe = open_engine(setting.device)
     try:
         jobs = EngineJobs(path, probe)
@@ -266,13 +351,78 @@ def measure_half_resident(
     try:
         jobs = EngineJobs(path, engine)
         work = jobs.sample_work(extent)
-        seconds = []
-        for _ in range(2):
-            jobs.sample(work, texts)
-            seconds.append(jobs.costs[-1].run_seconds)
+        seconds = [jobs.sample_seconds(work, texts) for _ in range(2)]
         cost = jobs.costs[-1]
         record.add("sampling with half of the weights resident", seconds[-1], "s", resident_seconds,
-                   f"at most {MOST_HALF} of resident", seconds[-1] <= MOST_HALF * resident_seconds,
+                   f"at most {MOST_HALF} of resident", setting.met(seconds[-1] <= MOST_HALF * resident_seconds),
                    f"{cost.streamed_bytes / 1e9:.2f} GB streamed, first run {seconds[0]:.2f} s")  # fmt: skip
     finally:
         engine.close()
+    if setting.device != "cuda":
+        record.skip("group offloading of diffusers", "only on CUDA")
+        return
+    _empty(setting)
+    with record.attempting("group offloading of diffusers", least_seconds=15.0):
+        device = torch_device(setting.device)
+        pipeline = diffusers_pipeline(path, torch.device("cpu"), dtype)
+        model = getattr(pipeline, "transformer", None) or pipeline.unet
+        model.enable_group_offload(device, torch.device("cpu"), offload_type="leaf_level", use_stream=True)
+        pipeline.vae.to(device)
+        call = call_of(pipeline, extent, texts, device, dtype)
+        call()
+        theirs = median_seconds(device, call, 1)
+        record.add("half resident, relative to group offloading with streams, with its decoding", seconds[-1], "s",
+                   theirs, "faster", setting.met(seconds[-1] < theirs))  # fmt: skip
+
+
+def measure_products(record: Record, setting: Setting, path: Path, extent: Extent, texts: Texts, rate: float) -> None:
+    """Record the images per second with products of quantized inputs, relative to exact ones, and how far the latents
+    differ."""
+    latents = []
+    for products in (Products.EXACT, Products.AUTO):
+        engine = open_engine(setting.device, products=products)
+        try:
+            jobs = EngineJobs(path, engine)
+            latents.append(jobs.sample(jobs.sample_work(extent), texts).samples_CHW.astype(np.float32))
+            if products is Products.AUTO:
+                jobs.image_seconds(extent, texts, 0)
+                found = 1 / statistics.median(jobs.image_seconds(extent, texts, turn) for turn in range(TURNS))
+        finally:
+            engine.close()
+        _empty(setting)
+    difference = float(np.sqrt(np.mean((latents[1] - latents[0]) ** 2)) / np.sqrt(np.mean(latents[0] ** 2)))
+    record.add('images per second, products = "auto"', found, "1/s", rate, "never slower", setting.met(found >= rate),
+               f"latents differ by {difference:.3f} of their size")  # fmt: skip
+
+
+def _opened(record: Record, setting: Setting, model: str) -> tuple[Path, Extent, torch.dtype]:
+    """Return the file of a model, what a run of it makes, and the dtype of diffusers' pipeline."""
+    facts = FULL_SIZE[model]
+    extent = Extent(facts.width, facts.height, facts.steps, facts.frames)
+    if setting.small:
+        extent = Extent(64, 64, 2, 5 if facts.frames else 0)
+    is_half = model in ("sd15", "sdxl")
+    dtype = torch.float32 if setting.device != "cuda" else torch.float16 if is_half else torch.bfloat16
+    return measured_file(record, setting, model), extent, dtype
+
+
+def _texts(setting: Setting, path: Path) -> tuple[Encoded, ...]:
+    engine = open_engine(setting.device)
+    try:
+        return EngineJobs(path, engine).texts()
+    finally:
+        engine.close()
+        _empty(setting)
+
+
+def _least(setting: Setting, seconds: float) -> float:
+    """Seconds without which a measurement is not begun: tiny models need none."""
+    return seconds if setting.device == "cuda" else 0.0
+
+
+def _empty(setting: Setting) -> None:
+    """Free what the last measurement left on the device."""
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

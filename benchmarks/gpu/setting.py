@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-#: begins the names of folders with models
+from benchmarks.full_size import write_model
+
+#: begins the names of temporary folders
 PREFIX = "modelpool_gpu_"
 
 
@@ -15,9 +17,24 @@ class Setting:
 
     device  kind of the device
     small   tiny models instead of published shapes
-    models  folder for models; they are removed with it
+    models  folder for models, which later parts find there
+    work    folder of this part for everything else; it is removed with the part
     """
 
     device: str
     small: bool
     models: Path
+    work: Path
+
+    def met(self, condition: bool) -> bool | None:
+        """Whether a goal is met: None on other devices than CUDA, whose times say nothing about a GPU."""
+        return condition if self.device == "cuda" else None
+
+    def model_file(self, name: str) -> Path:
+        """Return the file of `FULL_SIZE[name]`; writes it unless an earlier part did, completely."""
+        folder = self.models / name
+        path, written = folder / f"{name}.safetensors", folder / "written"
+        if not written.exists():
+            path = write_model(name, folder, self.small)
+            written.touch()
+        return path

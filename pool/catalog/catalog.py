@@ -54,9 +54,8 @@ from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
 from modelpool.pool.registry.folders import FileForm, WeightsFile
-from modelpool.pool.registry.hub_names import hub_name
+from modelpool.pool.registry.hub_names import name_of_file
 from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing, check_runs
-from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
 
@@ -304,8 +303,7 @@ class Catalog:
 
     def _found(self, file: WeightsFile, path: str) -> tuple[str, str, str]:
         """Return the name, path and hash of a file for a reference; `path` is that on the nodes."""
-        name = hub_name(file.path) or without_suffix(file.path.name)
-        return name, path, self.registry.hashes(file).sha256
+        return name_of_file(file.path), path, self.registry.hashes(file).sha256
 
     def _at_hand(self, model: ModelRef) -> ModelRef:
         """Return the model as it can be described here: its outline, if it is of a source."""

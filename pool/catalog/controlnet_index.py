@@ -11,7 +11,7 @@ from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.registry.names import without_suffix
+from modelpool.pool.registry.hub_names import name_of_file
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse
 
@@ -39,7 +39,7 @@ class ControlNetIndex:
         `mode` that it does not have."""
         file = self._registry.find_controlnet(name)
         digest = self._registry.hashes(file).sha256
-        known_name = self._names.setdefault(digest, without_suffix(file.path.name))
+        known_name = self._names.setdefault(digest, name_of_file(file.path))
         path, files = self._registry.locate(file)
         found = ControlRef(known_name, path, digest, strength, start, end, files=files)
         opened = self.opened(found)

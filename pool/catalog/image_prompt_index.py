@@ -18,8 +18,8 @@ from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.models.vision.preprocess import states_shape
 from modelpool.pool.registry.folders import WeightsFile
+from modelpool.pool.registry.hub_names import name_of_file
 from modelpool.pool.registry.kinds import VISION_ENCODERS
-from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
 
@@ -54,7 +54,7 @@ class ImagePromptIndex:
         UnusableField if the encoder does not fit, or none does, or several do."""
         file = self._registry.find_image_prompt(name)
         digest, path, files = self._located(file)
-        known_name = self._names.setdefault(digest, without_suffix(file.path.name))
+        known_name = self._names.setdefault(digest, name_of_file(file.path))
         ref = ImagePromptRef(known_name, path, digest, 1.0, images=images, files=files)
         plan = self.opened(ref).plan
         kind, found = plan.kind, None
@@ -130,7 +130,7 @@ class ImagePromptIndex:
 
     def _encoder_ref(self, file: WeightsFile) -> ModelRef:
         digest, path, files = self._located(file)
-        name = without_suffix(file.path.name)
+        name = name_of_file(file.path)
         if name in _GENERIC:
             name = f"{file.path.parent.name}/{name}"
         return ModelRef(self._names.setdefault(digest, name), path, digest, files=files)

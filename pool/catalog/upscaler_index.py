@@ -10,7 +10,7 @@ from modelpool.pool.core.stage_params import UpscaleParams, UpscalerRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.plan.eviction_plan import ModuleBytes
-from modelpool.pool.registry.names import without_suffix
+from modelpool.pool.registry.hub_names import name_of_file
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode
 from modelpool.pool.tracing.activation_bytes import with_margin
@@ -41,7 +41,7 @@ class UpscalerIndex:
         Raises UnknownName, AmbiguousName, CorruptFile, UnsafeFile or UnknownArchitecture."""
         file = self._registry.find_upscaler(name)
         digest = self._registry.hashes(file).sha256
-        known_name = self._names.setdefault(digest, without_suffix(file.path.name))
+        known_name = self._names.setdefault(digest, name_of_file(file.path))
         path, files = self._registry.locate(file)
         described = self._registry.described_path(path)
         # the registry has refused a pickle that is not allowed

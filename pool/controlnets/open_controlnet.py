@@ -46,7 +46,7 @@ class OpenControlNet:
         try:
             plan = plan_controlnet(_used(mapped), dict(ref.config_overrides))
             self.module: Any = plan.build(mapped.tensors())
-            warn_of_extra_tensors(ref.path, "ControlNet", within(plan.key_map, self.module.state_dict()))
+            warn_of_extra_tensors(ref.path, "ControlNet", within(plan.key_map, self.module.state_dict()).unused)
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         #: its kind, and how it is called

@@ -6,6 +6,7 @@ Values only; torch-free.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -95,6 +96,15 @@ class LoraRef(WireValue):
             return self
         blocks = tuple(each for each in self.blocks if each[0] != BASE_BLOCK)
         return replace(self, text_strength=None, blocks=blocks)
+
+
+def loras_of_text(loras: Sequence[LoraRef]) -> list[LoraRef]:
+    """Return LoRAs as text encoders see them. Texts are encoded once, before the first step: of several uses of one
+    file over the steps, those count that begin first, so that a strength that changes is not added up."""
+    begins: dict[str, float] = {}
+    for lora in loras:
+        begins[lora.sha256] = min(lora.start, begins.get(lora.sha256, lora.start))
+    return [lora.for_text() for lora in loras if lora.start == begins[lora.sha256]]
 
 
 class ControlMaskMode(StrEnum):

@@ -124,6 +124,7 @@ class SkipLayers(_Timed, WireValue):
     single: tuple[int, ...] = _wholes((), "skipped blocks among those that read text and image together, from 0")
     start: float = _start(0.01)
     end: float = _end(0.2)
+    rescale: float = _number(0.0, 0.0, 10.0, "share of the result that has the standard deviation of the prompt's")
 
 
 @dataclass(frozen=True, slots=True)

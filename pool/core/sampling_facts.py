@@ -5,7 +5,7 @@ The modules of `pool.families.modules` have the values of each family; `pool.sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from modelpool.pool.core.shift_by_size import ShiftBySize as ShiftBySize
@@ -75,6 +75,15 @@ class NoiseFacts:
     shift: float = 1.0
     shift_by_size: ShiftBySize | ShiftBySizeAndSteps | None = None
     last_share: float = 0.0
+
+    @property
+    def takes_shift(self) -> bool:
+        """Whether its levels follow from a shift, which a run may set."""
+        return self.kind is NoiseKind.COSINE or (self.kind is NoiseKind.FLOW and not self.sigma_max)
+
+    def shifted_by(self, shift: float) -> NoiseFacts:
+        """Return the noise with this shift instead of its own; 0 keeps its own."""
+        return replace(self, shift=shift, shift_by_size=None) if shift else self
 
 
 #: Stable Diffusion's

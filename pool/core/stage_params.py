@@ -114,8 +114,9 @@ class SamplingSchedule(WireValue):
     low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
     eta         share of the noise that is drawn again in each step; None is the sampler's default
     s_noise     factor of the noise that is drawn in steps
-    s_churn     noise added before steps of Euler, Heun and DPM2
+    s_churn     noise added before steps of Euler, Heun, DPM2 and DDIM
     sigmas      listed noise levels, one for each step; () if they follow from `noise_schedule`
+    shift       of the noise levels, instead of the model's; 0 for the model's
     """
 
     steps: int
@@ -128,6 +129,7 @@ class SamplingSchedule(WireValue):
     s_noise: float = 1.0
     s_churn: float = 0.0
     sigmas: tuple[float, ...] = ()
+    shift: float = 0.0
 
     @property
     def steps_run(self) -> int:

@@ -95,6 +95,10 @@ class AcceleratorMemory:
         """As `DeviceMemory`."""
         self._calls.reset_peak()
 
+    def cached_bytes(self) -> int:
+        """As `DeviceMemory`."""
+        return max(0, self._calls.reserved() - self._calls.allocated())
+
     def release_cached(self) -> None:
         """As `DeviceMemory`."""
         self._calls.release()

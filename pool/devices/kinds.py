@@ -55,6 +55,10 @@ class DeviceMemory(Protocol):
         """Restart `peak_bytes` from current use."""
         ...
 
+    def cached_bytes(self) -> int:
+        """Return the memory that the allocator holds and no tensor uses; 0 if it is not measured."""
+        ...
+
     def release_cached(self) -> None:
         """Return the allocator's cache to the driver."""
         ...
@@ -103,6 +107,10 @@ class SimMemory:
     def reset_peak(self) -> None:
         sim.reset_peak(self._index)
 
+    def cached_bytes(self) -> int:
+        """Nothing is cached."""
+        return 0
+
     def release_cached(self) -> None:
         """Nothing is cached."""
 
@@ -133,6 +141,10 @@ class CpuMemory:
 
     def reset_peak(self) -> None:
         """Nothing is counted."""
+
+    def cached_bytes(self) -> int:
+        """Nothing is cached."""
+        return 0
 
     def release_cached(self) -> None:
         """Nothing is cached."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.devices.copier import Copier
-from modelpool.pool.devices.copy_streams import COPY_STREAMS, CopyStreams, Stream, cuda_streams
+from modelpool.pool.devices.copy_streams import COPY_STREAMS, CopyStreams, Event, Stream, cuda_streams
 from modelpool.pool.devices.loader import Loader
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.pinned_memory import (
@@ -123,6 +123,26 @@ class TransferPipeline:
             for tensor in arrived:
                 self._streams.maker.lend(tensor, self._computing)
 
+    def mark(self) -> Event | None:
+        """Return an event that happens when all pending work of the current stream is done; None without streams."""
+        if self._streams is None:
+            return None
+        event = self._streams.maker.new_event()
+        event.record(self._streams.maker.current())
+        return event
+
+    def await_mark(self, mark: Event) -> None:
+        """Let the current stream wait for `mark`."""
+        if self._streams is not None:
+            self._streams.maker.current().wait_event(mark)
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """The current stream writes these tensors, which other streams read. Inside `overlapping` their memory is lent
+        to it, so that once freed it is not used again before they are written. No effect elsewhere."""
+        if self._computing is not None and self._streams is not None:
+            for tensor in tensors:
+                self._streams.maker.lend(tensor, self._streams.maker.current())
+
     def catch_up(self) -> None:
         """Let the compute stream wait for all overlapped work."""
         if self._is_behind and self._streams is not None and self._side is not None:
@@ -134,10 +154,11 @@ class TransferPipeline:
         """Whether the next copy would wait for pending copies."""
         return self._staging is not None and self._staging.would_wait
 
-    def uploader(self, order: StreamOrder | None = None) -> Uploader:
-        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known."""
+    def uploader(self, order: StreamOrder | None = None, kept_bytes: int = 0) -> Uploader:
+        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known. It keeps
+        at most `kept_bytes` that a plan has granted; 0: a part of the memory for copies ahead of use."""
         if self._streams is None:
-            return DirectUploader(self._device)
+            return DirectUploader(self._device, kept_bytes)
         return StreamingUploader(
             self._device,
             self._streams,
@@ -147,6 +168,7 @@ class TransferPipeline:
             order,
             self._copier,
             self._loader.fill,
+            kept_bytes,
         )
 
     def close(self) -> None:

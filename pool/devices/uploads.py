@@ -64,11 +64,37 @@ class Uploader(Protocol):
         ...
 
 
+class _KeptCopies:
+    """Copies that stay on the device until the end of a run, within a limit."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        #: with the host tensors, so that their addresses are not reused
+        self._kept: dict[HostKey, tuple[Tensor, Tensor]] = {}
+        self.held_bytes = 0
+
+    def has_room(self, host: Tensor) -> bool:
+        return self.held_bytes + host.nbytes <= self._most_bytes
+
+    def put(self, host: Tensor, copy: Tensor) -> None:
+        self._kept[key_of(host)] = host, copy
+        self.held_bytes += host.nbytes
+
+    def get(self, host: Tensor) -> Tensor | None:
+        found = self._kept.get(key_of(host))
+        return None if found is None else found[1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.held_bytes = 0
+
+
 class DirectUploader:
     """Copies synchronously, for devices without streams."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kept_bytes: int = 0) -> None:
         self._device = device
+        self._kept = _KeptCopies(kept_bytes)
         self.order = StreamOrder()
 
     def upload(self, host: Tensor) -> Tensor:
@@ -76,15 +102,19 @@ class DirectUploader:
         return host.to(self._device)
 
     def upload_to_keep(self, host: Tensor) -> Tensor:
-        """As `Uploader.upload_to_keep`; keeps nothing: no memory is set aside for it."""
-        return self.upload(host)
+        """As `Uploader.upload_to_keep`: within what was granted."""
+        copy = self.upload(host)
+        if self._kept.has_room(host):
+            self._kept.put(host, copy)
+        return copy
 
     def kept(self, host: Tensor) -> Tensor | None:
         """As `Uploader.kept`."""
-        return None
+        return self._kept.get(host)
 
     def close(self) -> None:
         """As `Uploader.close`."""
+        self._kept.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +196,7 @@ class StreamingUploader:
     stream has waited for by then (`pool.devices.copy_streams`).
 
     Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use and kept copies
-    together take at most `ahead_bytes` of the device.
+    together take at most `ahead_bytes` of the device; kept copies for which a plan granted memory do not count.
     """
 
     def __init__(
@@ -179,8 +209,10 @@ class StreamingUploader:
         order: StreamOrder | None = None,
         copier: Copier | None = None,
         fill: Fill = Tensor.copy_,
+        kept_bytes: int = 0,
     ) -> None:
-        """Without a `copier`, the requesting thread fills the buffers, by `fill`."""
+        """Without a `copier`, the requesting thread fills the buffers, by `fill`. `kept_bytes` were granted for kept
+        copies; 0: they take at most `KEPT_SHARE` of the memory for copies ahead."""
         self._device = device
         self._streams = streams
         self._copier = copier
@@ -193,9 +225,8 @@ class StreamingUploader:
         self._ahead: deque[_Ahead] = deque()
         self._ahead_is_of_order = True
         self._ahead_bytes = 0
-        #: host tensors and their copies that are kept until `close`
-        self._kept: dict[HostKey, tuple[Tensor, Tensor]] = {}
-        self._kept_bytes = 0
+        self._is_granted = kept_bytes > 0
+        self._kept = _KeptCopies(kept_bytes or int(KEPT_SHARE * ahead_bytes))
         self._places: dict[HostKey, int] = {}
         self.order = StreamOrder()
         self.hits = 0
@@ -223,27 +254,24 @@ class StreamingUploader:
         return copy
 
     def upload_to_keep(self, host: Tensor) -> Tensor:
-        """As `Uploader.upload_to_keep`: kept copies take at most `KEPT_SHARE` of the memory for copies ahead."""
-        if self._kept_bytes + host.nbytes > KEPT_SHARE * self._most_ahead_bytes:
+        """As `Uploader.upload_to_keep`."""
+        if not self._kept.has_room(host):
             return self.upload(host)
-        while self._ahead and self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
+        while self._ahead and not self._is_granted and self._taken_bytes + host.nbytes > self._most_ahead_bytes:
             self._drop_last()
         copy, end = self._start_now(host)
         end.hold(self._streams.maker.current())
-        self._kept[key_of(host)] = host, copy
-        self._kept_bytes += host.nbytes
+        self._kept.put(host, copy)
         return copy
 
     def kept(self, host: Tensor) -> Tensor | None:
         """As `Uploader.kept`."""
-        found = self._kept.get(key_of(host))
-        return None if found is None else found[1]
+        return self._kept.get(host)
 
     def close(self) -> None:
         """Drop unused copies and the references of the order, and wait for the copier. Idempotent."""
         self._drop(len(self._ahead))
         self._kept.clear()
-        self._kept_bytes = 0
         if self._copier is not None:
             self._copier.drain()
         self._follow(StreamOrder())
@@ -253,6 +281,11 @@ class StreamingUploader:
     def ahead_bytes(self) -> int:
         """Device memory of copies ahead of use."""
         return self._ahead_bytes
+
+    @property
+    def _taken_bytes(self) -> int:
+        """Of the memory for copies ahead of use."""
+        return self._ahead_bytes + (0 if self._is_granted else self._kept.held_bytes)
 
     def _follow(self, order: StreamOrder) -> None:
         self._ahead_is_of_order = False
@@ -292,7 +325,7 @@ class StreamingUploader:
         expected = (expected + len(self._ahead)) % len(hosts)
         while len(self._ahead) < len(hosts) - 1:
             host = hosts[expected]
-            if self._ahead_bytes + self._kept_bytes + host.nbytes > self._most_ahead_bytes:
+            if self._taken_bytes + host.nbytes > self._most_ahead_bytes:
                 return
             try:
                 copy, end = self._start(host)

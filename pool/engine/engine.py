@@ -49,6 +49,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
+from modelpool.pool.devices.cuda_graphs import CudaGraphs
 from modelpool.pool.devices.kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
@@ -66,13 +67,17 @@ from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import Component, OpenModel
-from modelpool.pool.ops.attention import AttentionKernels, attention_priority
+from modelpool.pool.ops.attention import attention_priority
+from modelpool.pool.ops.attention_calls import AttentionKernels
+from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.compute_context import RunTools
+from modelpool.pool.patcher.graphed_calls import GraphStore
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
+from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
 from modelpool.pool.pixels.latent_pixels import decoded
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
@@ -107,6 +112,10 @@ class EngineSettings:
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
     products      how linear layers with quantized weights multiply
+    measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
+    loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
+    memory_format  the order of dimensions of convolution weights
+    cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs; only on CUDA
     """
 
     device: str
@@ -117,6 +126,10 @@ class EngineSettings:
     reserve_bytes: int | None = None
     compiles: bool = False
     products: Products = Products.EXACT
+    measures_attention: bool = False
+    loras_at_run_time: bool = False
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +154,31 @@ class Engine:
         reserve_bytes: int = 0,
         compiler: BlockCompiler | None = None,
         products: Products = Products.EXACT,
+        attention: KernelChoices | None = None,
+        loras_at_run_time: bool = False,
+        memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+        graphs: GraphStore | None = None,
     ) -> None:
         self._device = device
+        self._memory_format = memory_format
+        self._loras_at_run_time = loras_at_run_time
         self._products = products
         self._facts = facts
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
-        self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
+        self.vram = VramManager(
+            facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
+        )
         self._pipeline = pipeline
-        kernels = AttentionKernels(attention_priority(capabilities))
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler)
+        kernels = AttentionKernels(attention_priority(capabilities), attention)
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler, graphs)
         self._runner = TaskRunner(
-            device, self.vram, pipeline, rules.may_stream, self._run_to_come, self._tools.works_around
+            device,
+            self.vram,
+            pipeline,
+            rules.may_stream,
+            self._run_to_come,
+            self._tools.works_around,
+            lambda: 0 if graphs is None else graphs.calls,
         )
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
@@ -194,7 +221,23 @@ class Engine:
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
         compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
-        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compiler, settings.products)
+        measures = settings.measures_attention and device.kind is DeviceKind.CUDA
+        captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
+        choices = KernelChoices.open(device.name) if measures else None
+        return cls(
+            device,
+            facts,
+            pipeline,
+            capabilities,
+            policy,
+            reserve_bytes,
+            compiler,
+            settings.products,
+            choices,
+            settings.loras_at_run_time,
+            settings.memory_format,
+            GraphStore(CudaGraphs(device.torch_device)) if captures else None,
+        )
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
@@ -328,7 +371,7 @@ class Engine:
                 role,
                 component.built.module,
                 self._device.torch_device,
-                component.form,
+                self._form_of(component),
                 self._tools_for(component),
                 typical_call(opened, role),
             )
@@ -338,10 +381,18 @@ class Engine:
         clone.patches = patches
         return clone
 
+    def _form_of(self, component: Component) -> WeightForm:
+        """Return the form of a component's weights, with the options of this engine."""
+        computed = component.form.compute_dtype
+        return replace(
+            component.form,
+            patches_at_run_time=self._loras_at_run_time,
+            channels_last=self._memory_format.puts_channels_last(component.role, computed, self._capabilities),
+        )
+
     def _tools_for(self, component: Component) -> RunTools:
         """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
-        formats = stored_formats(component.weights)
-        kernel = products_kernel(component.role, formats, self._capabilities, self._products)
+        kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
         return self._tools if kernel is None else replace(self._tools, linear=kernel)
 
     def close_unused_models(self) -> None:

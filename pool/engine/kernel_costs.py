@@ -11,20 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
-from modelpool.pool.engine.load_decisions import StoredFormat
+from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.engine.load_decisions import PLAIN_FORMATS, StoredFormat, why_not_native
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.quant.formats import FORMATS
 
-#: safetensors' names of plain 8-bit floats, and the format whose kernels multiply them
-_PLAIN: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 #: dense products per second relative to float16, of kernels for 4-bit and for 8-bit inputs. Source: NVIDIA's data
 #: sheets of the Ada, Hopper and Blackwell generations
 _RATES: Mapping[str, float] = MappingProxyType({"nvfp4": 4.0, "convrot_w4a4": 4.0})
 _EIGHT_BIT_RATE = 2.0
-#: formats that pick_operations multiplies when their weights are plain: others are unpacked
-_PLAIN_NATIVE = "F8_E4M3"
 #: formats of the reference arithmetic, and bytes of a value in it
 _REFERENCE = ("float8_e4m3fn", "float8_e5m2")
 _FLOAT_BYTES = 4
@@ -61,7 +57,7 @@ def kernel_costs(
     """
     found: list[KernelCost] = []
     for name, stored in sorted(formats.items(), key=lambda item: -item[1].layers):
-        if name in FORMATS or name in _PLAIN or is_block_type(name):
+        if name in FORMATS or name in PLAIN_FORMATS or is_block_type(name):
             found += _of_format(name, stored, compute_bytes, capabilities, products)
     return tuple(found)
 
@@ -69,9 +65,9 @@ def kernel_costs(
 def _of_format(
     name: str, stored: StoredFormat, compute_bytes: int, capabilities: DeviceCapabilities, products: Products
 ) -> list[KernelCost]:
-    why_not = _why_not_native(name, capabilities)
-    native = products is Products.AUTO and not why_not
-    emulated = products is Products.REFERENCE and _PLAIN.get(name, name) in _REFERENCE
+    why_not = why_not_native(name, capabilities)
+    native = products is Products.AUTO and why_not is None
+    emulated = products is Products.REFERENCE and PLAIN_FORMATS.get(name, name) in _REFERENCE
     unpack_bytes = stored.stored_bytes + 2 * stored.values * compute_bytes  # read, write values, read them
     reason = f"products = {products.value!r}"
     costs = [
@@ -88,19 +84,3 @@ def _of_format(
         reference_bytes = stored.stored_bytes + 2 * stored.values * _FLOAT_BYTES
         costs.append(KernelCost(name, "reference", stored.layers, reference_bytes, 1.0, True, reason))
     return costs
-
-
-def _why_not_native(name: str, capabilities: DeviceCapabilities) -> str:
-    """Return why the device has no kernel for a format; empty if it has one."""
-    if name in _PLAIN and name != _PLAIN_NATIVE:
-        return f"only plain weights of type {_PLAIN_NATIVE} are multiplied as they are"
-    known = FORMATS.get(_PLAIN.get(name, name))
-    first: Generation | None = None if known is None else known.native_from
-    if first is None:
-        return "no card multiplies it"
-    if capabilities.generation is None:
-        return f"{capabilities.name} has none"
-    if capabilities.generation < first:
-        needed, found = (".".join(map(str, each)) for each in (first, capabilities.generation))
-        return f"it needs generation {needed}, {capabilities.name} is {found}"
-    return ""

@@ -13,17 +13,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
 from modelpool.pool.ops.context import LinearKernel
-from modelpool.pool.ops.cublas_half import cublas_half_linear
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.ops.layer_choice import (
-    FP8_WEIGHTS,
     OperationFlags,
     Operations,
-    OperationsKind,
     Products,
-    dtype_name,
     pick_operations,
 )
 from modelpool.pool.ops.packed import PackedWeight
@@ -38,6 +34,10 @@ from modelpool.pool.specs.spec import Role
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 #: formats that the reference arithmetic multiplies: scaled, and plain
 _EIGHT_BIT = (*FP8_DTYPES, "F8_E4M3", "F8_E5M2")
+#: safetensors' names of plain 8-bit floats, and the format whose kernels multiply them
+PLAIN_FORMATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
+#: the plain weights that have kernels
+_PLAIN_NATIVE = "F8_E4M3"
 
 
 def component_operations(
@@ -87,32 +87,35 @@ def stored_formats(weights: Iterable[ModuleWeights]) -> dict[str, StoredFormat]:
 
 
 def products_kernel(
-    role: Role, formats: Mapping[str, StoredFormat], capabilities: DeviceCapabilities, products: Products
+    formats: Mapping[str, StoredFormat], capabilities: DeviceCapabilities, products: Products
 ) -> LinearKernel | None:
     """Return the kernel that multiplies the quantized weights of a component as `products` requests; None for torch's
-    own products with unpacked weights."""
+    own products with unpacked weights. It declines weights of other formats, which are unpacked."""
     match products:
         case Products.EXACT:
             return None
         case Products.REFERENCE:
             return reference_kernel if any(name in _EIGHT_BIT for name in formats) else None
         case Products.AUTO:
-            sizes = {name: found.stored_bytes for name, found in formats.items()}
-            flags = OperationFlags(fp8_matmul=True)
-            return linear_kernel_for(component_operations(role, sizes, capabilities, flags), capabilities)
+            native = {PLAIN_FORMATS.get(name, name) for name in formats if why_not_native(name, capabilities) is None}
+            return linear_kernel(native, capabilities.generation) if native else None
 
 
-def linear_kernel_for(operations: Operations, capabilities: DeviceCapabilities) -> LinearKernel | None:
-    """Return the kernel of linear layers for this decision, for `pool.ops.compute`; None for torch's own."""
-    match operations.kind:
-        case OperationsKind.FP8_MATMUL:
-            return linear_kernel({dtype_name(FP8_WEIGHTS)}, capabilities.generation)
-        case OperationsKind.MIXED_PRECISION:
-            return linear_kernel(operations.native, capabilities.generation) if operations.native else None
-        case OperationsKind.CUBLAS_HALF:
-            return cublas_half_linear()
-        case _:
-            return None
+def why_not_native(name: str, capabilities: DeviceCapabilities) -> str | None:
+    """Return why the device has no kernel for weights that are stored as `name`, a key of `stored_formats`; None if it
+    has one. Each layer is decided by its own format, whatever the formats of the others are."""
+    if name in PLAIN_FORMATS and name != _PLAIN_NATIVE:
+        return f"only plain weights of type {_PLAIN_NATIVE} are multiplied as they are"
+    known = FORMATS.get(PLAIN_FORMATS.get(name, name))
+    first: Generation | None = None if known is None else known.native_from
+    if first is None:
+        return "no card multiplies it"
+    if capabilities.generation is None:
+        return f"{capabilities.name} has none"
+    if capabilities.generation < first:
+        needed, found = (".".join(map(str, each)) for each in (first, capabilities.generation))
+        return f"it needs generation {needed}, {capabilities.name} is {found}"
+    return None
 
 
 def _main_dtype(stored_bytes: Mapping[str, int]) -> torch.dtype:

@@ -203,8 +203,10 @@ def sample_batch(
         hooks, options = extension.limited(hooks), extension.model_options
         max_batch = 1 if extension.texts_apart else max_batch
     part.should_pause = hooks.should_pause
+    # all others change the module by themselves, or read more than the inputs of a call
+    captures = extension is None and not controls and not adapters and patches_at is None
     with (
-        diffusion_model.running(stop_check(hooks), options) as module,
+        diffusion_model.running(stop_check(hooks), options, captures) as module,
         nullcontext() if extension is None else extension.installed(module),
         scheduled_patches(diffusion_model, patches_at) as change,
     ):
@@ -218,7 +220,7 @@ def sample_batch(
 
         call = ModelCall(
             predict_noise,
-            sigma_table(facts.noise, tokens_of(facts, work), work.schedule.steps),
+            sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
             facts.prediction,
             options,
             max_batch=max_batch,

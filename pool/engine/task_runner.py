@@ -40,6 +40,9 @@ from modelpool.pool.specs.spec import (
 from modelpool.pool.vram.preloader import Preloader, PreloadNeeds
 from modelpool.pool.vram.vram_manager import PatcherUse, VramManager
 
+#: steps after which the same run with the same weights is tried again
+_SAME_AGAIN = (OomStep.DROP_AHEAD, OomStep.EMPTY_CACHE)
+
 #: result of a run
 ResultT = TypeVar("ResultT")
 
@@ -79,10 +82,12 @@ class _Progress:
     """Progress of an attempt: errors after its weights were loaded are not caused by the load.
 
     counted_on_bytes  memory available to this run, including weights, when it was planned
+    cached_bytes      memory that the allocator held unused when the attempt ran out
     """
 
     counted_on_bytes: int = 0
     is_loaded: bool = False
+    cached_bytes: int = 0
 
 
 class TaskRunner:
@@ -96,14 +101,17 @@ class TaskRunner:
         may_stream: bool = True,
         preload_request: Callable[[TaskSpec, StageParams], TaskRun[Any] | None] = lambda task, work: None,
         works_around: Callable[[Exception], bool] = lambda error: False,
+        graph_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         """`preload_request` returns the run of a task to preload; None if that would take long. `works_around` changes
-        what runs compute with after an error that it knows, once, and returns whether another try is worth it."""
+        what runs compute with after an error that it knows, once, and returns whether another try is worth it.
+        `graph_calls` returns the number of calls that were CUDA graphs."""
         self._device = device
         self._vram = vram
         self._pipeline = pipeline
         self._may_stream = may_stream
         self._works_around = works_around
+        self._graph_calls = graph_calls
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         #: advanced from inside of runs, with the request for the next tasks
@@ -129,6 +137,7 @@ class TaskRunner:
                     continue
                 if whose is None:
                     raise
+                progress.cached_bytes = self._cached_bytes()  # before the tensors of the failed attempt are released
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
             if following.oom_steps[-1] is OomStep.DROP_CACHES:
                 self._vram.free_idle(but=[use.component for use in run.uses])
@@ -189,6 +198,7 @@ class TaskRunner:
             loaded = time.perf_counter()
             load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
             memory.reset_peak()
+            graph_calls = self._graph_calls()
             crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
             result = run.compute(_mode_or_none(division, run.task))
             ended = time.perf_counter()
@@ -204,11 +214,12 @@ class TaskRunner:
                 peak_bytes=max(load_peak_bytes, run_peak_bytes),
                 resident=lease.all_resident,
                 patch_switches=lease.patch_switches,
-                planned_bytes=lease.planned_bytes + taken_ahead_bytes,
-                # unknown with preloading: the peak includes weights of other tasks
+                planned_bytes=lease.planned_bytes + taken_ahead_bytes + self._vram.graph_bytes,
+                # unknown with preloading: the peak includes weights of other tasks; and with graphs, which have
+                # activations of their own
                 working_bytes=0
-                if self.preloader.uploaded_bytes
-                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes),
+                if self.preloader.uploaded_bytes or self._graph_calls() != graph_calls
+                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes),
                 division=_mode_or_none(division, run.task),
                 oom_steps=trying.oom_steps,
                 ahead_bytes=self.preloader.uploaded_bytes,
@@ -228,17 +239,23 @@ class TaskRunner:
         """The next attempt after `error`; raises if nothing is left to try."""
         release_frames(error)
         ahead_bytes = self.preloader.drop()
+        self._vram.drop_graphs()
         release_unused(self._device.memory)  # otherwise garbage of this process looks like memory of another program
         if whose is ExhaustedMemory.HOST:
             raise OutOfHostMemory(
                 f"{run.task.task_id}: the host has no memory left: {error}", trying.oom_steps
             ) from error
-        if progress.is_loaded and not ahead_bytes and self._available_bytes() >= progress.counted_on_bytes:
-            # otherwise another program took the planned memory, which is no evidence about the run
+        following = next_attempt(
+            trying, weight_bytes, execution_modes(run.task), self._may_stream, ahead_bytes, progress.cached_bytes
+        )
+        is_same_again = following is not None and following.oom_steps[-1] in _SAME_AGAIN
+        had_its_memory = progress.is_loaded and self._available_bytes() >= progress.counted_on_bytes
+        if had_its_memory and not is_same_again:
+            # otherwise another program or a fragmented allocator had the planned memory, which is no evidence about
+            # the run
             self.calibration.ran_out(self._key(run, trying.division), trying.division.estimated_bytes)
-        following = None
-        if run.together == 1 or ahead_bytes:
-            following = next_attempt(trying, weight_bytes, execution_modes(run.task), self._may_stream, ahead_bytes)
+        if run.together > 1 and not is_same_again:
+            following = None
         if following is None:
             done = (
                 ", and again after: " + ", ".join(rung.value for rung in trying.oom_steps) if trying.oom_steps else ""
@@ -277,6 +294,13 @@ class TaskRunner:
         """Memory for weights, activations and scratch now: less than the budget if other programs use some of the
         device."""
         return self._vram.room_bytes + self._vram.residency().used_bytes
+
+    def _cached_bytes(self) -> int:
+        """Memory that the allocator of this process holds unused; 0 if the device does not answer."""
+        try:
+            return self._device.memory.cached_bytes()
+        except RuntimeError:
+            return 0
 
     def _wants(self, run: TaskRun[Any] | None) -> PreloadNeeds | None:
         """The leases of `run`."""

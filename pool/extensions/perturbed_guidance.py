@@ -14,6 +14,7 @@ from torch import Tensor
 from modelpool.pool.core.run_options import PerturbedAttention, SelfAttention, SkipLayers
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.extensions.unet_attention import PERTURBED, AttendedTokens, map_of
+from modelpool.pool.guidance.cfg_rescale import rescale_to_deviation
 from modelpool.pool.options.model_options import Args, PostCfgFunction
 from modelpool.pool.options.run_context import call_facts
 
@@ -23,6 +24,7 @@ _BLUR_SIDE = 9
 
 def perturbed_guidance(name: str, option: PerturbedAttention | SkipLayers, clock: StepClock) -> PostCfgFunction:
     """Return the guidance away from the prediction for the prompt by the model that the option `name` perturbs."""
+    share = option.rescale if isinstance(option, SkipLayers) else 0.0
 
     def guide(args: Args) -> Tensor:
         denoised_BCHW: Tensor = args["denoised"]
@@ -31,7 +33,8 @@ def perturbed_guidance(name: str, option: PerturbedAttention | SkipLayers, clock
         with call_facts(**{PERTURBED: name}):
             perturbed_BCHW: Tensor = args["predict_prompt"](args["input"])
         cond_BCHW: Tensor = args["cond_denoised"]
-        return denoised_BCHW + (cond_BCHW - perturbed_BCHW) * option.scale
+        guided_BCHW = denoised_BCHW + (cond_BCHW - perturbed_BCHW) * option.scale
+        return rescale_to_deviation(guided_BCHW, cond_BCHW, share) if share else guided_BCHW
 
     return guide
 

@@ -25,6 +25,9 @@ from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
+#: part of the names of a LoRA in the file of an adapter
+_INCLUDED_LORA = "_lora."
+
 
 class ImagePromptAdapter(nn.Module):
     """The projection of image states to tokens, and the layers that read the tokens as keys and values."""
@@ -79,12 +82,14 @@ class AdapterPlan:
     arguments  of the class of its projection
     layers     width of the result and of the tokens for each layer of the diffusion model
     key_map    between the file's tensors and the module's parameters
+    unused     keys of the file that the module does not have
     """
 
     kind: PromptKind
     arguments: Arguments
     layers: tuple[tuple[int, int], ...]
     key_map: KeyMap
+    unused: tuple[str, ...] = ()
 
     def empty(self) -> ImagePromptAdapter:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
@@ -155,4 +160,7 @@ def plan_adapter(shapes: Mapping[str, Shape]) -> AdapterPlan:
         key_map = discover({key: tuple(shapes[key]) for key in shapes if key in used}, convert)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"recognised as {kind.title}, but with unexpected tensors: {error!r}") from error
-    return AdapterPlan(kind, arguments, widths, key_map)
+    # the LoRA that files of FaceID include is published as a file of its own, too
+    rest = (key for key in shapes if key not in used and _INCLUDED_LORA not in key)
+    unused = (*rest, *key_map.unused)
+    return AdapterPlan(kind, arguments, widths, key_map, unused)

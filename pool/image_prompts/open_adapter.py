@@ -19,6 +19,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.image_prompts.adapter import AdapterPlan, ImagePromptAdapter, plan_adapter
 from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
 from modelpool.pool.patcher.blocks.diffusers_names import cross_attentions
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
@@ -46,6 +47,7 @@ class OpenImagePrompt:
             self.module: ImagePromptAdapter = self.plan.build(mapped.tensors())
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
+        warn_of_extra_tensors(ref.path, "image prompt adapter", self.plan.unused)
         self.key = image_prompt_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.IMAGE_PROMPT, self.weights, capabilities_of(device))

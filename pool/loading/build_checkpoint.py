@@ -130,7 +130,7 @@ class Checkpoint:
         module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
         self._warn_of_unpacked(key_map, parameters)
-        warn_of_extra_tensors(self.header.path, "VAE" if role is Role.VAE else role.value, key_map)
+        warn_of_extra_tensors(self.header.path, "VAE" if role is Role.VAE else role.value, key_map.unused)
         unexpected = fill(module, parameters)
         plan.fill(module)
         assert_filled(module)

@@ -7,6 +7,7 @@ worker runs one task at a time, so that is enough.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
 from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.torch_api.torch_private import set_attention_order
 
 
 class AttentionBackend(StrEnum):
@@ -55,26 +57,6 @@ _TORCH_NAMES: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     }
 )
 
-#: what cuDNN's attention raises for shapes that it has no kernel for although torch chose it. Source: cudnn-frontend,
-#: graph_interface.h, as reported to pytorch
-_CUDNN_REFUSALS = ("No execution plans support the graph", "No valid execution plans built")
-
-
-class AttentionKernels:
-    """The order of attention kernels of one engine. cuDNN's leaves it after a refusal."""
-
-    def __init__(self, order: Sequence[AttentionBackend] = ()) -> None:
-        self.order = tuple(order)
-
-    def drop_refused(self, error: BaseException) -> bool:
-        """Leave out cuDNN's kernel from now on if `error` is its refusal of a shape. Returns whether it did: the run
-        that raised `error` is worth another try."""
-        is_refusal = isinstance(error, RuntimeError) and any(words in str(error) for words in _CUDNN_REFUSALS)
-        if not is_refusal or AttentionBackend.CUDNN not in self.order:
-            return False
-        self.order = tuple(kernel for kernel in self.order if kernel is not AttentionBackend.CUDNN)
-        return True
-
 
 def attention_priority(
     capabilities: DeviceCapabilities, preferred: Sequence[AttentionBackend] = DEFAULT_PRIORITY
@@ -90,9 +72,31 @@ def attention_priority(
     return (*usable, AttentionBackend.MATH)
 
 
+@functools.cache
 def supports_kernel_priority() -> bool:
     """Whether this torch accepts an order of kernels, not only a set of allowed ones."""
     return "set_priority" in inspect.signature(sdpa_kernel).parameters
+
+
+@contextmanager
+def reordered(order: Sequence[AttentionBackend], usual: Sequence[AttentionBackend]) -> Iterator[None]:
+    """Use the kernels in `order` inside the block, which is in the block of `use_attention_kernels` for `usual`.
+
+    Cheaper than that function. Where torch does not accept an order, kernels of `usual` outside `order` are disabled.
+    """
+    if tuple(order) == tuple(usual):
+        yield
+    elif not supports_kernel_priority():
+        with use_attention_kernels(order, sets_priority=False):
+            yield
+    else:
+        # "math" accepts every input, so nothing after it is ever used
+        left = [backend for backend in usual if backend not in order]
+        set_attention_order([int(_TORCH_NAMES[backend]) for backend in (*order, *left)])
+        try:
+            yield
+        finally:
+            set_attention_order([int(_TORCH_NAMES[backend]) for backend in usual])
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from modelpool.pool.devices.torch_api.torch_private import constant_when_compile
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import Uploader
 from modelpool.pool.ops.attention import AttentionBackend, use_attention_kernels
+from modelpool.pool.ops.attention_calls import AttentionKernels, routed
 
 #: alternative computation of a linear layer: (input, stored weight, stored bias) -> result, or None to decline
 LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
@@ -61,14 +62,15 @@ def compute(
     interrupt: Callable[[], None] | None = None,
     ledger: TransferLedger | None = None,
     linear: LinearKernel | None = None,
-    attention: Sequence[AttentionBackend] = (),
+    attention: Sequence[AttentionBackend] | AttentionKernels = (),
     uploader: Uploader | None = None,
 ) -> Iterator[None]:
     """Make model calls inside the block compute on `device` in `dtype`. Contexts nest; the innermost applies.
 
-    `attention` is the order of attention kernels (`pool.ops.attention`); empty to leave it unchanged.
+    `attention` is the order of attention kernels (`pool.ops.attention`), perhaps by shape; empty to leave it unchanged.
     """
-    with use_attention_kernels(attention):
+    kernels = attention if isinstance(attention, AttentionKernels) else AttentionKernels(attention)
+    with use_attention_kernels(kernels.order), routed(kernels):
         token = _CURRENT.set(ComputeContext(device, dtype, interrupt, ledger, linear, uploader))
         try:
             yield
@@ -85,6 +87,20 @@ def without_uploader() -> Iterator[None]:
         yield
         return
     token = _CURRENT.set(replace(context, uploader=None))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def without_interrupt() -> Iterator[None]:
+    """Call no interrupt inside the block."""
+    context = _CURRENT.get()
+    if context is None or context.interrupt is None:
+        yield
+        return
+    token = _CURRENT.set(replace(context, interrupt=None))
     try:
         yield
     finally:

@@ -163,6 +163,25 @@ def stored_bytes(weight: Tensor) -> int:
     return weight.nbytes
 
 
+def write_into(held: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """Copy `values` into the memory of `held`, of the same form. Returns the tensors that were written."""
+    if not isinstance(held, PackedWeight):
+        held.copy_(values)
+        return (held,)
+    assert isinstance(values, PackedWeight), f"{type(values).__name__} into a weight packed as {held.codec.name}"
+    for name, part in held.parts.items():
+        part.copy_(values.parts[name])
+    return tuple(held.parts.values())
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both begin at the same place of the same device."""
+    if isinstance(one, PackedWeight) or isinstance(other, PackedWeight):
+        both = isinstance(one, PackedWeight) and isinstance(other, PackedWeight)
+        return both and any(shares_memory(part, other.parts[name]) for name, part in one.parts.items())  # type: ignore[attr-defined]
+    return one.device == other.device and one.data_ptr() == other.data_ptr()
+
+
 def _index_select(part: Tensor, dim: int, ids: Tensor) -> Tensor:
     if part.dtype.itemsize == 1 and part.is_floating_point():  # torch cannot index 8-bit floats
         return part.view(torch.uint8).index_select(dim, ids).view(part.dtype)

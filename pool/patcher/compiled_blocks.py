@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,8 +23,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.user_folders import cache_folder
 from modelpool.pool.devices.torch_api.torch_private import compile_errors
+from modelpool.pool.ops.attention_calls import is_refusal
 from modelpool.pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting, casting_class
 from modelpool.pool.ops.context import check_interrupt
 from modelpool.pool.ops.convolution import installed_torch_has_conv3d_fault
@@ -38,6 +40,11 @@ Backend: TypeAlias = str | Callable[[torch.fx.GraphModule, list[Tensor]], Callab
 #: torch's name of the variable with the folder of compiled code. Its keys contain torch's version and the device
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
+#: sizes for which blocks run uncompiled that are remembered
+UNCOMPILED_KEPT = 256
+#: a block class and the shapes of its inputs
+InputShapes: TypeAlias = tuple[type[nn.Module], tuple[Any, ...]]
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -47,11 +54,13 @@ class BlockCompiler:
 
     backend     as in `torch.compile`
     refused     block class -> why torch could not compile it; its blocks run uncompiled
+    uncompiled  classes with the shapes of inputs for which their code contains an attention kernel that refuses them
     is_stopped  all blocks run uncompiled
     """
 
     backend: Backend = "inductor"
     refused: dict[type[nn.Module], str] = field(default_factory=dict)
+    uncompiled: LruCache[InputShapes, bool] = field(default_factory=lambda: LruCache(UNCOMPILED_KEPT))
     is_stopped: bool = False
     _compiled: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
 
@@ -87,7 +96,8 @@ class BlockCompiler:
         self, block_class: type[nn.Module], compiled: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
         check_interrupt()
-        if block_class not in self.refused:
+        known = len(self.uncompiled) and (block_class, shapes_of(args, kwargs)) in self.uncompiled
+        if block_class not in self.refused and not known:
             errors = compile_errors()
             try:
                 return compiled(block, *args, **kwargs)
@@ -100,7 +110,19 @@ class BlockCompiler:
                 self.refused[block_class] = reason = " ".join(str(error).partition("\n\n")[0].split())
                 self._compiled.pop(block_class, None)
                 _LOG.warning("blocks of %s run uncompiled: %s", block_class.__name__, reason)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                # traced code calls its kernel directly; the call of the module is routed to another one
+                self.uncompiled.put((block_class, shapes_of(args, kwargs)), True)
+                _LOG.warning("blocks of %s run uncompiled for one size: %s", block_class.__name__, error)
         return block_class.forward(block, *args, **kwargs)
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the shapes and dtypes of the tensors of a call, by position and name."""
+    named = (*enumerate(args), *sorted(kwargs.items()))
+    return tuple((name, tuple(v.shape), v.dtype) for name, v in named if isinstance(v, Tensor))
 
 
 class CompiledBlocks:

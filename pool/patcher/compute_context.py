@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.copy_streams import Event
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
-from modelpool.pool.ops.attention import AttentionKernels
+from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.context import LinearKernel, compute
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
+from modelpool.pool.patcher.graphed_calls import GraphStore
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class RunTools:
     pipeline   brings weights, to stay or for one use; None to copy each synchronously when it is used
     linear     tried first by linear layers; None for torch's arithmetic
     compiler   compiles the repeated blocks of diffusion models; None to compile nothing
+    graphs     captures calls of diffusion models; None to capture nothing
     attention  the order of attention kernels; empty for torch's choice. Shared by all components of an engine
     """
 
@@ -43,6 +46,7 @@ class RunTools:
     linear: LinearKernel | None = None
     attention: AttentionKernels = field(default_factory=AttentionKernels)
     compiler: BlockCompiler | None = None
+    graphs: GraphStore | None = None
 
     def works_around(self, error: Exception) -> bool:
         """Leave out the attention kernel that `error` is a refusal of, once. Returns whether another try is worth it.
@@ -63,6 +67,20 @@ class RunTools:
             self.ledger.add_h2d(host.nbytes)
         return host.to(device) if self.pipeline is None else self.pipeline.bring(host)
 
+    def run_mark(self) -> Event | None:
+        """As `TransferPipeline.mark`; None without a pipeline."""
+        return None if self.pipeline is None else self.pipeline.mark()
+
+    def await_run(self, mark: Event | None) -> None:
+        """Let the current stream wait for the run of which `mark` is the end, before its weights are written."""
+        if self.pipeline is not None and mark is not None:
+            self.pipeline.await_mark(mark)
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """Tell the pipeline that weights on the device were written; see `TransferPipeline.written`."""
+        if self.pipeline is not None:
+            self.pipeline.written(tensors)
+
     def keep(self, arrived: Iterable[Tensor]) -> None:
         """Mark tensors from `bring` as staying on the device; see `TransferPipeline.keep`."""
         if self.pipeline is not None:
@@ -75,14 +93,18 @@ class RunTools:
         dtype: torch.dtype,
         history: StreamHistory | None,
         interrupt: Callable[[], None] | None = None,
+        kept_bytes: int = 0,
     ) -> Iterator[None]:
         """Make model calls inside the block compute on `device` in `dtype`. `history` is passed if some weights stream.
+        Of small tensors that every pass reads, `kept_bytes` stay on the device; 0: as much as the pipeline has for it.
 
         The order in which this run streams weights is recorded in it and tells the next run what to prefetch.
         """
-        uploader = self.pipeline.uploader(history.order) if self.pipeline is not None and history is not None else None
+        uploader = None
+        if self.pipeline is not None and history is not None:
+            uploader = self.pipeline.uploader(history.order, kept_bytes)
         try:
-            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention.order, uploader):
+            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
                 yield
         finally:
             if uploader is not None:

@@ -277,6 +277,22 @@ class ModelPatcher:
         """Return what a run with this patch set needs. Sizes are those of the host weights, resident or not."""
         return self._weights.use(self.patches, passes)
 
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of the factors of this patch set that its runs multiply next to layers, in every pass."""
+        return self._weights.product_bytes(self.patches)
+
+    @contextmanager
+    def keeping_products(self, most_bytes: int) -> Iterator[None]:
+        """Inside the block each run may keep factors of that many bytes on the device; 0: as many as the pipeline
+        has memory for."""
+        before = self._weights.kept_bytes
+        self._weights.kept_bytes = most_bytes
+        try:
+            yield
+        finally:
+            self._weights.kept_bytes = before
+
     def modules(self) -> tuple[ModuleBytes, ...]:
         """Return the sizes of every module that directly holds weights."""
         return tuple(self._weights.sizes.values())
@@ -327,10 +343,14 @@ class ModelPatcher:
 
     @contextmanager
     def running(
-        self, interrupt: Callable[[], None] | None = None, options: ModelOptions | None = None
+        self,
+        interrupt: Callable[[], None] | None = None,
+        options: ModelOptions | None = None,
+        captures: bool = False,
     ) -> Iterator[nn.Module]:
         """Yield the module, ready to be called with inputs on `device`; `interrupt` is called at the start of each
-        layer.
+        layer. A run that `captures` changes nothing inside the module by other means than options, and calls it with
+        everything that its result depends on: its calls may be CUDA graphs.
 
         Inside the block the weights have this clone's patches, whichever clone was realized last: resident modules stay
         resident, the others stream. The module acts on the options of the state, or on `options` if passed; everything
@@ -341,13 +361,16 @@ class ModelPatcher:
         with (
             torch.no_grad(),
             w.with_patches(self.patches),
-            w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt),
+            w.tools.computing(w.device, w.form.compute_dtype, w.stream_history, interrupt, w.kept_bytes),
             w.thawed(),  # else options of a run inside another would wrap compiled blocks
             state.entered(self, options),
             w.around_changes(lambda: state.ejected(self)),
-            w.compiled_run(state.leaves_module_as_is(options)),
+            w.fast_run(state.leaves_module_as_is(options), captures),
         ):
-            yield w.module
+            try:
+                yield w.module
+            finally:
+                w.mark_use()
 
     def thawed(self) -> AbstractContextManager[None]:
         """Return a context in which no block of the module is compiled, for changes of a run to its options."""

@@ -2,14 +2,16 @@
 
 Host weights are views of the mapped file and are never written. A `WeightsTarget` states what should be on the device;
 `SharedWeights.realize` computes the difference and moves only that. Patches are removed by uploading again, so there is
-nothing to restore. Knows one component on one device; not what should be resident (`pool.plan.eviction_plan`), nor when
-(`pool.vram.vram_manager`), nor which patches a clone has (`pool.patcher.model_patcher`).
+nothing to restore. Modules that stay on the device with other patches are written in place: their tensors, and the
+addresses of these, stay the same. Knows one component on one device; not what should be resident
+(`pool.plan.eviction_plan`), nor when (`pool.vram.vram_manager`), nor which patches a clone has
+(`pool.patcher.model_patcher`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,13 +21,15 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.devices.copy_streams import Event
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
 from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
-from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.ops.packed import PackedWeight, shares_memory, stored_bytes, write_into
 from modelpool.pool.patcher.compiled_blocks import CompiledBlocks
 from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
+from modelpool.pool.patcher.graphed_calls import GraphedCalls
 from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_bytes import (
     ModuleWeights,
@@ -34,14 +38,18 @@ from modelpool.pool.patcher.weight_bytes import (
     merges,
     module_bytes,
     module_weights,
+    product_bytes,
+    product_rank,
 )
-from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patcher.weight_form import WeightForm, is_packed
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
 from modelpool.pool.quant.quantize import requantize
 from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.tracing.module_flops import module_work
+
+CHANNELS_LAST = torch.channels_last
 
 #: patch sets whose sizes are kept
 USES_KEPT = 64
@@ -60,7 +68,7 @@ class RealizeReport:
     """The cost of moving to a target.
 
     uploaded_bytes  weights that crossed the bus, in storage dtype
-    freed_bytes     resident bytes that were evicted
+    freed_bytes     resident bytes that were evicted; not those that were written in place
     switched        something was resident with another patch set
     """
 
@@ -73,11 +81,13 @@ class RealizeReport:
 class _PatchPlacement:
     """The patches of one module, divided into merged and lazy ones.
 
-    merged_digest  digest of the patches merged into its resident bytes
+    merged         names of its parameters with patches that are merged into their resident bytes
+    merged_digest  digest of those patches
     lazy           names of its parameters whose patches are computed at each use
     lazy_digest    digest of those
     """
 
+    merged: frozenset[str]
     merged_digest: str
     lazy: tuple[str, ...]
     lazy_digest: str
@@ -112,9 +122,16 @@ class SharedWeights:
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owners.values(), form)}
         #: by the digest of the patch set
         self._uses: LruCache[str, ComponentUse] = LruCache(USES_KEPT)
+        self._product_bytes: LruCache[str, int] = LruCache(USES_KEPT)
+        #: device memory for factors that runs may keep, as granted by the plan; 0: as much as the pipeline has
+        self.kept_bytes = 0
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
+        #: module name -> names of its parameters with such patches; has the same keys
+        self._merged_names: dict[str, frozenset[str]] = {}
+        #: the end of the last run with these weights on the device; None without streams
+        self._last_use: Event | None = None
         #: module name -> digest of the patches that it computes at each use; absent if none
         self._lazy_digests: dict[str, str] = {}
         self._settled = True
@@ -129,6 +146,11 @@ class SharedWeights:
         compiler = self.tools.compiler if role.is_diffusion_model else None
         #: None if no block is ever compiled
         self.compiled = None if compiler is None else CompiledBlocks(module, device, form.compute_dtype, compiler)
+        graphs = self.tools.graphs if role.is_diffusion_model else None
+        #: None if no call is ever captured
+        self.graphed = None if graphs is None else GraphedCalls(key, module, device, graphs)
+        #: number of changes to the addresses of what is on the device
+        self._address_changes = 0
 
     @cached_property
     def host_parameters(self) -> Mapping[str, Tensor]:
@@ -161,6 +183,11 @@ class SharedWeights:
         )
         return replace(found, passes=passes)
 
+    def product_bytes(self, patches: PatchSet) -> int:
+        """Return the bytes of the factors of `patches` that are products next to layers. The sizes for the last patch
+        sets are kept."""
+        return self._product_bytes.get(patches.digest, lambda: product_bytes(self.owners.values(), self.form, patches))
+
     @cached_property
     def spec(self) -> ComponentSpec:
         """The component's sizes."""
@@ -174,8 +201,12 @@ class SharedWeights:
     @property
     def stream_history(self) -> StreamHistory | None:
         """The streaming order of earlier runs with these weights; None if neither weights nor patches stream."""
-        has_lazy = any(digest != UNPATCHED for digest in self._lazy_digests.values())
-        return self._stream_history if has_lazy or len(self._merged_digests) < len(self.owners) else None
+        return self._stream_history if self._has_lazy or len(self._merged_digests) < len(self.owners) else None
+
+    @property
+    def _has_lazy(self) -> bool:
+        """Whether some patches are computed at each use."""
+        return any(digest != UNPATCHED for digest in self._lazy_digests.values())
 
     def resident(self) -> Resident:
         """Return what is on the device now and the patch set it was realized with."""
@@ -198,13 +229,36 @@ class SharedWeights:
         finally:
             self._change_context = before
 
-    def compiled_run(self, is_plain: bool) -> AbstractContextManager[None]:
-        """Return the context of a run that compiles what it may (`CompiledBlocks.running`)."""
-        return nullcontext() if self.compiled is None else self.compiled.running(is_plain)
+    def mark_use(self) -> None:
+        """Note that everything that was run with these weights is pending on the current stream, or done."""
+        self._last_use = self.tools.run_mark()
+
+    @contextmanager
+    def fast_run(self, is_plain: bool, captures: bool) -> Iterator[None]:
+        """The context of a run that compiles what it may (`CompiledBlocks.running`) and, if it `captures`, makes whole
+        calls as graphs. Neither unless it `is_plain`: without options that act inside the module."""
+        with ExitStack() as fast:
+            if self.compiled is not None:
+                fast.enter_context(self.compiled.running(is_plain))
+            if self.graphed is not None:
+                version = self._frozen_version if is_plain and captures else _never
+                fast.enter_context(self.graphed.running(version))
+            yield
 
     def thawed(self) -> AbstractContextManager[None]:
         """Return the context of changes to weights, or to what the module computes, during a run."""
-        return nullcontext() if self.compiled is None else self.compiled.thawed()
+        return self.fast_run(is_plain=False, captures=False)
+
+    def _frozen_version(self) -> int | None:
+        """A number that changes with each address of the weights; None if some are not on the device, not in compute
+        dtype, or patched at each use."""
+        whole = self._settled and len(self._merged_digests) == len(self.owners) and not self._has_lazy
+        return self._address_changes if whole and self._has_one_dtype else None
+
+    @cached_property
+    def _has_one_dtype(self) -> bool:
+        kept = (host for host in self.host_parameters.values() if self.form.stays_stored(host))
+        return not any(is_packed(host) or host.is_floating_point() for host in kept)
 
     @contextmanager
     def with_patches(self, patches: PatchSet) -> Iterator[None]:
@@ -279,18 +333,23 @@ class SharedWeights:
         self._stream_history = StreamHistory()
         switched = bool(self._merged_digests) and self._realized.digest != patches.digest
         placement = {n: self._placement_of(owner, patches, n in target.resident) for n, owner in self.owners.items()}
+        stale = {n for n, d in self._merged_digests.items() if d != placement[n].merged_digest}
+        rewritten = stale & target.resident if cache is None else set()
         freed_bytes = 0
-        for name in [
-            n for n, d in self._merged_digests.items() if n not in target.resident or d != placement[n].merged_digest
-        ]:
+        for name in [n for n in self._merged_digests if n not in target.resident or n in stale - rewritten]:
             freed_bytes += self._evict(self.owners[name], cache)
         self._realized = patches
         self._merged_bytes = self.use(patches).patched_bytes
-        arriving = [n for n in self.owners if n in target.resident and n not in self._merged_digests]
+        there = self._merged_digests.keys() - rewritten
+        arriving = [n for n in self.owners if n in target.resident and n not in there]
         uploaded_bytes = 0
         try:
             for name in arriving:
-                arrived_bytes = self._load(self.owners[name], patches, placement[name], cache)
+                if name in rewritten:
+                    arrived_bytes = self._rewrite(self.owners[name], patches, placement[name])
+                    rewritten.remove(name)
+                else:
+                    arrived_bytes = self._load(self.owners[name], patches, placement[name], cache)
                 uploaded_bytes += arrived_bytes
                 yield arrived_bytes
                 if self._changes != this:
@@ -298,7 +357,10 @@ class SharedWeights:
             for name, owner in self.owners.items():
                 self._set_lazy(owner, patches, placement[name])
         except GeneratorExit:
-            raise  # what has been uploaded is valid
+            if self._changes == this:  # what has been uploaded is valid; the rest has the patches of before
+                for name in rewritten & self._merged_digests.keys():
+                    self._evict(self.owners[name], None)
+            raise
         except BaseException:
             for name in self._merged_digests.keys() & set(arriving):
                 self._evict(self.owners[name], None)
@@ -315,11 +377,10 @@ class SharedWeights:
         return self.realize(WeightsTarget(frozenset(), PatchSet()))
 
     def _placement_of(self, owner: ModuleWeights, patches: PatchSet, resident: bool) -> _PatchPlacement:
-        merged = [
-            n for n, h in owner.parameters.items() if resident and merges(h, owner.full_name(n), self.form, patches)
-        ]
+        merged = [n for n in owner.parameters if resident and merges(owner, n, self.form, patches)]
         lazy = tuple(n for n in owner.parameters if n not in merged)
         return _PatchPlacement(
+            frozenset(n for n in merged if patches.patches_for(owner.full_name(n))),
             patches.digest_for(owner.full_name(n) for n in merged),
             lazy,
             patches.digest_for(owner.full_name(n) for n in lazy),
@@ -328,6 +389,7 @@ class SharedWeights:
     def _evict(self, owner: ModuleWeights, cache: PatchedWeightCache | None) -> int:
         """Replace device copies by host views; the copies go to `cache`. Returns the bytes freed."""
         held_bytes = self.sizes[owner.name].resident_bytes
+        self._address_changes += 1
         if cache is not None:
             parameters = {name: owner.module._parameters[name] for name in owner.parameters}
             buffers = {name: owner.module._buffers[name] for name in owner.buffers}
@@ -336,27 +398,28 @@ class SharedWeights:
             owner.module._parameters[name] = nn.Parameter(host, requires_grad=False)
         for name, buffer in owner.buffers.items():
             owner.module._buffers[name] = buffer
-        del self._merged_digests[owner.name]
+        del self._merged_digests[owner.name], self._merged_names[owner.name]
         return held_bytes
 
     def _load(
         self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement, cache: PatchedWeightCache | None
     ) -> int:
         """Replace host views by device copies, from the cache if they are in it. Returns the bytes uploaded."""
+        self._address_changes += 1
         cached = None if cache is None else cache.take((owner.name, placement.merged_digest))
         if cached is None:
             return self._upload(owner, patches, placement)
         self._set_lazy(owner, patches, placement)
         owner.module._parameters.update(cached.parameters)
         owner.module._buffers.update(cached.buffers)
-        self._merged_digests[owner.name] = placement.merged_digest
+        self._hold(owner, placement)
         return 0
 
     def _upload(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
         """Replace host views by device copies. Returns the bytes that crossed the bus."""
         uploaded = {
-            name: self._device_copy(host, owner.full_name(name), PatchSet() if name in placement.lazy else patches)
-            for name, host in owner.parameters.items()
+            name: self._device_copy(owner, name, PatchSet() if name in placement.lazy else patches)
+            for name in owner.parameters
         }
         buffers = {name: self.tools.bring(host, self.device) for name, host in owner.buffers.items()}
         self.tools.keep((*uploaded.values(), *buffers.values()))
@@ -364,13 +427,45 @@ class SharedWeights:
         for name, weight in uploaded.items():
             owner.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
         owner.module._buffers.update(buffers)
-        self._merged_digests[owner.name] = placement.merged_digest
+        self._hold(owner, placement)
         return self.sizes[owner.name].upload_bytes
 
-    def _device_copy(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
+    def _rewrite(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
+        """Write the values with `patches` into the module's tensors on the device. Returns the bytes that crossed the
+        bus. If something raises, the caller evicts the module.
+
+        Nothing is allocated in the end, so that CUDA graphs and compiled code that know the addresses stay valid. Where
+        the device is the host, tensors of the file are not written but replaced, and come back without patches.
+        """
+        changed = [name for name in owner.parameters if name in self._merged_names[owner.name] | placement.merged]
+        copies = {
+            name: self._device_copy(owner, name, patches if name in placement.merged else PatchSet())
+            for name in changed
+        }
+        self.tools.await_run(self._last_use)
+        self._set_lazy(owner, patches, placement)
+        for name, copy in copies.items():
+            held, host = owner.module._parameters[name], owner.parameters[name]
+            assert held is not None
+            if shares_memory(held, host) or shares_memory(copy, host):
+                self._address_changes += 1
+                owner.module._parameters[name] = nn.Parameter(copy, requires_grad=False)
+            else:
+                self.tools.written(write_into(held.detach(), copy))
+        self._hold(owner, placement)
+        return sum(stored_bytes(owner.parameters[name]) for name in changed)
+
+    def _hold(self, owner: ModuleWeights, placement: _PatchPlacement) -> None:
+        """Note that a module is on the device with these patches."""
+        self._merged_digests[owner.name] = placement.merged_digest
+        self._merged_names[owner.name] = placement.merged
+
+    def _device_copy(self, owner: ModuleWeights, own_name: str, patches: PatchSet) -> Tensor:
+        host, name = owner.parameters[own_name], owner.full_name(own_name)
         functions = patches.functions(name)
         if not self.form.stays_stored(host):
-            return apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
+            made = apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
+            return made.contiguous(memory_format=CHANNELS_LAST) if self.form.reorders(owner.module, host) else made
         if functions:
             values = apply_weight_functions(host, functions, self.device, torch.float32, self.tools.bring)
             seed = seed_of(name)
@@ -387,25 +482,26 @@ class SharedWeights:
         """Make a module compute at each use the patches that are not merged into its bytes."""
         if self._lazy_digests.get(owner.name, UNPATCHED) == placement.lazy_digest:
             return
-        for name, host in owner.parameters.items():
+        for name in owner.parameters:
             functions = patches.functions(owner.full_name(name)) if name in placement.lazy else ()
-            low_rank_path = (
-                self._low_rank_path(owner.module, host, patches, owner.full_name(name)) if functions else None
-            )
+            low_rank_path = self._low_rank_path(owner, name, patches) if functions else None
             set_weight_functions(owner.module, name, functions)
             if isinstance(owner.module, nn.Linear) and name == "weight":
                 set_low_rank_path(owner.module, low_rank_path)
         self._lazy_digests[owner.name] = placement.lazy_digest
 
-    def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
-        """Return the patches of a packed or 8-bit weight as a low-rank product computed next to its layer; None if
-        that is impossible or not needed.
+    def _low_rank_path(self, owner: ModuleWeights, name: str, patches: PatchSet) -> LowRankPath | None:
+        """Return the patches of a weight as a low-rank product computed next to its layer; None if that is impossible
+        or not wanted.
 
         Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
-        if not isinstance(module, nn.Linear) or not self.form.adds_products(host):
+        if product_rank(owner, name, self.form, patches) is None:
             return None
-        factors = patches.low_rank_factors(parameter, tuple(host.shape))
-        if factors is None:
-            return None
+        factors = patches.low_rank_factors(owner.full_name(name), tuple(owner.parameters[name].shape))
+        assert factors is not None, f"{owner.full_name(name)} has a rank and no factors"
         return LowRankPath(*(factor.to(self.form.compute_dtype) for factor in factors))
+
+
+def _never() -> None:
+    """The version of weights whose calls are not captured."""

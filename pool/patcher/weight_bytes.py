@@ -92,20 +92,41 @@ def merged_bytes(weights: Iterable[ModuleWeights], form: WeightForm, patches: Pa
     return sum(
         sum(form.resident_bytes(p) for p in owner.parameters.values())
         for owner in weights
-        if any(
-            owner.full_name(n) in touched and merges(p, owner.full_name(n), form, patches)
-            for n, p in owner.parameters.items()
-        )
+        if any(owner.full_name(n) in touched and merges(owner, n, form, patches) for n in owner.parameters)
     )
 
 
-def merges(weight: Tensor, name: str, form: WeightForm, patches: PatchSet) -> bool:
-    """Whether patches are merged into the resident copy of `weight`, the parameter `name`.
+def merges(owner: ModuleWeights, own_name: str, form: WeightForm, patches: PatchSet) -> bool:
+    """Whether patches are merged into the resident copy of a parameter.
 
-    Patches that change its shape never are: resident bytes must be those that the plan knows.
+    Patches that change its shape never are: resident bytes must be those that the plan knows. Nor are those that are
+    products next to their layer.
     """
+    weight, name = owner.parameters[own_name], owner.full_name(own_name)
     shape = tuple(weight.shape)
-    return form.merges(weight) and patches.patched_shape(name, shape) == shape
+    if not form.merges(weight) or patches.patched_shape(name, shape) != shape:
+        return False
+    return not form.patches_at_run_time or product_rank(owner, own_name, form, patches) is None
+
+
+def product_rank(owner: ModuleWeights, own_name: str, form: WeightForm, patches: PatchSet) -> int | None:
+    """Return the rank of the product next to a linear layer that the patches of a parameter are computed as; None if
+    they are not."""
+    if own_name != "weight" or not isinstance(owner.module, nn.Linear):
+        return None
+    weight, rank = owner.parameters[own_name], patches.rank(owner.full_name(own_name))
+    return rank if rank is not None and form.adds_products(weight, rank) else None
+
+
+def product_bytes(weights: Iterable[ModuleWeights], form: WeightForm, patches: PatchSet) -> int:
+    """Return the bytes of the factors of all products next to layers, in compute dtype: what a run keeps on the device
+    if there is room, and brings there at each pass otherwise."""
+    ranks = (
+        (owner.parameters["weight"], product_rank(owner, "weight", form, patches))
+        for owner in weights
+        if owner.full_name("weight") in patches.parameters and not merges(owner, "weight", form, patches)
+    )
+    return sum(rank * sum(weight.shape) * form.compute_dtype.itemsize for weight, rank in ranks if rank is not None)
 
 
 def scratch_bytes(weights: Iterable[ModuleWeights], form: WeightForm, patches: PatchSet) -> int:
@@ -126,7 +147,13 @@ def _module_scratch(owner: ModuleWeights, form: WeightForm, patches: PatchSet) -
             for n, p in owner.parameters.items()
         )
     under_way = max(
-        (_in_conversion(p, form, patches, owner.full_name(n)) for n, p in owner.parameters.items()), default=0
+        (
+            _in_conversion(p, form, patches, owner.full_name(n))
+            # computed in the order of the file, then copied
+            + (form.computed_bytes(p) if form.reorders(owner.module, p) else 0)
+            for n, p in owner.parameters.items()
+        ),
+        default=0,
     )
     return held_bytes + under_way
 

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.capabilities import FLOAT16_FROM, DeviceCapabilities
+from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, stored_in_half
 from modelpool.pool.quant.quantize import can_requantize
 from modelpool.pool.specs.spec import Role
+
+#: with patches at run time, most operations of their product, of those of the layer: a merged patch costs nothing
+MOST_PRODUCT_SHARE = 0.25
 
 
 class ResidentForm(StrEnum):
@@ -32,10 +36,18 @@ class ResidentForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """The dtype that a component computes in, and the form of its resident weights."""
+    """The dtype that a component computes in, the form of its resident weights, and how patches are applied.
+
+    patches_at_run_time  patches of low rank on linear layers are products next to these in any form: a switch moves
+                         their factors only
+    channels_last        resident weights of two-dimensional convolutions have their channels last, which convolutions
+                         then give to what they compute
+    """
 
     compute_dtype: torch.dtype
     resident: ResidentForm = ResidentForm.COMPUTE
+    patches_at_run_time: bool = False
+    channels_last: bool = False
 
     def stays_stored(self, weight: Tensor) -> bool:
         """Whether a resident copy of `weight` keeps the bytes of the stored one.
@@ -52,11 +64,28 @@ class WeightForm:
             return not self.stays_stored(weight)
         return not isinstance(weight, PackedWeight) or can_requantize(weight)
 
-    def adds_products(self, weight: Tensor) -> bool:
-        """Whether patches of `weight` that are not merged are computed as a product next to a linear layer, if they
-        have low rank: adding them would convert all of a small weight to float32 at each use."""
+    def adds_products(self, weight: Tensor, rank: int) -> bool:
+        """Whether a patch of a linear layer's `weight` that has this rank is computed as a product next to the layer.
+
+        So for weights with which patches are not merged: adding them would convert all of a small weight to float32 at
+        each use. With `patches_at_run_time` also for others, unless the product would cost much next to the layer's.
+        """
         is_8_bit = weight.dtype.itemsize == 1 and weight.is_floating_point()
-        return is_packed(weight) or (is_8_bit and self.stays_stored(weight))
+        if is_packed(weight) or (is_8_bit and self.stays_stored(weight)):
+            return True
+        if not self.patches_at_run_time or weight.ndim != 2 or not weight.is_floating_point():
+            return False
+        return rank * sum(weight.shape) <= MOST_PRODUCT_SHARE * weight.numel()
+
+    def reorders(self, module: nn.Module, weight: Tensor) -> bool:
+        """Whether a resident copy of `weight`, of `module`, has its channels last."""
+        return (
+            self.channels_last
+            and weight.ndim == 4
+            and isinstance(module, nn.Conv2d)
+            and weight.is_floating_point()
+            and not self.stays_stored(weight)
+        )
 
     def resident_bytes(self, weight: Tensor) -> int:
         """Return the bytes of `weight` on the device."""
@@ -69,6 +98,26 @@ class WeightForm:
     def converts(self, weight: Tensor) -> bool:
         """Whether computing with `weight` needs another tensor than the stored one."""
         return is_packed(weight) or (weight.is_floating_point() and weight.dtype != self.compute_dtype)
+
+
+class MemoryFormat(StrEnum):
+    """The order of dimensions in the memory of convolution weights (`[pool] memory_format`)."""
+
+    CONTIGUOUS = "contiguous"
+    """As in the file."""
+    CHANNELS_LAST = "channels_last"
+    """Channels last for diffusion models and VAEs."""
+    AUTO = "auto"
+    """Channels last where tensor cores read them so: half precision on CUDA, from Volta on."""
+
+    def puts_channels_last(self, role: Role, computed: torch.dtype, device: DeviceCapabilities) -> bool:
+        """Whether a component that computes in `computed` on `device` has channels last."""
+        if self is MemoryFormat.CONTIGUOUS or not (role.is_diffusion_model or role is Role.VAE):
+            return False
+        if self is MemoryFormat.CHANNELS_LAST:
+            return True
+        has_cores = device.kind is DeviceKind.CUDA and device.generation is not None
+        return has_cores and (device.generation or (0, 0)) >= FLOAT16_FROM and computed.itemsize == 2
 
 
 def resident_form(

@@ -181,6 +181,13 @@ def concatenated(patches: Sequence[WeightPatch]) -> tuple[Tensor, Tensor, Tensor
     )
 
 
+def rank_of(patches: Sequence[WeightPatch]) -> int | None:
+    """Return the rank of the product that `factors_of` returns for a complete weight; None where it returns None."""
+    if not patches or not all(is_plain(patch) for patch in patches):
+        return None
+    return sum(value.down_RI.shape[0] for _, value in _low_rank(patches))
+
+
 def factors_of(patches: Sequence[WeightPatch], shape: Shape | None) -> tuple[Tensor, Tensor] | None:
     """Return up (O, R), including all strengths, and down (R, I), float32 on the host, whose product is the sum of
     plain `patches`.

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.patches.low_rank import LowRank, factors_of, merge_low_rank
+from modelpool.pool.patches.low_rank import LowRank, factors_of, merge_low_rank, rank_of
 from modelpool.pool.patches.weight_patch import DeltaFunction, Offset, PatchValue, Shape, WeightPatch
 from modelpool.pool.specs.spec import UNPATCHED
 
@@ -74,6 +74,10 @@ class PatchSet:
         by each call: cache them.
         """
         return factors_of(self.patches_for(parameter), shape)
+
+    def rank(self, parameter: str) -> int | None:
+        """Return the rank of the factors of `low_rank_factors` for a complete weight; None if there are none."""
+        return rank_of(self.patches_for(parameter))
 
     def patched_shape(self, parameter: str, shape: Shape) -> Shape:
         """Return the shape of a parameter of `shape` after patching. Raises PatchFailed when a patch does not fit."""

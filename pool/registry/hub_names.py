@@ -13,6 +13,7 @@ from pathlib import Path
 from modelpool.pool.core.errors import AmbiguousName, UnknownName
 from modelpool.pool.formats.weights_file import PLAIN_SUFFIXES
 from modelpool.pool.registry.folders import PIPELINE_FILE
+from modelpool.pool.registry.names import without_suffix
 
 _WORD = r"[A-Za-z0-9][\w.\-]{0,95}"
 #: ORG/NAME, perhaps with a file of the repository and a revision: ORG/NAME/FILE@REVISION
@@ -72,11 +73,19 @@ def cached_weights(text: str) -> Path | None:
 
 
 def hub_name(path: Path) -> str | None:
-    """Return the name on the hub of a file or folder in the cache; None for another path."""
+    """Return the name on the hub of a file or folder in the cache, with its commit; None for another path.
+
+    With the commit, the name in a recipe means the same weights after a branch has moved.
+    """
     parts = path.parts
     place = next((n for n in range(len(parts) - 2, 0, -1) if parts[n] == _SNAPSHOTS), 0)
     found = re.fullmatch(r"models--(.+?)--(.+)", parts[place - 1]) if place else None
-    return None if found is None else "/".join((found[1], found[2], *parts[place + 2 :]))
+    return None if found is None else "/".join((found[1], found[2], *parts[place + 2 :])) + f"@{parts[place + 1]}"
+
+
+def name_of_file(path: Path) -> str:
+    """Return the name of a file of weights in recipes: on the hub if it is in the cache, else without its suffix."""
+    return hub_name(path) or without_suffix(path.name)
 
 
 def _snapshot(name: HubName) -> Path | None:

@@ -71,6 +71,31 @@ NOT_FOR_FLOWS = frozenset(
 #: samplers that place their own steps: two experts cannot share them, nor images of a batch those of "dpm_adaptive"
 OWN_STEPS = frozenset({"dpm_fast", "dpm_adaptive", "restart"})
 
+#: samplers that draw noise in their steps by default; those that add the noise of `s_churn`; and those of which `eta`
+#: is a setting: in the first it replaces a default above 0, the others draw no noise without it
+NOISY = frozenset(
+    {
+        *("euler_ancestral", "euler_ancestral_cfg_pp", "dpm_2_ancestral", "dpmpp_2s_ancestral"),
+        *("dpmpp_2s_ancestral_cfg_pp", "dpmpp_sde", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde", "ddpm"),
+        *("lcm", "tcd", "res_multistep_ancestral", "res_multistep_ancestral_cfg_pp", "er_sde", "seeds_2", "seeds_3"),
+        *("sa_solver", "sa_solver_pece", "restart"),
+    }
+)
+READS_CHURN = frozenset({"euler", "heun", "heunpp2", "dpm_2", "ddim"})
+READS_ETA = (NOISY - {"ddpm", "lcm", "er_sde", "restart"}) | {
+    *("euler_cfg_pp", "dpm_fast", "dpm_adaptive", "res_multistep", "res_multistep_cfg_pp", "ddim"),
+}
+#: schedules of levels that were published for Stable Diffusion 1 or XL, which have those up to 14.6
+SD_LEVELS = frozenset({"gits", "ays_sd1", "ays_sdxl"})
+
+
+def draws_noise(sampler: str, eta: float | None, s_churn: float) -> bool:
+    """Whether a run of `sampler` draws noise in its steps."""
+    if s_churn > 0.0 and sampler in READS_CHURN:
+        return True
+    return sampler in NOISY if eta is None or sampler not in READS_ETA else eta > 0.0
+
+
 SAMPLERS: Mapping[str, SamplerName] = MappingProxyType(
     {
         "euler": SamplerName("Euler", "normal"),

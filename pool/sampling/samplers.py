@@ -65,9 +65,9 @@ _MIN_SHARE = 1e-6
 
 
 def _euler(step: Step, x_BCHW: Tensor) -> Tensor:
-    """Euler's method on the probability flow; first order. In this variable it is also DDIM with eta 0.
+    """Euler's method on the probability flow; first order.
 
-    Source: Karras et al. 2022, algorithm 2 without its correction; Song et al. 2021 (DDIM), section 4.3.
+    Source: Karras et al. 2022, algorithm 2 without its correction.
     """
     x_BCHW, sigma = churned(step, x_BCHW)
     return _advance(x_BCHW, (sigma, step.denoise(x_BCHW, sigma)), step.sigma_next)
@@ -88,6 +88,24 @@ def _euler_ancestral(step: Step, x_BCHW: Tensor) -> Tensor:
         return x_BCHW * (1.0 / math.hypot(1.0, left))
     fresh = renoise(step, step.settings.eta_or(1.0))
     return fresh.apply(step, _advance(x_BCHW, (step.sigma, step.denoise(x_BCHW, step.sigma)), fresh.down))
+
+
+def _ddim(step: Step, x_BCHW: Tensor) -> Tensor:
+    """DDIM: with eta 0 Euler's method, else a step to below each noise level, then fresh noise up to it.
+
+    Levels are ratios of noise and image here, so that the equations hold for flows as well. Source: Song et al. 2021
+    (DDIM), equations 12 and 16.
+    """
+    eta, path = step.settings.eta_or(0.0), step.path
+    if eta == 0.0 or step.is_last:
+        return _euler(step, x_BCHW)
+    x_BCHW, sigma = churned(step, x_BCHW)
+    clean_BCHW = step.denoise(x_BCHW, sigma)
+    end, image = path.ratio(step.sigma_next), path.image(step.sigma_next)
+    fresh = min(1.0, eta * math.sqrt(1.0 - (end / path.ratio(sigma)) ** 2))  # of the noise at the end
+    kept = end * math.sqrt(1.0 - fresh**2) / sigma
+    x_BCHW = x_BCHW * (image * kept) + clean_BCHW * (image * (1.0 - path.image(sigma) * kept))
+    return x_BCHW + step.fresh() * (image * end * fresh)
 
 
 def _dpmpp_2m(step: Step, x_BCHW: Tensor) -> Tensor:
@@ -199,6 +217,7 @@ def _uni_pc_weights(sigma: float, sigma_next: float, nodes: Sequence[float], gro
 
 
 sample_euler = StepSampler(_euler)
+sample_ddim = StepSampler(_ddim)
 sample_euler_ancestral = StepSampler(_euler_ancestral)
 sample_dpmpp_2m = StepSampler(_dpmpp_2m)
 #: order 3 with "bh1": the sampler that ComfyUI and A1111 call by this name
@@ -249,7 +268,7 @@ FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
         "seeds_3": sample_seeds_3,
         "sa_solver": sample_sa_solver,
         "sa_solver_pece": sample_sa_solver_pece,
-        "ddim": sample_euler,
+        "ddim": sample_ddim,
         "uni_pc": sample_uni_pc,
         "uni_pc_bh2": sample_uni_pc_bh2,
         "uni_pc_2": sample_uni_pc_2,

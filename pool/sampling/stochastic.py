@@ -258,10 +258,10 @@ def _tcd(step: Step, x_BCHW: Tensor) -> Tensor:
 
     Source: Zheng et al. 2024 ("Trajectory Consistency Distillation"), algorithm 4, strategic stochastic sampling.
     """
-    table = step.settings.levels()
-    if step.is_last:
-        return _down_and_up(step, x_BCHW, 0.0)
-    down = table.sigma(table.timestep(step.sigma_next) * (1.0 - step.settings.eta_or(_TCD_ETA)))
+    table, eta = step.settings.levels(), step.settings.eta_or(_TCD_ETA)
+    if step.is_last or eta == 0.0:
+        return _down_and_up(step, x_BCHW, step.sigma_next)
+    down = table.sigma(table.timestep(step.sigma_next) * (1.0 - eta))
     return _down_and_up(step, x_BCHW, min(down, step.sigma_next))
 
 

@@ -259,10 +259,11 @@ class RunErrorKind(Enum):
 
 
 class OomStep(Enum):
-    """Actions after a run ran out of memory, in this order. The first four are taken by the worker, the others by the
+    """Actions after a run ran out of memory, in this order. The first five are taken by the worker, the others by the
     scheduler."""
 
     DROP_AHEAD = "drop what was brought ahead"
+    EMPTY_CACHE = "empty the allocator's cache"
     DROP_CACHES = "drop caches"
     STREAM_MORE = "stream more"
     DIVIDE = "divide the run"

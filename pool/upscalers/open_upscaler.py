@@ -15,6 +15,7 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities
 from modelpool.pool.formats.weights_file import read_single_header
 from modelpool.pool.loading.open_model import form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
@@ -39,6 +40,7 @@ class OpenUpscaler:
             self.module = plan.build(mapped.tensors())
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
+        warn_of_extra_tensors(ref.path, "upscaler", plan.unused)
         self.key = upscaler_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.UPSCALER, self.weights, capabilities_of(device))

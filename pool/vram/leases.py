@@ -27,6 +27,7 @@ class Lease:
     all_resident     every component was already fully resident with the right patches
     planned_bytes    maximum device memory that the plan allows for: weights, activations and scratch, including those
                      of outer leases
+    kept_bytes       of that, for factors of LoRAs that its runs keep on the device
     """
 
     plan: ResidencyPlan
@@ -34,6 +35,7 @@ class Lease:
     patch_switches: int
     all_resident: bool
     planned_bytes: int
+    kept_bytes: int = 0
 
 
 #: a patcher with its use in one run

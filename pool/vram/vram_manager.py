@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
 from modelpool.pool.devices.vram_policy import ResidencyRules
+from modelpool.pool.patcher.graphed_calls import GraphStore
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
+from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.eviction_plan import (
     ModuleBytes,
     Move,
@@ -54,11 +56,17 @@ class VramManager:
         capacity_bytes: int,
         rules: ResidencyRules | None = None,
         free_bytes: Callable[[], int] | None = None,
+        graphs: GraphStore | None = None,
     ) -> None:
-        """`free_bytes` returns the memory that the device could still give to this process; None if unknown."""
+        """`free_bytes` returns the memory that the device could still give to this process; None if unknown. The memory
+        of `graphs` is counted, and freed before anything is evicted."""
         self.capacity_bytes = capacity_bytes
         self._rules = rules or ResidencyRules()
         self._free_bytes = free_bytes
+        self._graphs = graphs
+        if graphs is not None:
+            # a graph holds the activations of a call beside those of a run that is planned
+            graphs.has_room = lambda: self.room_bytes >= self._leases.run_bytes
         self._patchers: dict[ComponentKey, ModelPatcher] = {}  # least recently used first
         #: the clone whose patches the resident bytes have: it is notified of evictions
         self._holders: dict[ComponentKey, ModelPatcher] = {}
@@ -105,7 +113,7 @@ class VramManager:
         others do.
         """
         now = self._now()
-        room_bytes = now.capacity_bytes - needed_bytes(uses, 0)
+        room_bytes = now.capacity_bytes + self.graph_bytes - needed_bytes(uses, 0)
         if staying_bytes is not None:
             return room_bytes - staying_bytes
         specs = {**{spec.key: spec for spec in new}, **self._specs}
@@ -148,12 +156,52 @@ class VramManager:
         why_whole = "" if self._rules.may_stream else "the policy does not allow streaming"
         hints = self._outlook(needed_next)
         ask = PlanRequest(uses, self._specs_with(firsts), activation_bytes, leased, hints, most_weight_bytes, why_whole)
-        decided = self._decide(ask)
+        decided, kept_bytes = self._decide_with_graphs(ask), sum(patcher.product_bytes for patcher, _ in firsts)
+        if kept_bytes:
+            ask, decided = self._with_products(ask, decided, kept_bytes)
+            kept_bytes = kept_bytes if ask.activation_bytes > activation_bytes else 0
         moved = self._apply(decided, firsts)
         planned_bytes = decided.after.used_bytes + self._leases.run_bytes + ask.run_bytes
         is_there = moved.uploaded_bytes == 0 and decided.streamed_bytes == 0
-        with self._leasing([use.component for use in uses], ask.run_bytes):
-            yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes)
+        with ExitStack() as leasing:
+            leasing.enter_context(self._leasing([use.component for use in uses], ask.run_bytes))
+            for patcher, _ in firsts if kept_bytes else ():
+                leasing.enter_context(patcher.keeping_products(patcher.product_bytes))
+            yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes, kept_bytes)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of captured calls."""
+        return 0 if self._graphs is None else self._graphs.held_bytes
+
+    def drop_graphs(self) -> int:
+        """Drop all captured calls. Returns the bytes that they held."""
+        return 0 if self._graphs is None else self._graphs.drop_all()
+
+    def _decide_with_graphs(self, ask: PlanRequest) -> ResidencyPlan:
+        """The plan; without captured calls if something would have to leave or stream for them."""
+        if not self.graph_bytes:
+            return self._decide(ask)
+        try:
+            decided = self._decide(ask)
+            if not decided.evict and not decided.streamed_bytes:
+                return decided
+        except (DoesNotFit, RanOutOfMemory):
+            pass
+        self.drop_graphs()
+        return self._decide(ask)
+
+    def _with_products(
+        self, ask: PlanRequest, decided: ResidencyPlan, kept_bytes: int
+    ) -> tuple[PlanRequest, ResidencyPlan]:
+        """The request and the plan with room for the factors of products, if no more weights stream for it: these would
+        cross the bus in every pass, as the factors do. Otherwise `ask` and `decided`."""
+        more = replace(ask, activation_bytes=ask.activation_bytes + kept_bytes)
+        try:
+            with_room = self._decide(more)
+        except (DoesNotFit, RanOutOfMemory):
+            return ask, decided
+        return (more, with_room) if with_room.streamed_bytes <= decided.streamed_bytes else (ask, decided)
 
     @contextmanager
     def lease_as_is(self, wanted: Sequence[PatcherUse], activation_bytes: int) -> Iterator[None]:
@@ -165,6 +213,8 @@ class VramManager:
         firsts = merged_uses(wanted)
         uses = [use for _, use in firsts]
         now, run_bytes = self._now(), needed_bytes(uses, activation_bytes)
+        if now.used_bytes + run_bytes > now.capacity_bytes and self.drop_graphs():
+            now = self._now()
         if now.used_bytes + run_bytes > now.capacity_bytes:
             raise does_not_fit_as_is(uses, now, run_bytes, self._budget_bytes)
         self._take_charge(firsts)
@@ -234,7 +284,7 @@ class VramManager:
             hints=EvictionHints(pinned_bytes={key: before.resident_bytes}),
             why_whole="" if most_bytes is not None else "nothing is evicted for it",
         )
-        self._apply(self._decide(ask), firsts)
+        self._apply(self._decide_with_graphs(ask), firsts)
         return patcher.resident().resident_bytes - before.resident_bytes
 
     def unload(self, key: ComponentKey, least_bytes: int | None = None) -> int:
@@ -295,7 +345,8 @@ class VramManager:
         some."""
         now = self.residency()
         ours_bytes = self._leases.ours_bytes(self._seen_bytes(now.used_bytes))
-        return replace(now, capacity_bytes=max(0, min(self.capacity_bytes, ours_bytes) - self._leases.run_bytes))
+        capacity_bytes = min(self.capacity_bytes, ours_bytes) - self._leases.run_bytes - self.graph_bytes
+        return replace(now, capacity_bytes=max(0, capacity_bytes))
 
     def _specs_with(self, firsts: Sequence[PatcherUse]) -> dict[ComponentKey, ComponentSpec]:
         """Sizes of all components, including new ones of `firsts`."""
@@ -391,6 +442,8 @@ class VramManager:
         patcher = self._holders.get(key, self._patchers[key])
         modules = self._modules(patcher, target_bytes, may_count)
         kept = choose_modules(modules, target_bytes, patcher.resident_modules(), grow=False)
+        if self._graphs is not None and kept < patcher.resident_modules():
+            self._graphs.drop(key)
         report = patcher.evict_except(kept)
         if not patcher.resident_modules():
             self._holders.pop(key, None)

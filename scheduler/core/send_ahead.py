@@ -3,10 +3,10 @@
 The core plans the run of a worker and a queue of tasks after it. Rules
 1. A worker is sent a queued task if its run and those queued before should end within `send_ahead_seconds`, and if
    placement would start that task there now if the worker was idle. Long runs are thus followed by one queued task,
-   and short ones by several. Not for runs that are so long that the message does not matter.
+   and short ones by several.
 2. Only tasks whose weights are all resident then, and of the highest priority that waits: a load may be worth less
-   after the run than it seems now. No urgent task waits, and none that one worker is reserved for. Not with batches,
-   whose mates gather as late as possible.
+   after the run than it seems now. No urgent task waits, and none that one worker is reserved for. With batches, only
+   tasks that would run alone there (`Batching.runs_alone`): the mates of others gather as late as possible.
 3. A queue is filled again when half of it is left, and the worker with the least work goes first. Short tasks that are
    queued by one event are sent in one call (`Calls`): a call costs more CPU time than all else about a task.
 4. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from math import inf
 
 from modelpool.pool.specs.spec import TaskId, WorkerId
+from modelpool.scheduler.costs.cost_model import Costs
+from modelpool.scheduler.placement.batching import Batching
 from modelpool.scheduler.placement.rules import PlacementDecision
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -43,9 +45,8 @@ MOST_IN_CALL = MOST_QUEUED // 2
 #: the smaller one, so that the queue is low when only the last call of it is left
 REFILL_SHARE = 0.5
 CALL_SHARE = 0.4
-#: runs longer than this many times `send_ahead_seconds` get no tick of their own: a message is less than a thousandth
-#: of them
-LONG_RUNS = 40.0
+#: a tick for a worker comes so much too soon at most, as times are rounded
+ROUNDING_SECONDS = 1e-6
 
 
 class Calls:
@@ -72,14 +73,23 @@ class SendAhead:
     """Chooses the workers that are sent queued tasks, and asks tasks back. Appends its commands to `out`."""
 
     def __init__(
-        self, config: SchedulerConfig, story: Story, worker_table: WorkerTable, demand: Demand, out: list[Command]
+        self,
+        config: SchedulerConfig,
+        costs: Costs,
+        batching: Batching,
+        story: Story,
+        worker_table: WorkerTable,
+        demand: Demand,
+        out: list[Command],
     ) -> None:
+        self._costs = costs
+        self._batching = batching
         self._story = story
         self._worker_table = worker_table
         self._demand = demand
         self._out = out
         #: 0: nothing is sent ahead
-        self.seconds = config.send_ahead_seconds if config.batch_limit == 1 else 0.0
+        self.seconds = config.send_ahead_seconds
 
     def candidates(self, at: float) -> list[Worker]:
         """Return workers that may be sent a queued task now."""
@@ -87,7 +97,7 @@ class SendAhead:
         if not self.seconds or not self._demand.backlog.count or len(self._demand.pinned):
             return found
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds:
+            if end - at > self.seconds + ROUNDING_SECONDS:
                 break
             if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
                 continue
@@ -113,14 +123,9 @@ class SendAhead:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
         if not self.seconds or not self._demand.backlog.count:
             return inf
-        asked = 0
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds and not worker.queue and worker.task_id is not None:
-                if end - self._demand.tasks[worker.task_id].started_at <= LONG_RUNS * self.seconds:
-                    return end - self.seconds
-                asked += 1
-                if asked == MOST_ASKED:
-                    break
+            if end - at > self.seconds + ROUNDING_SECONDS and not worker.queue and worker.task_id is not None:
+                return end - self.seconds
         return inf
 
     def accepts(self, decision: PlacementDecision, worker: Worker) -> bool:
@@ -133,7 +138,9 @@ class SendAhead:
         if backlog.urgent and task not in backlog.urgent:
             return False
         oldest = backlog.oldest(worker.capacity_bytes or 0)
-        return oldest is None or oldest.priority <= task.priority
+        if oldest is not None and oldest.priority > task.priority:
+            return False
+        return self._batching.runs_alone(self._costs, task, worker)
 
     def revoke_outdated(self, at: float, is_ending: bool) -> float:
         """Ask queued tasks back that should not start there any more. Returns when to check again."""

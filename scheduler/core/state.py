@@ -27,10 +27,11 @@ Commands, which the shell carries out in the order of the list:
 Events, which the shell feeds one at a time, from one thread, with `at` never falling:
 
     Submitted        before it, hold the `given` results under their ids. Ids of live and recently ended jobs are
-    ignored CancelRequested  ends in ResolveJob(CANCELLED), at once or when the run has ended; ignored for unknown and
-    ended jobs WorkersWanted    the complete list each time. A worker that was given up gets another chance when it is
-    left out and
-                     then named again
+                     ignored
+    CancelRequested  ends in ResolveJob(CANCELLED), at once or when the run has ended; ignored for unknown and ended
+                     jobs
+    WorkersWanted    the complete list each time. A worker that was given up gets another chance when it is left out
+                     and then named again
     WorkerUp         residency starts empty, except for a worker of an earlier controller, which is idle and has what
                      its residency lists; sizes of these components may be unknown. For a live worker it counts as its
                      loss
@@ -154,11 +155,13 @@ class SchedulerState:
             self.config, self.costs, self.demand, self.worker_table, self.log, self._out
         )
         self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
-        self.send_ahead = SendAhead(self.config, self.log, self.worker_table, self.demand, self._out)
+        self.batching = Batching(self.config.batch_limit)
+        self.send_ahead = SendAhead(
+            self.config, self.costs, self.batching, self.log, self.worker_table, self.demand, self._out
+        )
         self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None
-        self.batching = Batching(self.config.batch_limit)
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)

@@ -76,6 +76,14 @@ class Batching:
         members = self._members(query, task, worker, most, len(line.tasks) - line.tasks.place_of(task.order))
         return tuple(following[: members - 1])
 
+    def runs_alone(self, costs: Costs, task: Task, worker: Worker) -> bool:
+        """Return whether `task` would run alone whenever it starts on `worker`: it must, no other task of its cost
+        class waits or is to come, or no batch fits or pays there, as measured."""
+        if self.limit == 1 or not may_share(task) or task.cost_class.tasks - task.cost_class.on_workers <= 1:
+            return True
+        most = min(tasks_that_fit(costs, task.cost_class, worker), self._most_on(task, worker))
+        return paying_size(costs, task, worker, [size for size in self.sizes if size <= most]) == 1
+
     def learn(self, task: Task, worker: Worker, cost: RunCost) -> None:
         """A run of `worker.members` tasks succeeded: if memory reduced its size, later ones get that size."""
         if OomStep.DIVIDE not in cost.oom_steps or cost.batched >= worker.members:

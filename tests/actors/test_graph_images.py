@@ -114,7 +114,7 @@ def test_a_model_that_fills_holes_is_refused_without_one() -> None:
     ("via", "kinds"),
     [
         ("latent", [SampleParams, SampleParams, DecodeParams]),
-        ("picture", [SampleParams, DecodeParams, EncodeImageParams, SampleParams, DecodeParams]),
+        ("image", [SampleParams, DecodeParams, EncodeImageParams, SampleParams, DecodeParams]),
     ],
 )
 def test_a_second_pass_is_tasks_of_one_job_and_shares_the_first(via: str, kinds: list[type]) -> None:
@@ -325,7 +325,7 @@ FROM_IMAGES: list[dict[str, Any]] = [
     {"image": PIXELS, "mask": MASK, "seed": 2},
     {"image": PIXELS, "mask": MASK, "model": FILLS_HOLES, "strength": 0.5},
     {"image": 255 - PIXELS, "hires": 2},
-    {"hires": {"via": "picture"}},
+    {"hires": {"via": "image"}},
     {"regions": [BOX, {"prompt": "a circle", "mask": MASK}], "cfg": 1},
     {"controls": [CANNY, {**CANNY, "image": 255 - PIXELS}], "image": PIXELS},
     {"controls": [UNION, {**UNION, "mode": 0}, CANNY], "image": PIXELS, "hires": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import ray
 
 from modelpool import ModelPool, ray_data
 from modelpool.actors.api.opening import start_pool
+from modelpool.actors.api.ray_data import ROW_ID, RowOptions
+from modelpool.actors.control.catalog_process import MAIN as CATALOG_MODULE
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.metrics.exposition import metrics_text
@@ -130,6 +133,31 @@ def test_a_worker_that_is_stopped_by_another_process_is_killed_and_its_image_is_
         assert opened.status().restarts == 1
         assert "another process stopped it" in opened.status().workers[0].trouble
         worker.wait(60)
+
+
+def catalogs() -> set[psutil.Process]:
+    """The processes of the catalogs of this session's pools."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if CATALOG_MODULE in process.cmdline():
+                found.add(process)
+    return found
+
+
+def test_the_death_of_the_catalog_loses_no_submission_and_it_ends_with_its_pool() -> None:
+    others = catalogs()
+    with start_fake_pool("catalog", workers=1) as pool:
+        models = pool.models()
+        (process,) = catalogs() - others
+        process.kill()
+        eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        (image,) = pool.submit(request("after the end")).images()
+        assert (image.pixels == expected(image.request)).all()
+        assert pool.models() == models
+        (new,) = catalogs() - others
+        assert new.pid != process.pid
+    eventually(lambda: not new.is_running())
 
 
 def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:
@@ -365,6 +393,20 @@ def test_a_dataset_streams_through_the_pool_and_keeps_its_columns(pool, tmp_path
     read = ray_data.from_outputs(tmp_path / "outputs").take_all()
     assert sorted(json.loads(row["recipe"])["seed"] for row in read) == [0, 1, 2]
     assert all(row["image"].startswith(b"\x89PNG") for row in read)
+
+
+def test_equal_rows_of_a_dataset_have_seeds_of_their_own(pool) -> None:
+    """Not only those of one batch, and a batch that is repeated has the same."""
+    import ray.data
+
+    rows = ray.data.from_items([{"prompt": "a red circle"}] * 6).repartition(2)
+    made = ray_data.generate(rows, pool, model="shapes", steps=1, batch_size=2, concurrency=1)
+    found = made.take_all()
+    assert set(found[0]) == {"prompt", "seed", "image"}
+    assert len({row["seed"] for row in found}) == 6
+    batch = {"prompt": np.array(["a red circle"] * 3), ROW_ID: np.arange(3)}
+    options = RowOptions({"prompt": "prompt"}, {"model": "shapes"}, "image", 0, "raise")
+    assert options.requests(batch) == options.requests(batch)
 
 
 def test_a_killed_driver_outputs_each_row_exactly_once_in_shards_on_s3(ray_session, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import warnings
@@ -9,10 +10,13 @@ import warnings
 import pytest
 
 from modelpool.actors.api.client import PartialLora
+from modelpool.actors.cli.recipe_table import recipe_facts
+from modelpool.actors.control.catalog_service import BuiltRequest, CatalogService
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.specs.spec import JobId
+from tests.actors.fake_fleet import InlineExecutor
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
 from tests.actors.loop_connection import open_pool
 
@@ -33,6 +37,18 @@ def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
     assert recipe.warnings == ()
     fields = {name: value for name, value in recipe.as_json().items() if name != "warnings"}
     assert recipe_from_json(fields) == recipe
+
+
+def test_a_recipe_tells_the_settings_of_the_pool_and_keeps_its_digest() -> None:
+    service = CatalogService(FakeCatalog, InlineExecutor(), {"products": "auto"})
+    (built,) = asyncio.run(service.build_some([(JobId("a"), request("light"))], None))
+    recipe, _ = build_graph(request("light"), JobId("a"), FakeCatalog())
+    assert isinstance(built, BuiltRequest)
+    assert built.recipe.computed_by == {"products": "auto"}
+    assert built.recipe.digest == recipe.digest
+    assert "computed_by" not in recipe.as_json()
+    assert recipe_from_json(json.loads(json.dumps(built.recipe.as_json()))) == built.recipe
+    assert ("pool products", "auto") in recipe_facts(built.recipe)
 
 
 def test_whoever_submits_is_warned_once_and_told_where_from() -> None:

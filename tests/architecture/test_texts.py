@@ -1,4 +1,4 @@
-"""What every text file keeps to: ASCII, nothing of one machine, no places to download from."""
+"""Rules for every text file: ASCII, nothing of one machine, no places to download from, no leftovers of a merge."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.architecture.source_tree import ROOT, text_files
 # written in pieces, so that this file keeps to its own rule
 OF_ONE_MACHINE = re.compile("|".join(("/" + r"(?:work|root|home|Users)/\w", r"[A-Z]:\\\\" + "Users")))
 PLACES_TO_DOWNLOAD_FROM = re.compile("|".join(("index" + "-url", "find" + "-links", "files" + r"\.pythonhosted")))
+LEFT_BY_A_MERGE = re.compile(r"^(?:<{7} |>{7} |={7}$)", re.MULTILINE)
 ADDRESS = re.compile(r"https?://([A-Za-z0-9.\-]+)")
 #: hosts that people read; nothing is downloaded from them by a script of ours
 READ_BY_PEOPLE = (
@@ -39,6 +40,7 @@ def problems_of(path: Path) -> list[str]:
         "names a folder of one machine": OF_ONE_MACHINE.search(text) is not None,
         "names a place to download from": PLACES_TO_DOWNLOAD_FROM.search(text) is not None,
         f"names hosts {sorted(hosts)}": bool(hosts),
+        "has a conflict that a merge left": LEFT_BY_A_MERGE.search(text) is not None,
     }
     return [problem for problem, found in checks.items() if found]
 
@@ -54,6 +56,8 @@ def test_a_bad_text_file_is_found(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_bytes(("a\tb\r\nhttps://" + "example.com/x").encode())
     assert problems_of(bad) == ["has a carriage return", "has a tab", "names hosts ['example.com']"]
+    bad.write_bytes((7 * "<" + " HEAD\nours\n" + 7 * "=" + "\ntheirs\n").encode())
+    assert problems_of(bad) == ["has a conflict that a merge left"]
     bad.write_bytes("\u00e9".encode())
     assert problems_of(bad) == ["byte 0 is not ASCII"]
 

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import sampling, tiny_models
+from benchmarks.gpu import model_switch, sampling, soak, tiny_models
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
@@ -133,34 +133,91 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sampling, "TURNS", 1)
     monkeypatch.setattr(sampling, "BATCHES", (2,))
     monkeypatch.setattr(tiny_models, "FEW", 1)
+    monkeypatch.setattr(model_switch, "TURNS", 1)
     rows_path = tmp_path / "rows.jsonl"
-    sampling.run(Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), "sd15")
+    record, setting = Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path, tmp_path)
+    sampling.run(record, setting, "sdxl")
+    sampling.run_more(record, setting, "sdxl")
     extent, compiler = Extent(64, 64, 2), BlockCompiler()
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
     monkeypatch.setattr(BlockCompiler, "open", lambda: compiler)
-    path, engine = tmp_path / "sd15.safetensors", open_engine("cpu")
+    path, engine = setting.model_file("sdxl"), open_engine("cpu")
     texts = EngineJobs(path, engine).texts()
     engine.close()
-    sampling.measure_compiled(
-        Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path), path, extent, texts, 1
-    )
-    tiny_models.compare_zoo(Record(rows_path, "zoo", 600), Setting("sim", True, tmp_path))
+    sampling.measure_compiled(record, setting, path, extent, texts, 1)
+    on_sim = Setting("sim", True, tmp_path, tmp_path)
+    tiny_models.compare_zoo(Record(rows_path, "zoo", 600), on_sim)
+    model_switch.run(Record(rows_path, "switch", 600), on_sim)
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
-    for name in ("engine relative to diffusers eager", "sampling with half of the weights resident"):
-        assert (rows[name].value or 0) > 0
-    assert (rows["engine compiled relative to diffusers compiled"].value or 0) > 0
+    for name in (
+        "engine relative to diffusers eager",
+        "sampling with half of the weights resident",
+        "sampling in a batch of 2, per image",
+        "engine compiled relative to diffusers compiled",
+        "diffusers hotswap of a LoRA",
+        "SDXL, float16 during that load",
+    ):
+        assert (rows[name].value or 0) > 0, name
     assert [kind.__name__ for kind in compiler._compiled] == ["BasicTransformerBlock"]
-    assert rows["diffusers compiled"].note == "skipped: only on CUDA"
+    assert rows["peak reserved memory"].note == "skipped: only on CUDA"
     assert rows["auraflow, float32 with streamed float16 weights"].is_met
+    judged = [row.name for row in rows.values() if row.part == "sampling" and row.is_met is not None]
+    assert judged == [], "times of a CPU say nothing about a GPU"
+
+
+def test_a_model_is_written_once_and_only_if_it_is_complete(tmp_path: Path) -> None:
+    setting = Setting("cpu", True, tmp_path, tmp_path)
+    path = setting.model_file("sd15")
+    written = path.stat().st_mtime_ns
+    assert setting.model_file("sd15").stat().st_mtime_ns == written
+    (path.parent / "written").unlink()  # a part was ended while it wrote
+    path.write_bytes(b"half of it")
+    assert setting.model_file("sd15").stat().st_size > 1000
+
+
+def test_models_of_later_parts_are_kept(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+
+    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+        make = f"import pathlib, sys; m = pathlib.Path({str(models)!r}); "
+        check = {"a": "", "b": "sys.exit(not (m / 'sdxl').exists())", "c": "sys.exit((m / 'sdxl').exists())"}
+        return [sys.executable, "-S", "-c", make + "(m / 'sdxl').mkdir(exist_ok=True)" * (part.name == "a")
+                + check[part.name]]  # fmt: skip
+
+    run_parts([Part("a", 1, ("sdxl",)), Part("b", 1, ("sdxl",)), Part("c", 1)], 1, tmp_path, models, command_of)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [part["outcome"] for part in results["parts"]] == ["done"] * 3
+
+
+def test_many_jobs_with_changing_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that looks for leaks runs on the simulated device, names what fails, and sees growth."""
+    monkeypatch.setattr(soak, "JOBS", 9)
+    monkeypatch.setattr(soak, "JOBS_PER_ROUND", 3)
+    monkeypatch.setattr(soak, "SIDES", (64,))
+    rows_path = tmp_path / "rows.jsonl"
+    setting = Setting("sim", True, tmp_path, tmp_path)
+    soak.run(Record(rows_path, "soak", 600), setting)
+    rows = {row.name: row for row in read_measurements(rows_path)}
+    assert rows["jobs"].value == 9
+    assert rows["jobs"].is_met, rows["jobs"].note
+    assert "growth of private host memory" in rows
+    monkeypatch.setattr(soak, "one_job", lambda *rest: "RuntimeError: it broke")
+    soak.run(Record(rows_path, "broken", 600), setting)
+    broken = [row for row in read_measurements(rows_path) if row.part == "broken" and row.name == "jobs"]
+    assert [row.is_met for row in broken] == [False]
+    level, growing = [900, 100, 100, 101, 99, 100, 100, 101, 100], [100 * n for n in range(9)]
+    assert soak.growth_bytes(level) <= 1 < 200 <= soak.growth_bytes(growing)
 
 
 def test_the_engine_needs_no_package_of_the_pool_above_it() -> None:
     """From a plain source tree on a GPU machine without ray, av, pydantic, comfy-kitchen and gguf: the engine, the
     catalog and the tests for GPUs are imported, without the configuration and the plugins of the other tests."""
     code = WITHOUT + (
-        "import modelpool.pool.engine.engine, modelpool.pool.engine.explicit_control, benchmarks.gpu.sampling\n"
+        "import modelpool.pool.engine.engine, modelpool.pool.engine.explicit_control\n"
+        "from benchmarks.gpu import __main__, device_tests, model_switch, pool_jobs, sampling, soak, transfers\n"
         "import pytest\n"
         "ended = pytest.main(['-c', '/dev/null', '--rootdir', '.', '--noconftest', '--import-mode=importlib', '-q',\n"
         "    '-p', 'no:cacheprovider', '--collect-only', 'tests/gpu'])\n"

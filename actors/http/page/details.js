@@ -147,7 +147,7 @@ async function download(job) {
 async function refresh(mine) {
   if (shown !== mine) return;
   try {
-    const history = await call("GET", `/api/history/${encodeURIComponent(mine.job.job)}`);
+    const history = await call("GET", `/api/job-history/${encodeURIComponent(mine.job.job)}`);
     if (shown !== mine) return;
     showWhy(mine.why, history);
     showStory(mine.story, history);

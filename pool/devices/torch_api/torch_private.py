@@ -7,7 +7,7 @@ Every other module of the pool imports these names from here, so that a new torc
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,6 +50,15 @@ def set_allocator_settings(settings: str) -> None:
     change = change or getattr(torch._C, "_cuda_cudaCachingAllocator_set_allocator_settings", None)
     if change is not None:
         change(settings)
+
+
+def set_attention_order(order: Sequence[int]) -> None:
+    """Make torch prefer these attention kernels (values of `SDPBackend`) in this order, then the others in theirs.
+
+    Torch's public way is `sdpa_kernel(set_priority=True)`, which also sets six switches: too slow for each call.
+    """
+    others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in order]
+    torch._C._set_sdp_priority_order([*order, *others])
 
 
 def constant_when_compiled(function: _Function) -> _Function:
@@ -110,6 +119,7 @@ def self_test() -> None:
     """Check the behaviours that the pool relies on. Raises RuntimeError naming the one that this torch lacks."""
     _check("a wrapper tensor keeps its metadata and sends operations to Python", _wrapper_works())
     _check("an attribute of a storage lives exactly as long as the storage", _storage_attribute_lives())
+    _check("the order of attention kernels can be set", _attention_order_is_set())
     _check("the out-of-tree device type has a name", isinstance(python_backend_name(), str))
 
 
@@ -124,6 +134,15 @@ def _wrapper_works() -> bool:
     torch.neg(wrapper)
     described = (wrapper.shape, wrapper.stride(), wrapper.dtype, wrapper.device.type)
     return described == ((2, 3), (1, 2), torch.float16, "cpu") and wrapper.operations == ["aten.neg.default"]
+
+
+def _attention_order_is_set() -> bool:
+    before = list(torch._C._get_sdp_priority_order())
+    wanted = before[::-1]
+    set_attention_order(wanted[:2])
+    found = list(torch._C._get_sdp_priority_order())
+    set_attention_order(before)
+    return found[:2] == wanted[:2] and list(torch._C._get_sdp_priority_order()) == before
 
 
 def _storage_attribute_lives() -> bool:

@@ -1,4 +1,5 @@
-"""Reports tensors that no parameter of a component uses, the same for every component of checkpoints and ControlNets.
+"""Reports tensors that no parameter of a component uses, the same for every component of checkpoints, for ControlNets,
+upscalers and image prompt adapters.
 
 They change nothing. Not reported are those that published files always carry: noise schedules and markers, tables that
 modules compute, training counters, tokenizers as bytes, and heads that no pipeline reads.
@@ -7,9 +8,9 @@ modules compute, training counters, tokenizers as bytes, and heads that no pipel
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
-from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.text.tokenizer_files import TENSORS
 
 _LOG = logging.getLogger(__name__)
@@ -48,16 +49,15 @@ def is_known_leftover(key: str) -> bool:
     return key in _SCHEDULES or key in _MARKS or key.endswith((*_ENDS, *_OF_MODELS))
 
 
-def unexplained(key_map: KeyMap) -> tuple[str, ...]:
-    """Return the tensors that no parameter uses and that published files do not have."""
-    return tuple(
-        key for key in key_map.unused if not is_known_leftover(key) and not any(part in key for part in _WITHIN)
-    )
+def unexplained(unused: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the `unused` tensors that published files do not have."""
+    return tuple(key for key in unused if not is_known_leftover(key) and not any(part in key for part in _WITHIN))
 
 
-def warn_of_extra_tensors(path: Path | str, what: str, key_map: KeyMap) -> None:
-    """Log the names of the tensors of the file at `path` that no parameter of its component `what` uses, if any."""
-    unused = unexplained(key_map)
+def warn_of_extra_tensors(path: Path | str, what: str, keys: Iterable[str]) -> None:
+    """Log the names `keys` of the tensors of the file at `path` that no parameter of its component `what` uses, except
+    those that published files always carry."""
+    unused = unexplained(keys)
     if unused:
         first = ", ".join(unused[:_MOST_NAMED]) + (", ..." if len(unused) > _MOST_NAMED else "")
         words = "%s: its %s has no parameter for %d tensors, which are not used: %s"

@@ -18,6 +18,7 @@ from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError
 from modelpool.pool.formats.page_cache import in_memory
 from tests.architecture.source_tree import ROOT
+from tests.pool.loading.test_diffusers_folders import both
 
 LAPTOP = ROOT / "configs" / "laptop.toml"
 #: imported by what starts a pool, and slow
@@ -103,3 +104,10 @@ def test_files_of_checked_names_are_read_while_the_pool_starts(tmp_path: Path) -
         assert time.monotonic() < until
         time.sleep(0.01)
     assert not in_memory(str(files[1]), [(0, 3 << 20)])
+
+
+def test_the_family_of_a_folder_is_that_which_the_pool_lists(tmp_path: Path) -> None:
+    """It was "diffusers folder, StableDiffusionPipeline": nodes that need to know the family were refused."""
+    _, folder = both(tmp_path)
+    names = NameCheck.of(PoolConfig().override(models=[folder]))
+    assert names.family_of("folder") == "Stable Diffusion 1"

@@ -167,13 +167,14 @@ class FakeJobs:
 @dataclasses.dataclass
 class FakePool:
     """`fails` says how a request ends; `before_each` is called before each job ends; `sampled` is the sample task of a
-    job; `submitted` are the requests that came.
+    job; `submitted` are the requests that came, and `templates` the names that they are to have.
     """
 
     fails: Callable[[GenerateRequest], RunErrorKind | None] = lambda request: None
     before_each: Callable[[int], None] = lambda index: None
     sampled: Callable[[int], TaskSummary] = lambda index: task(f"gpu-{index % 2}", index % 3 != 0)
     submitted: list[GenerateRequest] = dataclasses.field(default_factory=list)
+    templates: list[str | None] = dataclasses.field(default_factory=list)
     jobs: list[FakeJobs] = dataclasses.field(default_factory=list)
     closed: bool = False
     model_names: tuple[str, ...] = MODELS[:1]
@@ -204,6 +205,7 @@ class FakePool:
             assert content is not None
             on_preview(ImagePreview(1, 2, content, 0, JobId("s-0")))
         assert isinstance(output, Path)
+        self.templates.append(name)
 
         def take() -> Iterator[tuple[int, GenerateRequest]]:
             place = 0
@@ -253,11 +255,11 @@ class FakePool:
 
 
 class KnownNames(NameCheck):
-    """Knows these models."""
+    """Knows these models and LoRAs."""
 
-    def __init__(self, *models: str) -> None:
+    def __init__(self, *models: str, loras: tuple[str, ...] = ()) -> None:
         super().__init__(None)
-        self._models = models
+        self._models, self._loras = models, loras
 
     def check(self, request: GenerateRequest) -> None:
         """Raise UnknownName for another model."""
@@ -267,3 +269,7 @@ class KnownNames(NameCheck):
     def model_names(self) -> tuple[str, ...]:
         """Return them."""
         return self._models
+
+    def lora_names(self) -> tuple[str, ...]:
+        """Return them."""
+        return self._loras

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from modelpool.actors.cli.job_file import JobLine
 from modelpool.actors.detached.job_service import JobsProgress
 from modelpool.actors.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.outputs.layout import THUMBNAIL_PIXELS, LayoutKind, OutputLayout
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import OutputFailed
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 
@@ -40,8 +45,8 @@ def test_submit_takes_the_options_of_batch_for_outputs_and_refuses_lines_that_it
     handed: list[dict[str, Any]] = []
 
     class TakingPool(JobsPool):
-        def submit_detached(self, requests: list[GenerateRequest], **terms: Any) -> SimpleNamespace:
-            handed.append({"requests": requests, **terms})
+        def submit_detached(self, requests: Iterable[GenerateRequest], **terms: Any) -> SimpleNamespace:
+            handed.append({"requests": list(requests), **terms})
             return self.attach("new")
 
     (tmp_path / "jobs.jsonl").write_text('{"prompt": "a", "id": "first"}\n{"prompt": "b", "id": "second"}\n')
@@ -60,6 +65,37 @@ def test_submit_takes_the_options_of_batch_for_outputs_and_refuses_lines_that_it
     assert command("submit", str(tmp_path / "jobs.jsonl"), *options, "--thumbnails", pool=pool).code == 0
     assert handed[1]["layout"] == OutputLayout(thumbnail_pixels=THUMBNAIL_PIXELS)
     assert len(handed) == 2
+
+
+def test_submit_asks_the_pool_first_and_reads_the_file_as_it_is_handed_over(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the whole file in memory, and found out about a missing pool or a wrong --out after reading it."""
+    read: list[int] = []
+    shown: list[str] = []
+
+    def lines(*_: Any) -> Iterator[JobLine]:
+        for number in range(1, 4):
+            read.append(number)
+            yield JobLine(number, GenerateRequest(model="shapes", prompt="a", seed=number))
+
+    class LazyPool(JobsPool):
+        def submit_detached(self, requests: Iterable[GenerateRequest], **terms: Any) -> SimpleNamespace:
+            assert read == [], "the pool has answered before the file is read"
+            if "nowhere" in str(terms["output"]):
+                raise OutputFailed("nowhere: cannot be written")
+            for number, request in enumerate(requests, start=1):
+                assert (request.line, read[-1]) == (number, number), "no line is read before it is wanted"
+            return self.attach("new")
+
+    monkeypatch.setattr("modelpool.actors.cli.job_file.job_lines", lines)
+    monkeypatch.setattr("modelpool.actors.cli.detached._DRAW_SECONDS", -1.0)
+    monkeypatch.setattr("rich.status.Status.update", lambda status, text: shown.append(text))
+    (tmp_path / "jobs.jsonl").write_text("x\n" * 3)
+    for out, code in (("nowhere", 2), ("out", 0)):
+        words = ("submit", "jobs.jsonl", "--out", out, "--pool", "mine")
+        assert command(*words, pool=LazyPool(succeeded=(("new", 0),))).code == code
+    assert shown[-1] == "jobs.jsonl: checked 2 of 3"
 
 
 def test_progress_without_an_id_shows_what_has_not_ended_else_the_latest_submission(command: Command) -> None:

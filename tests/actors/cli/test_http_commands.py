@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.actors.cli.conftest import Command
-from tests.actors.cli.fakes import FakePool
+from tests.actors.cli.fakes import FakePool, KnownNames
 from tests.actors.http.comfy_examples import basic
+from tests.actors.http.test_comfy_api import changed
 from tests.actors.http.test_comfy_graph import with_start
 
 
@@ -31,6 +33,18 @@ def test_serve_opens_the_pool_and_serves_it(command: Command, monkeypatch: pytes
     assert isinstance(pool, FakePool)
     assert pool.closed
     assert (settings.port, folder, listening.fileno()) == (0, tmp_path / "here", -1)
+
+
+def test_serve_refuses_outputs_in_a_store_before_a_pool_starts(command: Command, tmp_path: Path) -> None:
+    """It wrote to a folder `s3:` of the working folder, or to ./outputs, without a word."""
+    ended = command("serve", "--port", "0", "--out", "s3://bucket/x")
+    assert (ended.code, ended.opened) == (2, ())
+    assert "--out: found 's3://bucket/x', expected a folder" in ended.err.replace("\n", " ")
+    for section in ("output", "serve"):
+        (tmp_path / "pool.toml").write_text(f'[{section}]\nfolder = "s3://bucket/x"\n')
+        ended = command("serve", "--port", "0", "--config", "pool.toml")
+        assert (ended.code, ended.opened, "s3://bucket/x" in ended.err) == (2, (), True), section
+        assert section in ended.err
 
 
 def test_run_generates_a_workflow_with_the_image_next_to_it(command: Command, tmp_path: Path) -> None:
@@ -63,8 +77,39 @@ def test_run_reads_the_workflow_in_an_image_of_comfyui(command: Command, tmp_pat
 def test_run_names_what_is_wrong_with_a_workflow(command: Command, tmp_path: Path) -> None:
     (tmp_path / "flow.json").write_text(json.dumps({"3": {"class_type": "FancySampler", "inputs": {}}}))
     ended = command("run", "flow.json")
-    assert (ended.code, "FancySampler" in ended.err) == (2, True)
+    assert (ended.code, ended.opened, "FancySampler" in ended.err) == (2, (), True)
     ended = command("run", "none.json")
     assert (ended.code, "none.json" in ended.err) == (2, True)
     (tmp_path / "flow.json").write_text("{")
     assert command("run", "flow.json").opened == ()
+
+
+def test_run_checks_models_names_and_images_before_a_pool_starts(command: Command, tmp_path: Path) -> None:
+    """As `generate` does. For a running pool, whose names are not known here, the nodes and the images."""
+
+    def written(graph: dict[str, Any]) -> None:
+        (tmp_path / "flow" / "flow.json").write_text(json.dumps(graph))
+
+    (tmp_path / "flow").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "secret.png")
+    names = KnownNames("shapes", loras=("light",))
+    graph = with_start(denoise=0.5)
+    for image in ("../secret.png", str(tmp_path / "secret.png"), "clear.png"):
+        graph["9"]["inputs"]["image"] = image
+        written(graph)
+        for known in (None, names):
+            ended = command("run", "flow/flow.json", names=known)
+            assert (ended.code, ended.opened) == (2, ()), image
+            assert f"image: found '{image}', expected a file next to" in ended.err, ended.err
+    written(changed(steps=9))
+    ended = command("run", "flow/flow.json", names=KnownNames("portraits"))
+    assert (ended.code, ended.opened, "ckpt_name" in ended.err) == (2, (), True)
+    for option, word in ((("--name", "{id}"), "id"), (("--preview", "x.txt"), ".webp")):
+        ended = command("run", "flow/flow.json", *option, names=KnownNames("shapes", loras=("light",)))
+        assert (ended.code, ended.opened, word in ended.err) == (2, (), True)
+    pool = FakePool()
+    names = KnownNames("shapes", loras=("light",))
+    ended = command("run", "flow/flow.json", "--name", "w-{seed}", "--preview", "p.webp", pool=pool, names=names)
+    assert ended.code == 0, ended.err
+    assert [request.steps for request in pool.submitted] == [9, 9]
+    assert (pool.templates, (tmp_path / "p.webp").is_file()) == (["w-{seed}"], True)

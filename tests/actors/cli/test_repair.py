@@ -258,7 +258,7 @@ def test_verify_allows_a_tolerance_on_another_device_and_none_on_the_same(again:
     broken = again("verify", "out", engine=BrokenDevice)
     assert broken.code == 1
     assert "different" in broken.err
-    assert "on the same devices with the same versions and weights" in broken.err
+    assert "on the same devices with the same versions, weights and settings" in broken.err
 
 
 def test_verify_names_versions_and_weights_that_differ(again: Again) -> None:
@@ -266,11 +266,17 @@ def test_verify_names_versions_and_weights_that_differ(again: Again) -> None:
     manifest = OUT / "manifest.jsonl"
     line = json.loads(manifest.read_text())
     line["recipe"]["versions"] = {"torch": "1.0"}
+    line["recipe"]["computed_by"] = {"products": "auto"}
     line["recipe"]["model_sha256"] = "0" * 64
     manifest.write_text(json.dumps(line) + "\n")
     ended = again("verify", "out", engine=OtherDevice)
     assert ended.code == 0
-    for part in ("device (fake; now other)", "torch 1.0; now ", "weights (model 0000000000; now "):
+    for part in (
+        "device (fake; now other)",
+        "torch 1.0; now ",
+        "weights (model 0000000000; now ",
+        "settings (products auto; now default)",
+    ):
         assert part in ended.err
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
+from modelpool.actors.control.build_requests import build_requests
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import AUDIOS, FILLS_HOLES, HANDS_ON, PAIR, VIDEOS, FakeCatalog
 
@@ -42,6 +46,15 @@ class Counting:
         self.builds += 1
         return BuiltRequest(*build_graph(request, job_id, FakeCatalog()))
 
+    async def build_some(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    ) -> list[BuiltRequest | UserError]:
+        return [self(request, job_id) for job_id, request in wanted]
+
+    def all(self, *wanted: GenerateRequest) -> list[BuiltRequest | UserError]:
+        named = [(JobId(f"job {number}"), one) for number, one in enumerate(wanted)]
+        return asyncio.run(build_requests(self, named, None))
+
 
 def request(seed: int, **fields: Any) -> GenerateRequest:
     wanted = GenerateRequest(**{"model": "shapes", "prompt": "p", "steps": 3, "seed": seed, **fields})
@@ -53,19 +66,16 @@ def request(seed: int, **fields: Any) -> GenerateRequest:
 def test_a_derived_graph_is_the_one_that_would_be_built(kind: str, seeds: tuple[int, ...]) -> None:
     fields, is_derived = KINDS[kind]
     counting, alone = Counting(), Counting()
-    shapes = GraphShapes(counting)
-    for number, seed in enumerate(seeds):
-        wanted, job_id = request(seed, **fields), JobId(f"job {number}")
-        assert shapes.build(wanted, job_id) == alone(wanted, job_id)
+    wanted = [request(seed, **fields) for seed in seeds]
+    expected = [alone(one, JobId(f"job {number}")) for number, one in enumerate(wanted)]
+    assert counting.all(*wanted) == expected
     # seed 0 cannot be told from a run without a seed
-    builds = 2 if seeds[0] == 0 else 1
-    assert counting.builds == (builds if is_derived else len(seeds))
+    builds = (3 if seeds[0] == 0 else 1) if is_derived else len(seeds)
+    assert counting.builds == builds
 
 
 def test_other_requests_are_built_for_themselves() -> None:
-    counting = Counting()
-    shapes = GraphShapes(counting)
-    for wanted in (request(1), request(1, prompt="q"), request(1, cfg=1.0), request(1, width=128), request(2)):
-        built = shapes.build(wanted, JobId("j"))
-        assert built == BuiltRequest(*build_graph(wanted, JobId("j"), FakeCatalog()))
+    counting, alone = Counting(), Counting()
+    wanted = (request(1), request(1, prompt="q"), request(1, cfg=1.0), request(1, width=128), request(2))
+    assert counting.all(*wanted) == [alone(one, JobId(f"job {number}")) for number, one in enumerate(wanted)]
     assert counting.builds == 4

@@ -23,6 +23,7 @@ from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 from modelpool.pool.ops.layer_choice import Products
+from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.specs.spec import TaskId
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
@@ -83,11 +84,37 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     assert (found["vram_policy"], found["reserve_bytes"]) == (chosen, 1 << 30)
 
 
+def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> None:
+    """Those for CUDA have no effect elsewhere."""
+    usual = plan_pool(PoolConfig(), 0, can_grow=False).open_engine.keywords
+    wanted = {"attention": "measured", "loras": "runtime", "memory_format": "channels_last", "cuda_graphs": True}
+    config = PoolConfig.model_validate({"pool": {"device": "cpu", "vram": "64MiB", **wanted}})
+    plan = plan_pool(config, 0, can_grow=False)
+    names = ("measures_attention", "loras_at_run_time", "memory_format", "cuda_graphs", "compiles")
+    assert [usual[name] for name in names] == [False, False, "contiguous", False, False]
+    assert [plan.open_engine.keywords[name] for name in names] == [True, True, "channels_last", True, False]
+    engine = plan.open_engine()
+    assert engine._loras_at_run_time
+    assert engine._memory_format is MemoryFormat.CHANNELS_LAST
+    assert engine._tools.graphs is None
+    assert engine._tools.attention.choices is None
+    engine.close()
+
+
 def test_the_configured_products_reach_the_engine() -> None:
     config = PoolConfig.model_validate({"pool": {"device": "cpu", "products": "reference"}})
     engine = plan_pool(config, 0, can_grow=False).open_engine()
     assert engine._products is Products.REFERENCE
     engine.close()
+
+
+def test_settings_that_change_pixels_are_recorded_where_they_differ_from_the_defaults() -> None:
+    """In recipes, and in checkpoints: a run does not continue with other products."""
+    for expected in ({}, {"products": "auto", "compile": "blocks"}):
+        plan = plan_pool(PoolConfig.model_validate({"pool": {"device": "cpu", **expected}}), 0, can_grow=False)
+        assert plan.computed_by == expected
+        assert plan.checkpoints is not None
+        assert plan.checkpoints.computed_by == {**expected, "device": "cpu", "threads": "1"}
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -169,6 +169,35 @@ def test_reports_are_handled_in_the_order_of_the_runs() -> None:
     asyncio.run(talk())
 
 
+def test_a_run_behind_a_batch_is_reported_after_it() -> None:
+    """The call of a batch takes longer to notice."""
+
+    async def talk() -> None:
+        desk = await Desk(config=SchedulerConfig(send_ahead_seconds=60.0, batch_limit=2)).open()
+        await desk.submit(request("known", cfg=1.0), submission="before")
+        await desk.run_dry()
+        await desk.submit(request("p", seed=1, cfg=1.0), request("p", seed=2, cfg=1.0), submission="two")
+        while len(desk.fleet.running) < 2:
+            await desk.finish(*desk.fleet.running)
+        await desk.submit(request("other", cfg=1.0), submission="other")
+        batch, (queued,) = list(desk.fleet.running), desk.fleet.queued
+        handled: list[TaskId] = []
+        inner = desk.state._run_ended
+        desk.state._run_ended = lambda event: (handled.append(event.report.task_id), inner(event))[1]
+        worker = desk.fleet.workers[queued.worker_id, queued.incarnation]
+        worker.running, worker.queued = [queued], []
+        desk.fleet.finish(queued)
+        await settle()
+        assert not handled
+        worker.running += batch
+        await desk.finish(*batch)
+        assert handled[:3] == [*(one.task_id for one in batch), queued.task_id]
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 4
+
+    asyncio.run(talk())
+
+
 def test_a_worker_gets_its_next_task_before_drivers_hear_of_an_end() -> None:
     async def talk() -> None:
         desk = await Desk(config=ALONE).open()

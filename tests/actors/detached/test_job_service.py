@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
+from modelpool.actors.api import detached_jobs
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.detached import job_service
@@ -140,6 +141,41 @@ def require_complete(service: Service, jobs: Any, count: int) -> None:
     assert sorted(entry["file"] for entry in entries) == sorted(each.file for each in outcomes)
     assert {e["file"]: e["pixels_sha256"] for e in entries} == {each.file: each.pixels_sha256 for each in outcomes}
     assert not list(service.out.glob("*.partial"))
+
+
+def test_requests_are_handed_over_as_they_are_read_and_nothing_is_left_of_a_submission_that_ends_early(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of 50,000 was held three times; a wrong place of outputs was found after all of them were checked."""
+    monkeypatch.setattr(detached_jobs, "CHUNK", 4)
+    monkeypatch.setattr(detached_jobs, "FIRST_CHUNK", 2)
+    made: list[int] = []
+
+    def in_journal() -> int:
+        return int(service.service._journal._read("SELECT count(*) FROM request", ())[0][0])
+
+    def requests(count: int, wrong: bool = False) -> Iterator[GenerateRequest]:
+        for number in range(count):
+            made.append(number)
+            assert in_journal() >= number - 6, "it waits for no request that is still to be read"
+            yield GenerateRequest(model="shapes", prompt=f"a thing {number}", seed=number, steps=3)
+        if wrong:
+            raise UserError("line 23: wrong")
+
+    with pytest.raises(UserError, match="line 23"):
+        service.pool.submit_detached(requests(22, wrong=True), output=service.out, jobs_id="x")
+    with pytest.raises(UserError, match="at least one"):
+        service.pool.submit_detached([], output=service.out, jobs_id="x")
+    assert (service.pool.detached(), in_journal()) == ((), 0)
+    (service.folder / "file").write_text("")
+    made.clear()
+    with pytest.raises(UserError, match="file"):
+        service.pool.submit_detached(requests(22), output=service.folder / "file")
+    assert len(made) == 2
+    require_complete(service, service.pool.submit_detached(requests(22), output=service.out, jobs_id="x"), 22)
+    assert service.pool.submit_detached(requests(22), output=service.out, jobs_id="x").progress().record.succeeded == 22
+    with pytest.raises(UserError, match=r"belongs to a submission of 22 requests .*; found 21 requests"):
+        service.pool.submit_detached(requests(21), output=service.out, jobs_id="x")
 
 
 def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:

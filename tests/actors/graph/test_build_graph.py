@@ -213,6 +213,22 @@ def test_tasks_know_how_they_can_be_divided() -> None:
         assert bool(task.divisions) == (task.stage is not Stage.ENCODE)
 
 
+def test_a_strength_that_changes_over_the_steps_is_not_added_up_on_the_text_encoders() -> None:
+    """Texts are encoded once: with the strengths of the uses of a file that begin first."""
+    cases: list[tuple[list[str], list[float]]] = [
+        (["words:0.8@0-0.5", "words:0.4@0.5-1"], [0.8]),
+        (["words:0.4@0.5-1", "words:0.8@0-0.5"], [0.8]),
+        (["words:0.3:0.8@0.25-0.5", "words:0.1:0.4@0.5-1"], [0.3]),
+        (["words:0.8", "words:0.4@0-0.5", "words:1@0.5-1"], [0.8, 0.4]),
+        (["words:0.4@0.5-1", "thick:1"], [0.4, 1.0]),
+    ]
+    for said, expected in cases:
+        _, job = cut(GenerateRequest(model="shapes", prompt="p", seed=5, loras=said))
+        (of_text,) = {work.loras for work in job.works.values() if isinstance(work, EncodeParams)}
+        assert [lora.strength for lora in of_text] == expected, said
+        assert all((lora.start, lora.end) == (0.0, 1.0) for lora in of_text)
+
+
 def test_strengths_of_a_lora_reach_the_stages_that_they_are_for() -> None:
     said = "odd:0.25:0.8@0-0.5:lbw=BASE*0.5,MID*0"
     recipe, job = cut(GenerateRequest(model="shapes", prompt="p", seed=5, loras=[said]))

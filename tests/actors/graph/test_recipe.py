@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from modelpool.actors.graph.recipe import (
+    INFORMATIVE,
     Recipe,
     RecipeControl,
     RecipeDecoder,
@@ -33,7 +34,7 @@ OTHER = {
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
     "quality": 80,
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
-    "noise": RecipeNoise(eta=0.0), "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
+    "noise": RecipeNoise(eta=0.0), "shift": 3.1, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
     "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 
@@ -41,7 +42,7 @@ OTHER = {
 @pytest.mark.parametrize("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
-    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings"}
+    assert {f.name for f in fields(Recipe)} == {*OTHER, *INFORMATIVE}
 
 
 def test_versions_are_told_and_not_in_the_digest() -> None:

@@ -73,6 +73,39 @@ def sd3() -> Graph:
     return graph
 
 
+def from_parts(
+    model: str, shift: tuple[str, float], sampler: str = "euler", cfg: float = 2.5, zero: bool = False
+) -> Graph:
+    """A flow model from separate files, with a shift: as ComfyUI's templates for Qwen-Image, Z-Image, HiDream and
+    others are. `zero`: the negative text is conditioning that was set to zero."""
+    settings = {"sampler_name": sampler, "scheduler": "simple", "cfg": cfg, "steps": 20}
+    graph = basic(**settings)
+    graph["model"] = node("UNETLoader", unet_name=f"{model}.safetensors", weight_dtype="default")
+    graph["clip"] = node("CLIPLoader", clip_name="text_encoder.safetensors", type="qwen_image", device="default")
+    graph["vae"] = node("VAELoader", vae_name="vae.safetensors")
+    graph["shifted"] = node(shift[0], model=["model", 0], shift=shift[1])
+    graph["blank"] = node("EmptySD3LatentImage", width=64, height=64, batch_size=1)
+    graph["sampler"]["inputs"]["model"] = ["shifted", 0]
+    for name in ("positive", "negative"):
+        graph[name]["inputs"]["clip"] = ["clip", 0]
+    if zero:
+        graph["negative"] = node("ConditioningZeroOut", conditioning=["positive", 0])
+    graph["decoded"]["inputs"]["vae"] = ["vae", 0]
+    return graph
+
+
+def with_parts(sampler: dict[str, Any], levels: dict[str, Any], model: str = "shapes") -> Graph:
+    """A checkpoint with a sampler of parts: the nodes of its sampler and of its noise levels are given."""
+    graph = basic(model)
+    graph["chosen"], graph["levels"] = sampler, levels
+    graph["sampler"] = node(
+        "SamplerCustom",
+        model=["model", 0], add_noise=True, noise_seed=9, cfg=4.0, positive=["positive", 0], negative=["negative", 0],
+        sampler=["chosen", 0], sigmas=["levels", 0], latent_image=["blank", 0],
+    )  # fmt: skip
+    return graph
+
+
 def turbo() -> Graph:
     """One step of SDXL Turbo, by a sampler of parts."""
     graph = basic("xl")

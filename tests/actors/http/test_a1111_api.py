@@ -110,7 +110,7 @@ def test_fields_become_those_of_a_request() -> None:
         (6, "y", 3.5, 96, 1),
     ]
     assert made[0].hires is not None
-    assert (made[0].hires.via, made[0].hires.strength) == ("picture", 0.4)
+    assert (made[0].hires.via, made[0].hires.strength) == ("image", 0.4)
     assert (made[0].eta, made[0].s_churn, made[0].s_noise) == (0.5, 0.0, 1.1)
 
 

@@ -17,6 +17,9 @@ from comfy_api_simplified import ComfyApiWrapper, ComfyWorkflowWrapper
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool.actors.http.application import application
+from modelpool.actors.settings.serve_section import ServeSection
+from tests.actors.http.asgi import Answer, RefusingPool, call
 
 GRAPH: dict[str, Any] = {
     "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "shapes.safetensors"}},
@@ -161,3 +164,111 @@ def test_uploads_stay_in_their_folder(server: str, name: str) -> None:
     files = {"image": (name, content.getvalue())}
     answer = requests.post(f"{server}/upload/image", files=files, timeout=60)
     assert answer.status_code == 400, answer.text
+
+
+def test_every_call_of_comfyui_has_the_same_answer_below_api(tmp_path: Path) -> None:
+    """ComfyUI's own client calls the paths below /api; the calls of the page and of the native interface do too."""
+    pool = RefusingPool()
+    queries = {"/view": "filename=x.png"}
+
+    async def answers() -> dict[tuple[str, str], tuple[Answer, Answer]]:
+        app = application(pool, ServeSection(), tmp_path)
+        paths = (await call(app, "GET", "/openapi.json")).json["paths"]
+        listed = [(method.upper(), path) for path, calls in paths.items() for method in calls]
+        routes = [(method, path) for method, path in listed if "comfyui" in paths[path][method.lower()]["tags"]]
+        found = {}
+        for method, path in routes:
+            own = path.format(prompt_id="x", folder="loras", name="KSampler")
+            both = [
+                await call(app, method, prefix + own, b"{}", query=queries.get(path, "")) for prefix in ("", "/api")
+            ]
+            found[method, path] = both[0], both[1]
+        return found
+
+    found = asyncio.run(answers())
+    assert len(found) >= 17
+    for key, (plain, below) in found.items():
+        assert (plain.status, plain.body) == (below.status, below.body), key
+    assert found["GET", "/models/{folder}"][1].json == ["light"]
+    assert found["GET", "/history/{prompt_id}"][1].json == {}
+    assert asyncio.run(heard(pool, tmp_path)) == "status"
+
+
+async def heard(pool: RefusingPool, folder: Path) -> str:
+    """The kind of the first message of a socket below /api."""
+    scope = {
+        "type": "websocket", "path": "/api/ws", "raw_path": b"/api/ws", "query_string": b"", "root_path": "",
+        "scheme": "ws", "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80), "subprotocols": [],
+    }  # fmt: skip
+    told: list[dict[str, Any]] = [{"type": "websocket.connect"}]
+    sent: list[dict[str, Any]] = []
+    is_heard = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if told:
+            return told.pop()
+        await is_heard.wait()
+        return {"type": "websocket.disconnect", "code": 1000}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if message["type"] != "websocket.accept":
+            is_heard.set()
+
+    await application(pool, ServeSection(), folder)(scope, receive, send)
+    return json.loads(sent[1]["text"])["type"]
+
+
+def test_history_takes_every_limit_that_clients_send(server: str) -> None:
+    ids = []
+    for seed in (31, 32, 33):
+        body = {"prompt": changed(steps=1, seed=seed), "prompt_id": f"limits-{seed}"}
+        ids.append(requests.post(f"{server}/prompt", json=body, timeout=60).json()["prompt_id"])
+    while any(requests.get(f"{server}/queue", timeout=60).json().values()):
+        pass
+    for query, expected in (
+        ("max_items=0", []), ("max_items=-1", ids), ("max_items=5000", ids), ("max_items=2", ids[1:]),
+        ("max_items=1&offset=0", None), ("offset=1000", []),
+    ):  # fmt: skip
+        answer = requests.get(f"{server}/api/history?{query}", timeout=60)
+        assert answer.status_code == 200, query
+        found = list(answer.json())
+        assert len(found) == 1 if expected is None else [each for each in found if each in ids] == expected, query
+
+
+def test_a_cancelled_workflow_was_interrupted_in_the_history_too(server: str) -> None:
+    long = changed(steps=900, seed=41)
+    prompt_id = requests.post(f"{server}/prompt", json={"prompt": long}, timeout=60).json()["prompt_id"]
+    while not requests.get(f"{server}/queue", timeout=60).json()["queue_running"]:
+        pass
+    requests.post(f"{server}/interrupt", timeout=60)
+    while any(requests.get(f"{server}/queue", timeout=60).json().values()):
+        pass
+    status = requests.get(f"{server}/history/{prompt_id}", timeout=60).json()[prompt_id]["status"]
+    kind, data = status["messages"][-1]
+    assert (status["status_str"], status["completed"], kind) == ("error", False, "execution_interrupted")
+    assert (data["node_type"], "exception_message" in data) == ("KSampler", False)
+
+
+def test_a_mask_of_the_editor_becomes_the_alpha_channel_of_its_image(server: str) -> None:
+    def sent(name: str, image: Image.Image, call: str, **fields: str) -> requests.Response:
+        content = BytesIO()
+        image.save(content, "PNG")
+        files = {"image": (name, content.getvalue())}
+        return requests.post(f"{server}/api/upload/{call}", files=files, data=fields, timeout=60)
+
+    photo = sent("photo.png", Image.new("RGB", (8, 8), "blue"), "image").json()
+    reference = {"filename": photo["name"], "subfolder": "", "type": "input"}
+    half = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
+    half.paste((0, 0, 0, 0), (0, 0, 4, 8))
+    stored = sent("mask.png", half, "mask", subfolder="clipspace", original_ref=json.dumps(reference)).json()
+    assert stored == {"name": "mask.png", "subfolder": "clipspace", "type": "input"}
+    params = {"filename": "mask.png", "subfolder": "clipspace", "type": "input"}
+    image = opened(requests.get(f"{server}/view", params=params, timeout=60).content)
+    assert (image.getpixel((1, 1)), image.getpixel((6, 6))) == ((0, 0, 255, 0), (0, 0, 255, 255))
+    unknown = json.dumps({**reference, "filename": "no.png"})
+    for wrong, status in (("", 400), ("[]", 400), ('{"filename": 3}', 400), (unknown, 404)):
+        assert sent("mask.png", half, "mask", original_ref=wrong).status_code == status, wrong
+    small = sent("mask.png", half.resize((4, 4)), "mask", original_ref=json.dumps(reference))
+    assert (small.status_code, "expected 8x8" in small.text) == (400, True)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from modelpool.actors.graph.schedule_guidance import check_shift, shift_default
 from modelpool.actors.http.comfy_export import api_format
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_node_types import NodeUnsupported
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.core.shift_by_size import ShiftBySize
+from modelpool.pool.families.supported import running_families
+from modelpool.pool.sampling.schedules import flow_table, make_sigmas, sd1_sigma_table, sigma_table
 from tests.actors.http import comfy_examples as examples
 from tests.actors.http.test_fuzzed_bodies import damaged
 
@@ -46,20 +49,150 @@ def test_flux_with_a_guider() -> None:
     assert (request.width, request.height) == (64, 96)
     graph["guider"]["inputs"]["conditioning"] = ["text", 0]
     assert "cfg" not in made(graph)[0].model_fields_set, "the scale that the model was made for, as in ComfyUI"
+    assert made(graph)[0].shift is None, "the shift that the model has for this size"
     graph["shifted"]["inputs"]["width"] = 128
-    assert "expected those of the image" in refusal(graph)
+    by_size = ShiftBySize((256, 4096), (0.5, 1.15))
+    assert made(graph)[0].shift == pytest.approx(by_size.shift(8 * 6, 20))
     graph["shifted"]["inputs"]["max_shift"] = 2.0
-    assert "found the shift 0.5, 2" in refusal(graph)
+    by_size = ShiftBySize((256, 4096), (0.5, 2.0))
+    assert made(graph)[0].shift == pytest.approx(by_size.shift(8 * 6, 20))
 
 
-def test_stable_diffusion_3_with_its_own_shift() -> None:
+def test_stable_diffusion_3_with_a_shift() -> None:
     graph = examples.sd3()
     (request,) = made(graph)
     assert (request.model, request.cfg, request.negative) == ("sd3", 7.0, "blurry")
-    graph["shifted"]["inputs"]["shift"] = 6.0
-    assert "found the shift 6" in refusal(graph)
+    for shift in (3.0, 6.0):
+        graph["shifted"]["inputs"]["shift"] = shift
+        assert made(graph)[0].shift == shift
     graph["negative"] = examples.node("ConditioningZeroOut", conditioning=["positive", 0])
     assert "set to zero" in refusal(graph)
+
+
+def test_templates_of_flow_models_with_a_shift_are_accepted() -> None:
+    """As far as the pool decides it: the models' own shift is no shift of the recipe, another one is its."""
+    families = running_families()
+    templates = [
+        ("qwen_image", examples.from_parts("flow", ("ModelSamplingAuraFlow", 3.1)), 3.1),
+        ("z_image", examples.from_parts("flow", ("ModelSamplingAuraFlow", 3.0), "res_multistep", 1.0, zero=True), 0.0),
+        ("lumina2", examples.from_parts("flow", ("ModelSamplingAuraFlow", 6.0), "res_multistep"), 0.0),
+        ("chroma", examples.from_parts("flow", ("ModelSamplingAuraFlow", 1.0)), 0.0),
+        ("hidream_i1", examples.from_parts("flow", ("ModelSamplingSD3", 3.0), "uni_pc", 5.0), 0.0),
+        ("hidream_i1", examples.from_parts("flow", ("ModelSamplingSD3", 6.0), "lcm", 1.0, zero=True), 6.0),
+    ]
+    for name, graph, shift in templates:
+        names = PoolNames({"flow": families[name].title}, [])
+        (request,) = [one for output in outputs_of(graph, names) for one in requests_of(output, names, read_image)]
+        facts = families[name].sampling
+        check_shift(request, facts)
+        own = shift_default(request, facts)
+        assert (0.0 if "shift" in own else request.shift) == shift, name
+        assert sigma_table(facts.noise.shifted_by(request.shift or 0.0), 16, 20).sigma(500.0) == pytest.approx(
+            flow_table(graph["shifted"]["inputs"]["shift"]).sigma(500.0)
+        )
+
+
+def test_samplers_with_settings_become_fields() -> None:
+    node = examples.node
+    levels = node("BasicScheduler", model=["model", 0], scheduler="karras", steps=8, denoise=1.0)
+    adaptive = {"order": 3, "rtol": 0.05, "atol": 0.0078, "h_init": 0.05, "pcoeff": 0.0, "icoeff": 1.0, "dcoeff": 0.0}
+    cases = [
+        (node("SamplerEulerAncestral", eta=0.5, s_noise=0.9), ("euler_ancestral", 0.5, 0.9)),
+        (node("SamplerEulerAncestral", eta=1.0, s_noise=1.0), ("euler_ancestral", None, 1.0)),
+        (node("SamplerEulerAncestralCFGPP", eta=0.0, s_noise=1.0), ("euler_ancestral_cfg_pp", 0.0, 1.0)),
+        (node("SamplerEulerCFGpp", version="regular"), ("euler_cfg_pp", None, 1.0)),
+        (
+            node("SamplerDPMPP_2M_SDE", solver_type="heun", eta=0.7, s_noise=1.1, noise_device="gpu"),
+            ("dpmpp_2m_sde_heun", 0.7, 1.1),
+        ),
+        (
+            node("SamplerDPMPP_2M_SDE", solver_type="midpoint", eta=1.0, s_noise=1.0, noise_device="cpu"),
+            ("dpmpp_2m_sde", None, 1.0),
+        ),
+        (node("SamplerDPMPP_3M_SDE", eta=0.3, s_noise=1.0, noise_device="gpu"), ("dpmpp_3m_sde", 0.3, 1.0)),
+        (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.2, r=0.5, noise_device="gpu"), ("dpmpp_sde", None, 1.2)),
+        (node("SamplerDPMPP_2S_Ancestral", eta=0.2, s_noise=1.0), ("dpmpp_2s_ancestral", 0.2, 1.0)),
+        (node("SamplerLMS", order=4), ("lms", None, 1.0)),
+        (
+            node("SamplerDPMAdaptative", **adaptive, accept_safety=0.81, eta=0.0, s_noise=1.0),
+            ("dpm_adaptive", None, 1.0),
+        ),
+    ]
+    for sampler, expected in cases:
+        (request,) = made(examples.with_parts(sampler, levels))
+        assert (request.sampler, request.eta, request.s_noise) == expected
+        assert (request.schedule, request.steps) == ("karras", 8)
+    for sampler, said in (
+        (node("SamplerEulerCFGpp", version="alternative"), "version: found alternative, expected regular"),
+        (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.0, r=0.3, noise_device="gpu"), "r: found 0.3, expected 0.5"),
+        (node("SamplerLMS", order=2), "order: found 2, expected 4"),
+        (node("SamplerEulerAncestral", eta=2.0, s_noise=1.0), "eta: found 2.0, expected at most 1"),
+    ):
+        assert said in refusal(examples.with_parts(sampler, levels))
+
+
+def test_noise_levels_of_nodes_become_schedules_or_lists() -> None:
+    node = examples.node
+    sampler, table = node("KSamplerSelect", sampler_name="euler"), sd1_sigma_table()
+    ends = {"sigma_max": table.sigma_max, "sigma_min": table.sigma_min}
+    for levels, schedule in (
+        (node("KarrasScheduler", steps=8, **ends, rho=7.0), "karras"),
+        (node("ExponentialScheduler", steps=8, **ends), "exponential"),
+        (node("PolyexponentialScheduler", steps=8, **ends, rho=1.0), "polyexponential"),
+    ):
+        (request,) = made(examples.with_parts(sampler, levels))
+        assert request.sigmas == pytest.approx(make_sigmas(schedule, 8, table)[:-1].tolist(), rel=1e-5)
+    bent = made(examples.with_parts(sampler, node("PolyexponentialScheduler", steps=3, **ends, rho=2.0)))[0].sigmas
+    assert bent[1] == pytest.approx(table.sigma_min**0.75 * table.sigma_max**0.25)
+    for levels, fields in (
+        (node("AlignYourStepsScheduler", model_type="SD1", steps=10, denoise=1.0), ("ays_sd1", 10)),
+        (node("AlignYourStepsScheduler", model_type="SVD", steps=25, denoise=1.0), ("ays_svd", 25)),
+        (node("GITSScheduler", coeff=1.2, steps=7, denoise=1.0), ("gits", 7)),
+        (node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=0.6, beta=0.6), ("beta", 9)),
+    ):
+        (request,) = made(examples.with_parts(sampler, levels))
+        assert (request.schedule, request.steps, request.sigmas) == (*fields, ())
+    (request,) = made(examples.with_parts(sampler, node("ManualSigmas", sigmas="14.6, 7  1.5,0")))
+    assert request.sigmas == (14.6, 7.0, 1.5)
+    (request,) = made(examples.with_parts(sampler, node("Flux2Scheduler", steps=6, width=1024, height=768), "flux"))
+    noise = running_families()["flux2_dev"].sampling.noise
+    assert request.sigmas == pytest.approx(make_sigmas("simple", 6, sigma_table(noise, 3072, 6))[:-1].tolist())
+    for levels, said in (
+        (node("ManualSigmas", sigmas="1, 0.5"), "expected 0 at the end"),
+        (node("ManualSigmas", sigmas="0.5, 1, 0"), "expected levels that fall"),
+        (node("ManualSigmas", sigmas="1, x"), "expected numbers with commas"),
+        (node("GITSScheduler", coeff=0.9, steps=7, denoise=1.0), "coeff: found 0.9, expected 1.2"),
+        (node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=1.0, beta=0.6), "alpha: found 1, expected"),
+        (node("KarrasScheduler", steps=8, sigma_max=1.0, sigma_min=2.0, rho=7.0), "expected levels that fall"),
+        (node("ExponentialScheduler", steps=8, sigma_max=1.0, sigma_min=0.0), "found 0, expected more"),
+        (node("AlignYourStepsScheduler", model_type="SD1", steps=10, denoise=0.01), "of 10 steps is none"),
+    ):
+        assert said in refusal(examples.with_parts(sampler, levels))
+    graph = examples.with_image()
+    graph["chosen"], graph["levels"] = sampler, node("GITSScheduler", coeff=1.2, steps=8, denoise=0.5)
+    graph["sampler"] = {**examples.with_parts(sampler, sampler)["sampler"]}
+    graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
+    (request,) = made(graph)
+    assert (request.steps, request.first_step(rounds_up=False)) == (8, 4)
+
+
+def test_hypertile_and_skipped_layers_as_nodes_propose_them() -> None:
+    node = examples.node
+    graph = examples.basic(model=["tiled", 0])
+    graph["tiled"] = node("HyperTile", model=["model", 0], tile_size=256, swap_size=2, max_depth=0, scale_depth=True)
+    found = made(graph)[0].run_options.hypertile
+    assert found is not None
+    assert (found.tile, found.depth) == (256, 0)
+    graph["tiled"]["inputs"]["max_depth"] = 1
+    assert "scale_depth: expected false" in refusal(graph)
+    graph["tiled"] = node(
+        "SkipLayerGuidanceDiT",
+        model=["model", 0], double_layers="7, 8", single_layers="9", scale=3.0, start_percent=0.0, end_percent=0.5,
+        rescaling_scale=0.4,
+    )  # fmt: skip
+    slg = made(graph)[0].run_options.slg
+    assert slg is not None
+    assert (slg.layers, slg.single, slg.rescale) == ((7, 8), (9,), 0.4)
 
 
 def test_turbo_levels_are_those_of_every_hundredth_training_step() -> None:
@@ -132,7 +265,7 @@ def test_a_second_pass_over_a_scaled_image() -> None:
     graph = examples.upscaled()
     (request,) = made(graph)
     assert request.hires is not None
-    assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "picture", 16)
+    assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "image", 16)
     graph["saved"]["inputs"]["images"] = ["bigger", 0]
     assert "after they were scaled" in refusal(graph)
 
@@ -157,7 +290,7 @@ def test_an_upscaler_enlarges_the_output_or_the_start_of_a_second_pass() -> None
     graph["again"]["inputs"]["pixels"] = ["sized", 0]
     hires = made(graph)[0].hires
     assert hires is not None
-    assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "picture")
+    assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "image")
     graph["bigger"]["inputs"]["image"] = ["large", 0]
     graph["again"]["inputs"]["pixels"] = ["bigger", 0]
     assert "the factor of its upscaler is not known" in refusal(graph)

@@ -119,6 +119,19 @@ def test_all_uses_of_images_have_a_bound_in_pixels() -> None:
         requests_of(output, NAMES, WorkflowImages(read_image, 2 * one_use - 1))
 
 
+def test_images_are_cropped_and_inverted_before_they_are_encoded() -> None:
+    """A crop beyond the border has what is inside of it, as in ComfyUI."""
+    graph = changed(latent_image=["10", 0], denoise=0.5)
+    graph["9"] = {"class_type": "LoadImage", "inputs": {"image": "edges.png"}}
+    crop = {"image": ["9", 0], "width": 48, "height": 32, "x": 32, "y": 16}
+    graph["11"] = {"class_type": "ImageCrop", "inputs": crop}
+    graph["12"] = {"class_type": "ImageInvert", "inputs": {"image": ["11", 0]}}
+    graph["10"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["12", 0], "vae": ["1", 2]}}
+    pixels = made(graph)[0].image.pixels
+    assert pixels.shape[:2] == (32, 32)
+    assert tuple(pixels[0, 0, :3]) == (0, 255, 255)
+
+
 def test_controlnets_guidance_and_layers_become_fields() -> None:
     graph = changed(cfg=1.0, positive=["16", 0], negative=["17", 0])
     graph["14"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": "canny.safetensors"}}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from modelpool.actors.detached import job_service
+from modelpool.actors.detached.job_service import JobsProgress
 from modelpool.actors.http.application import application
 from modelpool.actors.settings.serve_section import ServeSection
-from tests.actors.detached.test_job_service import opened
-from tests.actors.http.asgi import call
+from tests.actors.detached.test_job_service import Service, opened
+from tests.actors.fakes import ENDLESS
+from tests.actors.http.asgi import Answer, call
 
 KEYS = {"ann": "a" * 20, "bob": "b" * 20}
 
@@ -58,3 +62,58 @@ def test_a_key_means_the_same_submission_for_the_next_server(tmp_path: Path) -> 
         assert asyncio.run(followed(first["id"], "bob")) == 404
         assert len(service.pool.detached()) == 2
         assert len(list((service.out / "inputs").iterdir())) == 1
+
+
+def test_the_history_of_a_journaled_job_is_found_in_every_state(tmp_path: Path, monkeypatch: Any) -> None:
+    """The pool knows it by another id, NAME.EPOCH.NUMBER-INDEX, and not before it is sent: both gave 404."""
+    for name in ("LEAST_WINDOW", "WINDOW", "CHUNK"):
+        monkeypatch.setattr(job_service, name, 4)
+    with opened(tmp_path) as service:
+        asyncio.run(_read_histories(service))
+
+
+async def _read_histories(service: Service) -> None:
+    app = application(service.pool, ServeSection(keys=KEYS), service.out)
+
+    async def answer(method: str, path: str, user: str = "ann", query: str = "", body: bytes = b"") -> Answer:
+        return await call(app, method, path, body, {"authorization": f"Bearer {KEYS[user]}"}, query)
+
+    async def submit(*prompts: str) -> str:
+        requests = [{"model": "shapes", "prompt": prompt, "seed": seed} for seed, prompt in enumerate(prompts)]
+        body = json.dumps({"requests": requests, "detached": True}).encode()
+        return str((await answer("POST", "/api/jobs", body=body)).json["id"])
+
+    async def history(submission: str, index: int) -> dict[str, Any]:
+        """By the calls of both interfaces, which agree."""
+        path = f"/api/jobs/{submission}"
+        why = await answer("GET", f"{path}/why", query=f"index={index}")
+        page = await answer("GET", f"/api/job-history/{submission}-{index}")
+        story = await answer("GET", f"{path}/story", query=f"index={index}")
+        assert [each.status for each in (why, page, story)] == [200] * 3, (index, why.body)
+        assert [why.json["status"], why.json["job_id"]] == [page.json["status"], page.json["job_id"]]
+        assert story.json["lines"] == page.json["lines"]
+        return why.json
+
+    async def until(is_true: Callable[[JobsProgress], bool], submission: str) -> None:
+        jobs = service.pool.attach(submission)
+        await asyncio.to_thread(service.until, lambda: is_true(jobs.progress()))
+
+    done = await submit("a thing")
+    await until(lambda now: now.record.succeeded == 1, done)
+    found = await history(done, 0)
+    assert (found["status"], len(found["tasks"])) == ("succeeded", 4)
+    long = await submit(*(f"{ENDLESS} {number}" for number in range(5)))
+    await until(lambda now: any(task.index == 0 for task in now.running), long)
+    found = await history(long, 0)
+    assert (found["status"], len(found["tasks"])) == ("active", 4)
+    waits = [task["wait"] for task in (await history(long, 3))["tasks"]]
+    assert any(waits), "queued in the pool, behind two that run on its two GPUs"
+    found = await history(long, 4)
+    assert (found["status"], found["tasks"], "waits in the journal" in found["note"]) == ("active", [], True)
+    for path, user in ((f"{long}-0", "bob"), (f"{long}-9", "ann"), ("unknown-0", "ann")):
+        assert (await answer("GET", f"/api/job-history/{path}", user)).status == 404, path
+    await answer("DELETE", f"/api/jobs/{long}")
+    while (await answer("GET", f"/api/jobs/{long}")).json["state"] != "ended":
+        await asyncio.sleep(0.01)
+    found = await history(long, 4)
+    assert (found["status"], "no longer knows" in found["note"]) == ("cancelled", True)

@@ -222,7 +222,7 @@ def test_the_description_has_every_field_of_a_request(server: str) -> None:
 
 
 def test_the_state_of_the_pool_and_its_models_are_described(server: str) -> None:
-    assert requests.get(f"{server}/api/models", timeout=60).json()["models"][0]["name"] == "shapes"
+    assert requests.get(f"{server}/api/choices", timeout=60).json()["models"][0]["name"] == "shapes"
     assert requests.get(f"{server}/api/status", timeout=60).json()["workers"]
     metrics = requests.get(f"{server}/metrics", timeout=60)
     assert metrics.headers["content-type"].startswith("text/plain")

@@ -15,6 +15,9 @@ import requests
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool.actors.http.openai_api import _check_succeeded
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.submissions import JobEnd
 
 
 @pytest.fixture
@@ -106,3 +109,10 @@ def test_the_jobs_of_a_client_that_goes_are_cancelled(server: str, stream: bool)
     while latest()["state"] == "active":
         pass
     assert (latest()["interface"], latest()["cancelled"]) == ("openai", 1)
+
+
+def test_an_error_counts_no_images() -> None:
+    """It counted them from 1, and `index` counts from 0 everywhere."""
+    for index in (0, 1):
+        with pytest.raises(HttpProblem, match=r"^an image was not generated: oom: no memory$"):
+            _check_succeeded(JobEnd(index, "s-0", "failed", kind="oom", message="no memory"))

@@ -110,7 +110,7 @@ def test_unchanged_files_are_not_sent_again_and_unknown_ones_are_refused(tmp_pat
 
 
 def test_calls_of_the_page_need_a_key(tmp_path: Path) -> None:
-    paths = ("/api/live", "/api/choices", "/api/ends", "/api/history/x-0", "/api/jobs/x/outputs/0/thumbnail")
+    paths = ("/api/live", "/api/choices", "/api/ends", "/api/job-history/x-0", "/api/jobs/x/outputs/0/thumbnail")
     found = answers(*paths, settings=ServeSection(keys=KEYS), folder=tmp_path)
     assert [answer.status for answer in found] == [401] * len(paths)
 
@@ -345,9 +345,9 @@ def test_jobs_without_an_output_are_submitted_again(page_server: str) -> None:
 def test_the_history_of_a_job_is_for_its_owner(page_server: str) -> None:
     submission = submit(page_server, "ann", "a yellow circle")
     wait_for_end(page_server, "ann", submission)
-    history = get(page_server, "ann", f"/api/history/{submission}-0").json()
+    history = get(page_server, "ann", f"/api/job-history/{submission}-0").json()
     assert (history["status"], bool(history["lines"]), bool(history["tasks"])) == ("succeeded", True, True)
-    assert get(page_server, "bob", f"/api/history/{submission}-0").status_code == 404
+    assert get(page_server, "bob", f"/api/job-history/{submission}-0").status_code == 404
 
 
 def test_a_viewer_sees_its_own_jobs_and_prompts_only(page_server: str) -> None:

@@ -54,7 +54,7 @@ A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
         {
             "sampling": ("dpmpp_2m_sde_heun", "exponential"),
             "hires": {
-                "scale": 2.0, "strength": 0.35, "steps": 12, "via": "picture", "upscaler": "RealESRGAN_x4plus",
+                "scale": 2.0, "strength": 0.35, "steps": 12, "via": "image", "upscaler": "RealESRGAN_x4plus",
             },
         },
         (),
@@ -140,8 +140,8 @@ A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
         "Stable Diffusion 3",
         "a watch on a velvet cushion\nNegative prompt: hands\nSteps: 28, Sampler: DPM++ 2M, "
         "Schedule type: SGM Uniform, CFG scale: 4.5, Seed: 60, Size: 1024x1024, Model: sd35_large, Shift: 3",
-        {"sampling": ("dpmpp_2m", "sgm_uniform"), "cfg": 4.5},
-        ("Shift: not used",),
+        {"sampling": ("dpmpp_2m", "sgm_uniform"), "cfg": 4.5, "shift": 3.0},
+        (),
     ),
     (
         "Wan: a video",
@@ -387,9 +387,9 @@ def test_the_interface_of_the_web_ui_has_the_same_names_of_upscalers() -> None:
     for name, expected in (
         (None, {"via": "latent"}),
         ("Latent (bicubic)", {"via": "latent"}),
-        ("Lanczos", {"via": "picture"}),
-        ("R-ESRGAN 2x+", {"via": "picture", "upscaler": "RealESRGAN_x2plus"}),
-        ("4x-Sharp", {"via": "picture", "upscaler": "4x-Sharp"}),
+        ("Lanczos", {"via": "image"}),
+        ("R-ESRGAN 2x+", {"via": "image", "upscaler": "RealESRGAN_x2plus"}),
+        ("4x-Sharp", {"via": "image", "upscaler": "4x-Sharp"}),
     ):
         assert scaling_fields(name) == expected
     call = parse_call({"prompt": "x", "enable_hr": True, "hr_scale": 2, "hr_upscaler": "R-ESRGAN 2x+"}, False)

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from modelpool.actors.detached.job_service import JobsProgress
 from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord, SubmissionState
 from modelpool.actors.http.native_api import end_json
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import output_of
-from modelpool.actors.http.submissions import HttpSubmission, Submissions
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure
 from modelpool.actors.results.previews import ImagePreview
@@ -228,3 +230,26 @@ def test_an_equal_preview_of_a_job_is_no_new_one() -> None:
     assert submission.previews[0] is first
     submission.note_previews({0: ImagePreview(2, 4, b"second", index=0, job_id=JobId("a"))})
     assert submission.previews[0].content == b"second"
+
+
+def test_images_of_ended_submissions_are_released_whichever_field_has_them(tmp_path: Path) -> None:
+    """Up to 1,000 submissions are remembered; those of image prompts, masks and videos kept their pixels."""
+    image, mask = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.uint8)
+    frames, file = np.zeros((5, 64, 64, 3), np.uint8), str(tmp_path / "a.png")
+    Image.fromarray(image).save(file)
+    prompted = {"model": "ip", "image": image}
+    for fields in (
+        {"image": image, "strength": 0.5}, {"reference": [image]}, {"last_image": image, "image": file},
+        {"controls": [{"model": "canny", "image": image}]},
+        {"controls": [{"model": "inpaint", "image": file, "mask": mask}]},
+        {"image_prompts": [prompted]}, {"image_prompts": [{**prompted, "image": file, "mask": mask}]},
+        {"regions": [{"prompt": "a", "mask": mask}]}, {"video": frames}, {"video": file, "video_mask": frames[..., 0]},
+    ):  # fmt: skip
+        request = GenerateRequest(model="shapes", prompt="a", **fields)
+        known = HttpSubmission("s", "", "native", 1, lambda: None, False, requests=[request])
+        assert known.requests, "while it runs"
+        known.note([JobEnd(0, "s-0", "failed")], ())
+        assert known.requests == (), fields.keys()
+    plain = HttpSubmission("s", "", "native", 1, lambda: None, False, requests=[REQUEST])
+    plain.note([JobEnd(0, "s-0", "failed")], ())
+    assert plain.requests, "they may be submitted again"

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from modelpool.actors.cli.job_file import JobLine, job_lines
+from modelpool.actors.job_files.columns import ColumnChoice
 from modelpool.actors.job_files.rows import read_rows
 from modelpool.actors.job_files.text_rows import json_rows
 from modelpool.actors.request.other_names import OTHER_NAMES
@@ -137,3 +139,73 @@ def test_rows_are_read_as_they_are_wanted() -> None:
         tracemalloc.stop()
     assert last == (20_001, {"prompt": "20000"})
     assert peak_bytes < 200_000
+
+
+def test_columns_of_a_real_dataset_are_named_or_left_out(tmp_path: Path) -> None:
+    """Any further column ended the file."""
+    columns = {"Caption": ["a", "b"], "url": ["u", "v"], "width": [4000, 3000], "id": [17, 18]}
+    objects = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    csv_lines = [",".join(columns), *(",".join(map(str, each.values())) for each in objects)]
+    written(tmp_path / "rows.csv", "\n".join(csv_lines))
+    written(tmp_path / "rows.jsonl", "\n".join(json.dumps(each) for each in objects))
+    for name in ("rows.parquet", "rows.csv", "rows.jsonl"):
+        choice = ColumnChoice.of(["prompt=caption", "width="], ignores=True)
+        found = [GenerateRequest(model="m", **fields) for _, fields in read_rows(tmp_path / name, choice)]
+        assert [(one.prompt, one.id, one.width) for one in found] == [("a", "17", None), ("b", "18", None)], name
+    for name in ("rows.parquet", "rows.csv"):
+        with pytest.raises(UserError, match=r"unknown column 'url'.*--ignore-columns"):
+            list(read_rows(tmp_path / name, ColumnChoice.of(["prompt=caption"])))
+        with pytest.raises(UserError, match="has no column 'text' for prompt; found Caption, url"):
+            list(read_rows(tmp_path / name, ColumnChoice.of(["prompt=text"], ignores=True)))
+    _, fields = next(read_rows(tmp_path / "rows.jsonl", ColumnChoice.of(["prompt=Caption"])))
+    assert fields["url"] == "u", "the request names it"
+    for wrong, message in (
+        (["caption"], "FIELD=COLUMN"),
+        (["promt=x"], "did you mean 'prompt'"),
+        (["id=a", "id=b"], "one column"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ColumnChoice.of(wrong)
+
+
+def test_metadata_of_a_csv_cell_are_json_and_lists_are_split(tmp_path: Path) -> None:
+    """Metadata were a text, and image prompts one name."""
+    lines = ["prompt,metadata,image_prompts", 'a,"{""row"": 1}",x=1.png; y=2.png', "b,[1] and more,", "c,17,"]
+    rows = [fields for _, fields in read_rows(written(tmp_path / "jobs.csv", "\n".join(lines)))]
+    assert rows == [
+        {"prompt": "a", "metadata": {"row": 1}, "image_prompts": ["x=1.png", "y=2.png"]},
+        {"prompt": "b", "metadata": "[1] and more"},
+        {"prompt": "c", "metadata": "17"},
+    ]
+
+
+def test_an_id_may_be_a_whole_number() -> None:
+    for given, expected in ((17, "17"), (-3, "-3"), ("017", "017")):
+        assert GenerateRequest(model="m", prompt="p", id=given).id == expected
+    for wrong in (True, 1.5, "", 10**50):
+        with pytest.raises(UserError, match="id: found"):
+            GenerateRequest(model="m", prompt="p", id=wrong)
+
+
+def test_names_of_other_programs_for_the_number_and_the_negative_prompt_are_known() -> None:
+    for name, field in (("neg_prompt", "negative"), ("num_images", "n"), ("batch_size", "n"), ("n_iter", "n")):
+        with pytest.raises(UserError, match=f"'{name}'; did you mean '{field}'"):
+            GenerateRequest(model="m", prompt="p", **{name: 1})
+
+
+def test_hires_via_image_is_what_picture_was(tmp_path: Path) -> None:
+    """Also for the seeds that lines without one get: the same file means the same images."""
+    requests = [GenerateRequest(model="m", prompt="p", hires={"scale": 2, "via": via}) for via in ("image", "picture")]
+    assert [one.hires.via for one in requests if one.hires] == ["image", "image"]
+    lines = [
+        json.dumps({"model": "m", "prompt": "p", "hires": {"scale": 2, "via": via}}) for via in ("image", "picture")
+    ]
+    seeds = []
+    for line in lines:
+        (found,) = job_lines(written(tmp_path / "jobs.jsonl", line), {})
+        assert isinstance(found, JobLine)
+        seeds.append(found.request.seed)
+    assert seeds == [3181275750] * 2, "as before the name changed"
+    with pytest.raises(UserError, match="'latent' or 'image'"):
+        GenerateRequest(model="m", prompt="p", hires={"scale": 2, "via": "pixels"})

@@ -55,6 +55,11 @@ def test_loras_may_be_a_mapping() -> None:
         ("light:0.8@0.5-0.5", "loras.start, loras.end: found '0.5 to 0.5'"),
         ("light:0.8@x", "loras: found 'x', expected the part of the schedule"),
         ("light:1:2:3", "up to two strengths"),
+        (
+            "light:0.8@0-0.3:0.4@0.3-1",
+            r'found .0.4@0.3-1., .*twice, as in "light:0.8@0-0.3" and "light:0.4@0.3-1"',
+        ),
+        ("light:0.8@0-0.3:steps=0.3-1", "one part of the schedule for each use of a LoRA"),
         ("light:0.8:stop=5", "steps= with fractions"),
         ("light:0.8:lbw=1,2,3", "loras.blocks: found '3 numbers', expected 12, 17, 20, 26 numbers"),
         ({"name": "light", "blocks": {"IN04": "x"}}, "loras.blocks: found 'x'"),

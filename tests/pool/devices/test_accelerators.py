@@ -83,6 +83,7 @@ def test_what_is_free_is_the_drivers_and_the_caches(
     assert memory.peak_bytes() == 5 * GIB
     memory.reset_peak()
     assert memory.peak_bytes() == allocated * GIB
+    assert memory.cached_bytes() == cached * GIB
     memory.release_cached()
     assert module.cached_bytes == 0
     assert memory.free_bytes() == free_bytes - allocated * GIB

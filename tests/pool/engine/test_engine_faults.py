@@ -248,7 +248,7 @@ class SeenRoad(TransferPipeline):
 
     made: tuple[StreamingUploader, ...] = ()
 
-    def uploader(self, order: StreamOrder | None = None) -> Uploader:
+    def uploader(self, order: StreamOrder | None = None, kept_bytes: int = 0) -> Uploader:
         made = super().uploader(order)
         assert isinstance(made, StreamingUploader)
         self.made += (made,)

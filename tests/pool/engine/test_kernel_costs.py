@@ -3,6 +3,7 @@ configuration requests."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from modelpool.pool.ops.layer_choice import Products
 from modelpool.pool.patcher.weight_bytes import module_weights
 from modelpool.pool.quant.native_kernels import fp8_linear, linear_kernel, reference_kernel, reference_product
 from modelpool.pool.quant.quantize import quantize
-from modelpool.pool.specs.spec import Role
 from tests.pool.quant.test_checkpoints import PROMPT, SHAPES, draw, quantized
 
 GIB = 1 << 30
@@ -74,8 +74,29 @@ def test_what_plans_show_is_what_engines_decide() -> None:
         for card in (CPU, AMPERE, ADA, BLACKWELL):
             for products in (Products.EXACT, Products.AUTO):
                 used = by_kernel(kernel_costs({name: STORED}, 2, card, products))["native"].is_used
-                kernel = products_kernel(Role.DIFFUSION_MODEL, {name: STORED}, card, products)
+                kernel = products_kernel({name: STORED}, card, products)
                 assert (kernel is not None) == used, (name, card.name, products)
+
+
+def test_each_layer_is_decided_by_its_own_format() -> None:
+    """Of files with several formats, what plans show is what engines do: the kernel takes the weights of every format
+    that the card multiplies, whichever has most bytes, and no others."""
+    weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
+    stored = {"F8_E4M3": weight.to(torch.float8_e4m3fn), "BF16": weight.bfloat16()}
+    stored |= {name: quantize(weight, name) for name in ("float8_e4m3fn", "mxfp8")}
+    x, failures = torch.randn(3, 32), []
+    for first, second in itertools.permutations(stored, 2):
+        formats = {first: StoredFormat(1, 400, 400), second: StoredFormat(1, 300, 600)}
+        used = {
+            cost.format
+            for cost in kernel_costs(formats, 2, ADA, Products.AUTO)
+            if cost.kernel == "native" and cost.is_used
+        }
+        kernel = products_kernel(formats, ADA, Products.AUTO)
+        taken = {name for name in formats if kernel is not None and kernel(x, stored[name], None) is not None}
+        if not used == taken == formats.keys() & {"F8_E4M3", "float8_e4m3fn"}:
+            failures.append((first, second, used, taken))
+    assert not failures
 
 
 def test_formats_are_counted_by_layer() -> None:

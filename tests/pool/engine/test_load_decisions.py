@@ -8,10 +8,10 @@ from torch import nn
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities, host_capabilities
 from modelpool.pool.devices.kinds import DeviceKind
-from modelpool.pool.engine.load_decisions import component_operations, linear_kernel_for
+from modelpool.pool.engine.load_decisions import StoredFormat, component_operations, products_kernel
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
-from modelpool.pool.ops.layer_choice import OperationFlags
+from modelpool.pool.ops.layer_choice import OperationFlags, Products
 from modelpool.pool.specs.spec import Role
 from tests.pool.zoo import store_in
 
@@ -40,8 +40,7 @@ def test_decisions(role: Role, stored: dict[str, int], device: DeviceCapabilitie
 
 def test_a_decision_for_8_bit_products_is_carried_out() -> None:
     """On a pretend card, by torch's own kernel on the CPU."""
-    decided = component_operations(Role.DIFFUSION_MODEL, {"F8_E4M3": 9}, ADA, OperationFlags(fp8_matmul=True))
-    kernel = linear_kernel_for(decided, ADA)
+    kernel = products_kernel({"F8_E4M3": StoredFormat(1, 512, 512)}, ADA, Products.AUTO)
     assert kernel is not None
     layer = nn.Linear(32, 16).requires_grad_(False)
     store_in(layer, torch.float8_e4m3fn)
@@ -56,20 +55,13 @@ def test_a_decision_for_8_bit_products_is_carried_out() -> None:
     assert layer._parameters["weight"] is plain
 
 
-@pytest.mark.parametrize(
-    ("stored", "flags"),
-    [
-        ({"F16": 9}, None),
-        ({"F16": 9, "F32": 1}, OperationFlags(cublas_half=True)),
-        ({"nvfp4": 9}, OperationFlags(True)),
-    ],
-)
-def test_other_decisions_leave_torchs_arithmetic(stored: dict[str, int], flags: OperationFlags | None) -> None:
-    assert linear_kernel_for(component_operations(Role.DIFFUSION_MODEL, stored, ADA, flags), ADA) is None
+def test_other_formats_leave_torchs_arithmetic() -> None:
+    for name in ("F16", "nvfp4"):
+        assert products_kernel({name: StoredFormat(1, 512, 512)}, ADA, Products.AUTO) is None
 
 
 def test_formats_that_a_card_multiplies_get_their_kernel() -> None:
     blackwell = cuda_capabilities("NVIDIA B200", (10, 0), 180 * GIB)
     decided = component_operations(Role.DIFFUSION_MODEL, {"nvfp4": 9}, blackwell, OperationFlags(fp8_matmul=True))
     assert decided.native == {"nvfp4"}
-    assert linear_kernel_for(decided, blackwell) is not None
+    assert products_kernel({"nvfp4": StoredFormat(1, 512, 512)}, blackwell, Products.AUTO) is not None

@@ -31,6 +31,7 @@ from modelpool.pool.estimates.activation_calibration import ActivationKey
 from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.eviction_plan import needed_bytes
+from modelpool.pool.plan.oom_ladder import FRAGMENTED_BYTES
 from modelpool.pool.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
 from modelpool.pool.vram.leases import with_dependents
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
@@ -219,6 +220,41 @@ def test_dropping_caches_lets_idle_components_go_and_gives_back_what_they_leave(
     assert cost.oom_steps == (OomStep.DROP_CACHES,)
     assert is_idle_there[0] == ("try", True)
     assert is_idle_there[-2:] == [("release", False), ("try", False)]
+    engine.close()
+
+
+def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: memory that the allocator held and could not use let idle models go. A batch is tried again,
+    too, and nothing is learnt about the run."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    idle = engine.patcher(decoding.work.model, Role.TEXT_ENCODER)
+    engine.vram.load(idle)
+    memory, held_bytes, tries = engine.device.memory, FRAGMENTED_BYTES, 0
+    monkeypatch.setattr(memory, "cached_bytes", lambda: held_bytes)
+
+    def release() -> None:
+        nonlocal held_bytes
+        held_bytes = 0
+
+    monkeypatch.setattr(memory, "release_cached", release)
+
+    def compute(division: ExecutionMode | None) -> ImagePixels:
+        nonlocal tries
+        tries += 1
+        if held_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory: fragments")
+        return ImagePixels(decoding.pixels)
+
+    run = decoding.run_of(engine, compute)
+    for tried in (run, replace(run, together=2)):
+        held_bytes, tries = FRAGMENTED_BYTES, 0
+        _, cost = engine._runner.run(tried)
+        assert cost.oom_steps == (OomStep.EMPTY_CACHE,)
+        assert tries == 2
+        assert engine.residency().of(idle.key) is not None, "an idle component was evicted"
+    assert sum(error.ran_out for error in engine.activation_errors()) == 0
     engine.close()
 
 

@@ -128,6 +128,12 @@ def test_slg_guides_away_from_what_diffusers_predicts_without_the_layers() -> No
             options = run.extension.model_options
             denoise = guided(predict, table, *texts, 5.0, options, prediction=Prediction.FLOW)
             torch.testing.assert_close(denoise(x, sigma), wanted, atol=1e-5, rtol=1e-5)
+    with extended(plain, RunOptions(slg=SkipLayers(layers=(1,), rescale=0.6))) as run:
+        run.step(1)
+        denoise = guided(predict, table, *texts, 5.0, run.extension.model_options, prediction=Prediction.FLOW)
+        # rescaled as the result of guidance by the negative prompt: to the deviation of the clean latent of the prompt
+        factor = 0.6 * (x - sigma * cond).std() / expected.std() + 0.4
+        torch.testing.assert_close(denoise(x, sigma), expected * factor, atol=1e-5, rtol=1e-5)
     with (
         pytest.raises(UserError, match=r"options.slg: found \('double_block', 7\), expected a block of this SD3"),
         extended(plain, RunOptions(slg=SkipLayers())),

@@ -11,25 +11,30 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from modelpool.pool.controlnets.build import plan_controlnet
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.stage_params import ControlRef
+from modelpool.pool.core.stage_params import ControlRef, ImagePromptRef, UpscalerRef
+from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.specs.spec import Role
+from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.controlnets.test_transformer_build import CASES as CONTROLNETS
+from tests.pool.image_prompts.tiny_adapters import flat, ip_adapter
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.models.diffusion.image_cases import CASES as IMAGES
 from tests.pool.models.diffusion.video_cases import CASES as VIDEOS
 from tests.pool.models.text.cases import CASES as TEXTS
+from tests.pool.upscalers.tiny_upscalers import tiny_state
 
 Shapes = Mapping[str, tuple[int, ...]]
 #: in a block, as a trainer that replaces modules leaves it, and beside the blocks
@@ -133,4 +138,19 @@ def test_a_controlnet_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         OpenControlNet(ControlRef("control", str(path), "00", 1.0, 0.0, 1.0), "cpu")
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: its ControlNet has no parameter for 1 tensors, which are not used: control_model.surplus.weight"
+    ]
+
+
+def test_an_upscaler_and_an_image_prompt_adapter_name_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """But not the LoRA that files of FaceID include, which is published as a file of its own, too."""
+    upscaler, adapter = tmp_path / "4x.safetensors", tmp_path / "plus.safetensors"
+    save_file({**tiny_state("compact_2x"), "odd": torch.zeros(1)}, upscaler)
+    lora = {"ip_adapter.1.to_q_lora.down.weight": torch.zeros(4, 8)}
+    save_file({**flat(ip_adapter("plus", [(8, 16)])), **lora, "ip_adapter.1.surplus": torch.zeros(1)}, adapter)
+    with caplog.at_level(logging.WARNING):
+        OpenUpscaler(UpscalerRef("4x", str(upscaler), "00", 2), "cpu")
+        OpenImagePrompt(ImagePromptRef("plus", str(adapter), "00", 1.0), "cpu")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{upscaler}: its upscaler has no parameter for 1 tensors, which are not used: odd",
+        f"{adapter}: its image prompt adapter has no parameter for 1 tensors, which are not used: ip_adapter.1.surplus",
     ]

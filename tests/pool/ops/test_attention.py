@@ -14,11 +14,11 @@ from modelpool.pool.devices.kinds import DeviceKind
 from modelpool.pool.ops.attention import (
     DEFAULT_PRIORITY,
     AttentionBackend,
-    AttentionKernels,
     attention_priority,
     supports_kernel_priority,
     use_attention_kernels,
 )
+from modelpool.pool.ops.attention_calls import torch_attention
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build
@@ -56,16 +56,6 @@ def order() -> list[int]:
 )
 def test_what_a_card_may_use(generation: tuple[int, int], wanted: Order, expected: Order) -> None:
     assert attention_priority(cuda_capabilities("a card", generation, GIB), wanted) == expected
-
-
-def test_cudnns_attention_leaves_the_order_after_it_refused_a_shape() -> None:
-    """Found in a review: a run failed for a shape that another kernel computes."""
-    kernels = AttentionKernels(DEFAULT_PRIORITY)
-    assert not kernels.drop_refused(RuntimeError("CUDA error: out of memory"))
-    refusal = RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.")
-    assert kernels.drop_refused(refusal)
-    assert kernels.order == (FLASH, EFFICIENT, MATH)
-    assert not kernels.drop_refused(refusal), "the second time it is another's"
 
 
 @pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.SIM])
@@ -123,7 +113,7 @@ class _Watch(TorchFunctionMode):
         self.calls: list[set[str]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
+        if func is torch_attention or func is F.scaled_dot_product_attention:
             self.calls.append({backend for backend, on in enabled().items() if on})
         return func(*args, **(kwargs or {}))
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionKernels
+from modelpool.pool.ops.attention import DEFAULT_PRIORITY
+from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.classes import Casting
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.transformer_options import TransformerOptions
-from modelpool.pool.patcher.compiled_blocks import BlockCompiler, compiled_classes, repeated_blocks
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler, compiled_classes, repeated_blocks, shapes_of
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
@@ -186,6 +187,32 @@ def test_blocks_run_uncompiled_after_an_attention_kernel_refused_a_shape() -> No
     assert_equal(output(patcher, case), expected)
     assert graphs.runs == 2
     assert not tools.works_around(refusal), "the second time it is another's"
+
+
+def test_a_refusal_inside_compiled_code_affects_one_size_of_inputs(caplog: pytest.LogCaptureFixture) -> None:
+    """Found in a review: compiled blocks stopped for all sizes until the process was restarted."""
+    case, plain = build("qwenimage", torch.float16), build("qwenimage", torch.float16)
+    refusals = 0
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            nonlocal refusals
+            refusals += 1
+            raise RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.")
+
+        return run
+
+    compiler = BlockCompiler(backend)
+    patcher, expected = patcher_of(case, compiler), output(patcher_of(plain, None), plain)
+    for _ in range(2):
+        assert_equal(output(patcher, case), expected)
+    assert refusals == 1, "the second block and the second run know the size"
+    assert compiler.refused == {}
+    assert not compiler.is_stopped
+    assert len(compiler.uncompiled) == 1
+    (_, shapes), _ = next(compiler.uncompiled.items())
+    assert shapes_of((torch.zeros(3, 5),), {}) != shapes
+    assert len([record for record in caplog.records if record.name.startswith("modelpool")]) == 1
 
 
 def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None:

@@ -72,7 +72,10 @@ class RecordingRoad:
     def keep(self, arrived: Iterable[Tensor]) -> None:
         self.kept += arrived
 
-    def uploader(self, order: StreamOrder | None = None) -> RecordingUploader:
+    def mark(self) -> None:
+        """There are no streams."""
+
+    def uploader(self, order: StreamOrder | None = None, kept_bytes: int = 0) -> RecordingUploader:
         self.uploaders.append(RecordingUploader(order))
         return self.uploaders[-1]
 

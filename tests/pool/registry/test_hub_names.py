@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def catalog(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catal
 
 def test_a_model_and_a_lora_have_their_names_on_the_hub(catalog: Catalog) -> None:
     model, lora = catalog.find_model("someone/toy"), catalog.find_lora("someone/light-lora", 0.5)
-    assert model.name == "someone/toy/toy.safetensors"
-    assert lora.name == "someone/light-lora/adapter_model.safetensors"
+    assert model.name == f"someone/toy/toy.safetensors@{SECOND}"
+    assert lora.name == f"someone/light-lora/adapter_model.safetensors@{FIRST}"
+    assert catalog.find_lora(lora.name, 0.5) == lora
     assert catalog.find_model(model.name) == model
     assert catalog.touches(model, Role.DIFFUSION_MODEL, lora)
     assert config_beside(Path(lora.path)) is not None, "the configuration of PEFT is found where the file is read"
@@ -72,10 +74,27 @@ def test_a_revision_is_a_commit_of_the_repository(catalog: Catalog) -> None:
     assert newest.sha256 == catalog.find_model("someone/toy@main").sha256 != first.sha256
 
 
+def test_the_name_in_a_recipe_means_the_same_weights_after_the_branch_has_moved(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the request named the commit or a branch: what `verify`, `repair` and `--like` look up is the commit."""
+    copy = tmp_path / "hub"
+    shutil.copytree(hub, copy, symlinks=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(copy))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    catalog = Catalog([], [], "cpu", tmp_path / "registry")
+    pinned, newest = catalog.find_model(f"someone/toy@{FIRST}"), catalog.find_model("someone/toy")
+    assert pinned.name == f"someone/toy/toy.safetensors@{FIRST}"
+    (copy / "models--someone--toy" / "refs" / "main").write_text(FIRST)
+    later = Catalog([], [], "cpu", tmp_path / "registry")
+    assert later.find_model("someone/toy").sha256 == pinned.sha256
+    assert [later.find_model(each.name).sha256 for each in (pinned, newest)] == [pinned.sha256, newest.sha256]
+
+
 def test_a_repository_with_several_files_needs_the_name_of_one(catalog: Catalog) -> None:
     with pytest.raises(AmbiguousName, match=r"name one of them: someone/two/a\.safetensors, someone/two/c"):
         catalog.find_lora("someone/two", 1.0)
-    assert catalog.find_lora("someone/two/sub/b.safetensors", 1.0).name == "someone/two/sub/b.safetensors"
+    assert catalog.find_lora("someone/two/sub/b.safetensors", 1.0).name == f"someone/two/sub/b.safetensors@{FIRST}"
 
 
 @pytest.mark.parametrize(
@@ -96,5 +115,5 @@ def test_names_and_paths_of_the_hub() -> None:
     assert [HubName.parse(text) for text in ("light", "/weights/a", "../a", "a/b/../../c")] == [None] * 4
     snapshot = Path(f"/hub/models--org--name/snapshots/{FIRST}")
     assert [hub_name(path) for path in (snapshot, snapshot / "a" / "b.gguf", Path("/models/a"))] == [
-        "org/name", "org/name/a/b.gguf", None,
+        f"org/name@{FIRST}", f"org/name/a/b.gguf@{FIRST}", None,
     ]  # fmt: skip

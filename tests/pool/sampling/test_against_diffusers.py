@@ -19,6 +19,7 @@ from diffusers import (
 )
 from torch import Tensor
 
+from modelpool.pool.sampling.sampler_step import SamplerSettings
 from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Noise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.pool.sampling import toy
@@ -39,7 +40,9 @@ def start(sigma: float, dtype: torch.dtype = torch.float32) -> Tensor:
     return (x * sigma).to(dtype)
 
 
-def ours(sampler: str, x_BCHW: Tensor, sigmas: Tensor, noise: Noise = toy.no_noise) -> tuple[Tensor, list[Tensor]]:
+def ours(
+    sampler: str, x_BCHW: Tensor, sigmas: Tensor, noise: Noise = toy.no_noise, eta: float | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """The result, and the state at which the model was asked in each step."""
     states: list[Tensor] = []
 
@@ -47,7 +50,7 @@ def ours(sampler: str, x_BCHW: Tensor, sigmas: Tensor, noise: Noise = toy.no_noi
         states.append(x)
         return toy.denoise(x, sigma)
 
-    return FUNCTIONS[sampler](denoise, x_BCHW, sigmas, noise, toy.unheard), states
+    return FUNCTIONS[sampler](denoise, x_BCHW, sigmas, noise, toy.unheard, settings=SamplerSettings(eta=eta)), states
 
 
 def predict_noise(x_BCHW: Tensor, sigma: Tensor) -> Tensor:
@@ -90,8 +93,9 @@ def test_euler_ancestral_with_the_same_noise(steps: int, monkeypatch: pytest.Mon
     assert_agree(result, x)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("steps", [1, 5, 20, 50])
-def test_ddim(steps: int) -> None:
+def test_ddim(steps: int, eta: float) -> None:
     """Also at its own timesteps: "leading" with an offset of 1 is what `ddim_uniform` means."""
     sigmas = make_sigmas("ddim_uniform", steps, TABLE)
     oracle = DDIMScheduler(**SD1, clip_sample=False, set_alpha_to_one=True, steps_offset=1, timestep_spacing="leading")
@@ -99,12 +103,16 @@ def test_ddim(steps: int) -> None:
     assert [TABLE.timestep(s) for s in sigmas[:-1].tolist()] == pytest.approx(oracle.timesteps.tolist(), abs=1e-4)
     oracle.alphas_cumprod = 1.0 / (1.0 + torch.tensor(TABLE.sigmas, dtype=torch.float64) ** 2)
     x = start(float(sigmas[0]))
-    result, states = ours("ddim", x, sigmas)
+    noises = torch.randn(steps, *x.shape, generator=torch.Generator().manual_seed(2))
+    result, states = ours("ddim", x, sigmas, iter(noises).__next__ if eta else toy.no_noise, eta)
     x = x.double()
     for i, timestep in enumerate(oracle.timesteps):
         assert_agree(states[i], x)
         scale, scale_next = (1.0 + sigmas[i : i + 2].double() ** 2).sqrt()
-        x = oracle.step(predict_noise(x, sigmas[i]), timestep, x / scale, eta=0.0).prev_sample * scale_next
+        predicted, fresh = predict_noise(x, sigmas[i]), noises[i].double() if eta and i < steps - 1 else None
+        # the last step of ours ends at the clean latent: diffusers would add noise of variance 0
+        of_step = eta if fresh is not None else 0.0
+        x = oracle.step(predicted, timestep, x / scale, eta=of_step, variance_noise=fresh).prev_sample * scale_next
     assert_agree(result, x)
 
 

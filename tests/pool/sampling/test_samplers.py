@@ -20,8 +20,8 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     batch_key,
 )
-from modelpool.pool.sampling.names import OWN_STEPS, SAMPLERS, SCHEDULES
-from modelpool.pool.sampling.noise_path import EXPLODING
+from modelpool.pool.sampling.names import OWN_STEPS, READS_CHURN, READS_ETA, SAMPLERS, SCHEDULES, draws_noise
+from modelpool.pool.sampling.noise_path import EXPLODING, NoisePath
 from modelpool.pool.sampling.partial_run import SamplerMemory
 from modelpool.pool.sampling.restart import restart_steps
 from modelpool.pool.sampling.sampler_step import SamplerSettings, Step
@@ -56,8 +56,9 @@ ORDERS = {
     **dict.fromkeys(("heun", "dpm_2", "dpm_2_ancestral", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_2"), 2),
     **dict.fromkeys(("dpmpp_2m", "dpmpp_2m_cfg_pp", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"), 2),
     **dict.fromkeys(("res_multistep", "res_multistep_ancestral", "res_multistep_cfg_pp", "uni_pc"), 2),
-    **dict.fromkeys(("res_multistep_ancestral_cfg_pp", "lms", "ipndm", "ipndm_v", "deis", "sa_solver"), 2),
-    "seeds_3": 3,
+    **dict.fromkeys(("res_multistep_ancestral_cfg_pp", "lms", "ipndm", "ipndm_v", "deis"), 2),
+    **dict.fromkeys(("uni_pc_bh2", "uni_pc_2"), 2),
+    **dict.fromkeys(("seeds_3", "sa_solver", "sa_solver_pece"), 3),
 }
 
 
@@ -96,9 +97,35 @@ def test_the_error_falls_with_the_order_of_the_method() -> None:
         if coarse / fine <= 0.85 * 2**order or fine >= {1: 2e-2, 2: 5e-4, 3: 1e-5}[order]:
             failures.append((sampler, order, coarse, fine))
     assert not failures
-    unordered = {"dpm_adaptive", "dpm_fast", "restart", "uni_pc_2", "uni_pc_bh2", "sa_solver_pece"}
+    placed = OWN_STEPS  # "restart" has a test of its own, the others place their steps by their error or by order 3
     stochastic = {"lcm", "ddpm", "er_sde", "dpmpp_2s_ancestral_cfg_pp"}
-    assert SAMPLERS.keys() == ORDERS.keys() | unordered | stochastic
+    assert SAMPLERS.keys() == ORDERS.keys() | placed | stochastic
+
+
+def test_the_error_of_restart_falls_with_the_square_of_the_step() -> None:
+    """Without noise, each restart continues the latent at the higher level: the exact end is that of the passes one
+    after the other."""
+    start = torch.linspace(-8, 8, 33, dtype=torch.float64)[None, None, None]
+    errors = []
+    for steps in (80, 160):
+        levels = [*make_sigmas("karras", steps, TABLE).tolist()]
+        passes = [list(restart_steps(levels, EXPLODING)[0])]
+        for begin, end in restart_steps(levels, EXPLODING)[1:]:
+            if begin == passes[-1][1]:
+                passes[-1][1] = end
+            else:
+                passes.append([begin, end])
+        assert len(passes) == 3
+        last = restart_steps(levels, EXPLODING)[-1][0]
+        passes[-1][1] = last
+        expected = start
+        for begin, end in passes:
+            expected = toy.exact(expected, begin, end)
+        sigmas = torch.tensor(levels, dtype=torch.float64)
+        found = run("restart", start, sigmas, noise=lambda: torch.zeros_like(start))
+        errors.append(float((found - toy.denoise(expected, last)).abs().max()))
+    assert errors[0] / errors[1] > 0.85 * 2**2
+    assert errors[1] < 1e-2
 
 
 def test_first_order_is_not_better_than_first_order() -> None:
@@ -168,6 +195,58 @@ def test_a_constant_guess_is_approached_exactly() -> None:
             torch.testing.assert_close(
                 result, expected, rtol=1e-6, atol=2e-6, msg=lambda text, s=sampler: f"{s} {text}"
             )  # type: ignore[misc]
+
+
+def test_the_noise_fields_that_a_sampler_reads() -> None:
+    """The sets in `names`, from which warnings follow, are what the functions do."""
+    sigmas = make_sigmas("karras", 20, TABLE)
+    start = torch.linspace(-1.0, 1.0, 4)[None, None, None] * float(sigmas[0])
+
+    def result(sampler: str, **fields: float) -> Tensor:
+        draw = functools.partial(torch.randn, start.shape, generator=torch.Generator().manual_seed(1))
+        model = toy.Recorded()
+        settings = SamplerSettings(table=TABLE, unconditional=model.last, **fields)  # type: ignore[arg-type]
+        return FUNCTIONS[sampler](model, start, sigmas, draw, toy.unheard, settings=settings)
+
+    for sampler in FUNCTIONS:
+        usual = result(sampler)
+        assert (sampler in READS_ETA) == (not torch.equal(result(sampler, eta=0.4), result(sampler, eta=0.7))), sampler
+        assert (sampler in READS_CHURN) == (not torch.equal(usual, result(sampler, s_churn=2.0))), sampler
+        for fields in ({}, {"eta": 0.0}, {"eta": 0.5}, {"s_churn": 2.0}):
+            changes = not torch.equal(result(sampler, **fields), result(sampler, **fields, s_noise=0.5))
+            drawn = draws_noise(sampler, fields.get("eta"), fields.get("s_churn", 0.0))
+            assert drawn == changes, (sampler, fields)
+
+
+def test_eta_of_ddim_draws_noise_and_keeps_the_distribution_of_images() -> None:
+    """Without eta it is Euler's method, bit for bit. With eta, the clean latents have the same mean and deviation, for
+    levels of both kinds: the path of a flow has less of the image where there is more noise."""
+    start = torch.randn(1, 1, 1, 20_000, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    levels = torch.logspace(math.log10(20.0), -2, 201, dtype=torch.float64)
+    levels = torch.cat((levels, levels.new_zeros(1)))
+    found = {}
+    for eta in (0.0, 1.0):
+        draw = functools.partial(
+            torch.randn, start.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64
+        )
+        noise = draw if eta else toy.no_noise
+        found[eta] = run("ddim", start * 20.0, levels, noise=noise, eta=eta)
+        shares = levels / (1.0 + levels)
+
+        def of_flow(x: Tensor, share: float) -> Tensor:
+            return toy.denoise(x / (1.0 - share), share / (1.0 - share))
+
+        model, settings = toy.Recorded(of_flow), SamplerSettings(eta=eta, path=NoisePath(is_flow=True))
+        noise = draw if eta else toy.no_noise
+        draw.keywords["generator"].manual_seed(6)
+        flow = FUNCTIONS["ddim"](model, start * shares[0], shares, noise, toy.unheard, settings=settings)
+        torch.testing.assert_close(flow, found[eta], rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[0.0], run("euler", start * 20.0, levels))
+    assert (found[1.0] - found[0.0]).abs().mean() > 0.3
+    mean = sum(mean * share for mean, share in toy.MIXTURE)
+    variance = toy.DEVIATION**2 + sum(share * (each - mean) ** 2 for each, share in toy.MIXTURE)
+    assert float(found[1.0].mean()) == pytest.approx(mean, abs=0.03)
+    assert float(found[1.0].std()) == pytest.approx(math.sqrt(variance), abs=0.02)
 
 
 def test_ancestral_noise_is_drawn_once_a_step_but_not_to_0() -> None:

@@ -153,6 +153,10 @@ class CoreMachine(RuleBasedStateMachine):
         """Run every kind of task on both workers, which then know how long each takes, and have weights."""
         for model in (PAINT, DRAW):
             self.shell.submit(image(f"j{len(self.shell.jobs)}", model=model, seed=50))
+        self.run_as_expected()
+
+    def run_as_expected(self) -> None:
+        """Let every run end well; a task of a batch takes as long as one that is alone."""
         while self.shell.running:
             name = next(iter(self.shell.running))
             expected = self.shell.tasks[self.shell.running[name].command.task_id].run_seconds
@@ -473,7 +477,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 class SendAheadMachine(CoreMachine):
     """The same where most runs are followed by a queued task: two roomy workers know how long runs take, and more waits
-    than they can run."""
+    than they can run. Where tasks may share runs, batches of samplings were measured and do not pay."""
 
     @initialize(
         overtaking_limit=st.integers(1, 4),
@@ -481,6 +485,7 @@ class SendAheadMachine(CoreMachine):
         stop_grace_seconds=st.sampled_from([0.0, 4.0]),
         preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
         send_ahead_seconds=st.sampled_from([5.0, 60.0]),
+        batch_limit=st.sampled_from([1, 1, 2, 3]),
         shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=3),)]),
         node=st.sampled_from(["", "n1"]),
     )
@@ -489,6 +494,11 @@ class SendAheadMachine(CoreMachine):
         for name in NAMES[:2]:
             self.shell.come_up(name, ROOMY, node=node)
         self.measure()
+        if limits["batch_limit"] > 1:
+            for model in (PAINT, DRAW):
+                for _ in range(4):
+                    self.submit_series(6, model, 0, UserId(""))
+                self.run_as_expected()
         for model in (PAINT, PAINT, DRAW, PAINT):
             self.wait_in_line(4, model)
 

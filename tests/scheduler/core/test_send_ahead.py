@@ -77,7 +77,6 @@ def test_a_worker_that_waits_for_such_a_task_counts_as_busy_for_both_runs() -> N
     [
         ("it is off", {"send_ahead_seconds": 0.0}),
         ("the run ends later", {"send_ahead_seconds": 1.0}),
-        ("a batch gathers as late as possible", {"batch_limit": 2}),
     ],
 )
 def test_nothing_is_sent_ahead(why: str, config: dict[str, float]) -> None:
@@ -341,3 +340,73 @@ def test_a_revoked_task_that_seemed_to_run_makes_way_for_the_next_one() -> None:
     assert (worker.task_id, shell.on("a")) == (first, second), "the core cannot know better"
     shell.tell_revoked()
     assert (worker.task_id, shell.on("a")) == (second, second)
+
+
+def until_ahead(shell: Shell) -> None:
+    """Let the run on the worker come near its end."""
+    while shell.tick_due is not None and next_on(shell) is None and shell.at < near_end(shell):
+        shell.tick_comes()
+
+
+def near_end(shell: Shell) -> float:
+    return shell.state.worker_table.workers[WorkerId("a")].expected_end - 1.0
+
+
+def test_with_batches_a_task_is_sent_ahead_if_it_would_run_alone() -> None:
+    """Nothing else is like it, batches of its kind were measured and do not pay, or it may not share a run."""
+    shell = pool(send_ahead_seconds=3.0, batch_limit=2)
+    submit(shell, "running")
+    submit(shell, "only")
+    until_ahead(shell)
+    assert next_on(shell) == wanted(shell, "only")
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    for name in ("one", "two", "three", "four"):
+        submit(shell, name)
+    until_ahead(shell)
+    assert next_on(shell) is None, "a batch of two is tried, and forms when the worker is idle"
+    while shell.running:
+        members = len(shell.running[WorkerId("a")].members)
+        for _ in range(members):  # each takes as long as alone
+            shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    for name in ("running again", "five", "six"):
+        submit(shell, name)
+    assert len(shell.running[WorkerId("a")].members) == 1, "two batches were measured"
+    until_ahead(shell)
+    assert next_on(shell) == wanted(shell, "five")
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    assert shell.on("a") == wanted(shell, "five")
+
+
+def test_a_task_is_queued_behind_a_batch() -> None:
+    shell = pool(send_ahead_seconds=3.0, batch_limit=2, capacity=ROOMY)
+    submit(shell, "first", DRAW)
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    submit(shell, "running")
+    for name, model in (("one", PAINT), ("two", PAINT), ("other", DRAW)):
+        submit(shell, name, model)
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    assert len(shell.running[WorkerId("a")].members) == 2
+    until_ahead(shell)
+    assert next_on(shell) == wanted(shell, "other")
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    assert shell.on("a") != wanted(shell, "other"), "the batch has another task"
+    shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    assert shell.on("a") == wanted(shell, "other")
+    shell.finish("a")
+    assert shell.outcome("other") is Outcome.SUCCEEDED
+
+
+def test_a_long_run_is_followed_by_a_queued_task_without_any_other_event() -> None:
+    """A run of more than 40 times `send_ahead_seconds` had no tick near its end."""
+    shell = pool(send_ahead_seconds=0.05)
+    submit(shell, "running")
+    submit(shell, "next")
+    ticks = 0
+    while next_on(shell) is None:
+        assert shell.tick_due is not None
+        shell.tick_comes()
+        ticks += 1
+    left_seconds = shell.state.worker_table.workers[WorkerId("a")].expected_end - shell.at
+    assert next_on(shell) == wanted(shell, "next")
+    assert 0.0 < left_seconds <= 0.0501
+    assert ticks == 1

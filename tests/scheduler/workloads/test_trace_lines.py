@@ -106,13 +106,13 @@ def test_there_and_back_is_the_same(workload: Workload) -> None:
 
 def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
     """A field that is new in one of these must find its way into traces, and into the workloads drawn here. Fetches of
-    files are not simulated, and the names of inputs do not matter to a scheduler."""
+    files are not simulated, and the names of inputs and options do not matter to a scheduler."""
     told = {kind: {field.name for field in fields(kind)} for kind in (JobSpec, TaskSpec, ComponentUse, ComponentSpec)}
     assert told == {
         JobSpec: {"job_id", "tasks", "wanted", "given", "priority", "user", "deadline", "batch"},
         TaskSpec: {
             *("task_id", "stage", "uses", "activation_bytes", "run_seconds", "needs", "divisions"),
-            *("counted_bytes", "together", "input_names"),
+            *("counted_bytes", "together", "input_names", "options"),
         },
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
         ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes", "fetch_bytes", "fetch_key"},

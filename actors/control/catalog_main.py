@@ -1,0 +1,83 @@
+"""The process of a catalog: answers the questions of a `CatalogProcess`, which are read from stdin, a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, TypeAlias
+
+from modelpool.actors.control.catalog_process import Question, answer_of, read_message
+from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.pool.core.errors import UserError
+
+_Questions: TypeAlias = "queue.SimpleQueue[Question]"
+
+
+class _SameThread(Executor):
+    """Calls at once: a change of threads costs a good part of a small question."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Executor`."""
+        called: Future[Any] = Future()
+        try:
+            called.set_result(fn(*args, **kwargs))
+        except Exception as raised:
+            called.set_exception(raised)
+        return called
+
+
+async def answer_all(
+    line: socket.socket,
+    opener: Callable[[], ListingCatalog],
+    computed_by: Mapping[str, str],
+    questions: _Questions,
+) -> None:
+    """Open the catalog, and answer questions one after the other. Nothing else runs on this loop."""
+    service = CatalogService(opener, _SameThread(), computed_by)
+    with contextlib.suppress(Exception):  # the first question says why
+        await service.open()
+    while True:
+        question, value, error = questions.get(), None, None
+        try:
+            value = await getattr(service, question.method)(*question.arguments)
+        except Exception as raised:
+            if not isinstance(raised, UserError):
+                raised.add_note(traceback.format_exc())
+            error = raised
+        if question.number:
+            line.sendall(answer_of(question.number, value, error, service.files_address))
+
+
+def main() -> None:
+    """Answer until the line ends, which ends a dry run, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is not for this process
+    line = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    code = 1
+    try:
+        questions: _Questions = queue.SimpleQueue()
+        opener, computed_by = read_message(line)
+        answers = answer_all(line, pickle.loads(opener), computed_by, questions)
+        threading.Thread(target=asyncio.run, args=(answers,), name="answer questions", daemon=True).start()
+        while True:
+            questions.put(read_message(line))
+    except (EOFError, OSError):
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # without waiting for threads: what they do is for this controller
+
+
+if __name__ == "__main__":
+    main()

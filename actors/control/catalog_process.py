@@ -1,0 +1,322 @@
+"""`CatalogProcess`: the catalog of a controller, in a process of its own on the controller's node.
+
+A dry run of a model in the controller's process would take the interpreter from its event loop, and so from the workers
+that wait for their next task. Rules
+1. One question at a time, in order of arrival. A process that ends is replaced, and the question that it had is asked
+   again: answers depend on nothing but the files. After `MOST_TRIES` this question fails, and no other.
+2. Measurements (`learn`) are sent in batches and are lost with the process: they only improve estimates.
+3. The process ends when the controller does, as its line ends. It prints to where the controller does.
+
+Both sides send pickles, each after its length. Knows no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copyreg
+import io
+import itertools
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from modelpool.actors.control.catalog_service import LEARN_BATCH, PinnableModel
+from modelpool.actors.control.graph_shapes import BuiltRequest
+from modelpool.actors.graph.stage_request import StageLike
+from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import JobId, RunCost, TaskId, TaskSpec
+
+if TYPE_CHECKING:
+    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+
+logger = logging.getLogger(__name__)
+
+#: processes that may end while they have the same question, before it fails
+MOST_TRIES = 3
+#: the number of bytes of a message, before it
+LENGTH = struct.Struct("Q")
+#: the module that is the process
+MAIN = "modelpool.actors.control.catalog_main"
+_NO_MORE = "the catalog is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call of a method of `CatalogService`. Those without a number are not answered."""
+
+    number: int
+    method: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call returned or raised, and the address of the catalog's files."""
+
+    number: int
+    value: object
+    error: BaseException | None
+    files_address: str
+
+
+class _Lost(Exception):
+    """The process ended before it answered."""
+
+
+class _Process:
+    """One process, and the questions that it has."""
+
+    def __init__(self, opener: bytes, python: Sequence[str]) -> None:
+        """Start it; raises OSError. Returns at once: the process opens the catalog meanwhile."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # modules that this process can import are those that the catalog may need
+            paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+            self._process = subprocess.Popen(
+                [*python, "-P", "-m", MAIN], stdin=theirs.fileno(), env={**os.environ, "PYTHONPATH": paths}
+            )
+        self._socket = ours
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self.is_over = False
+        try:
+            self._socket.sendall(LENGTH.pack(len(opener)) + opener)
+        except OSError:
+            self.end()
+            raise
+        self._socket.setblocking(False)
+
+    async def ask(self, question: Question) -> Answer:
+        """Return the answer. Raises _Lost."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer
+        try:
+            await self.tell(question)
+            return await answer
+        finally:
+            self._waiting.pop(question.number, None)
+
+    async def tell(self, question: Question) -> None:
+        """Send a question. Raises _Lost."""
+        try:
+            if self._writer is None:
+                reader, self._writer = await asyncio.open_connection(sock=self._socket)
+                self._reading = asyncio.ensure_future(self._read(reader))
+            message = _packed(question)
+            self._writer.writelines((LENGTH.pack(len(message)), message))
+            await self._writer.drain()
+        except OSError as closed:
+            raise _Lost(str(closed)) from closed
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                answer: Answer = pickle.loads(await reader.readexactly(size))
+                waiting = self._waiting.get(answer.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except (OSError, asyncio.IncompleteReadError):
+            problem: Exception = _Lost("it ended")
+        except Exception as unreadable:  # of the message: the caller hears of it, and the next process starts afresh
+            logger.exception("an answer of the catalog cannot be read")
+            problem = _Lost(f"its answer cannot be read: {unreadable!r}")
+        self._end(problem)
+
+    def end(self) -> None:
+        """End it. Idempotent."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end(_Lost("it was ended"))
+
+    def _end(self, problem: Exception) -> None:
+        self.is_over = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(problem)
+        if self._writer is not None:
+            self._writer.close()
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class CatalogProcess:
+    """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
+
+    def __init__(
+        self,
+        opener: bytes,
+        python: Sequence[str] = (sys.executable,),
+        computed_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`opener` is the pickle of a function that opens the catalog, and `python` starts Python. `computed_by` is for
+        recipes."""
+        self._opener = pickle.dumps((opener, dict(computed_by)))
+        self._python = tuple(python)
+        self._numbers = itertools.count(1)
+        #: callers get their turn in order
+        self._turn = asyncio.Lock()
+        self._measured: list[tuple[TaskSpec, RunCost]] = []
+        self._flushing: asyncio.Task[None] | None = None
+        self._files_address = ""
+        self._closed = False
+        self._process: _Process | None = None
+        with contextlib.suppress(OSError):  # the first question says why
+            self._process = _Process(self._opener, self._python)
+
+    async def build_some(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    ) -> list[BuiltRequest | UserError]:
+        """See `CatalogService`."""
+        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
+        return cast("list[BuiltRequest | UserError]", built)
+
+    async def build_stage(
+        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+    ) -> JobGraph:
+        """See `CatalogService`."""
+        return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
+
+    async def weights(self, name: str) -> PinnableModel:
+        """See `CatalogService`."""
+        return cast("PinnableModel", await self._ask("weights", name))
+
+    async def models(self) -> tuple[ModelListing, ...]:
+        """See `CatalogService`."""
+        return cast("tuple[ModelListing, ...]", await self._ask("models"))
+
+    async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+        return cast("tuple[LoraListing, ...]", await self._ask("loras"))
+
+    async def file_names(self) -> FileNames:
+        """See `CatalogService`."""
+        return cast("FileNames", await self._ask("file_names"))
+
+    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
+        """See `CatalogService`."""
+        return cast("tuple[tuple[str, str], ...]", await self._ask("tiny_decoders"))
+
+    @property
+    def files_address(self) -> str:
+        """See `CatalogService`."""
+        return self._files_address
+
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """See `CatalogService`."""
+        self._measured.append((task, cost))
+        if len(self._measured) >= LEARN_BATCH and (self._flushing is None or self._flushing.done()):
+            self._flushing = asyncio.ensure_future(self._flush())
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._closed = True
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    async def _flush(self) -> None:
+        """Send measurements that have no question after them."""
+        async with self._turn:
+            if self._process is not None and not self._process.is_over:
+                with contextlib.suppress(_Lost):  # the next question notices
+                    await self._send_measured(self._process)
+
+    async def _ask(self, method: str, *arguments: object) -> object:
+        async with self._turn:
+            answer = await self._answer(Question(next(self._numbers), method, arguments))
+        self._files_address = answer.files_address
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    async def _answer(self, question: Question) -> Answer:
+        """Return the answer to a question, of as many processes as it takes. Raises UserError."""
+        problem = ""
+        for _ in range(MOST_TRIES):
+            try:
+                process = self._started()
+                await self._send_measured(process)
+                return await process.ask(question)
+            except (_Lost, OSError) as lost:
+                if self._closed:
+                    break
+                problem = str(lost)
+                logger.warning("the process of the catalog is started again: %s", problem)
+        if self._closed:
+            raise UserError(_NO_MORE)
+        raise UserError(
+            f"the process that reads model files ended {MOST_TRIES} times in a row while it answered this "
+            f"({question.method}; {problem}); the output of the controller shows why, or it was out of memory"
+        )
+
+    def _started(self) -> _Process:
+        if self._closed:
+            raise UserError(_NO_MORE)
+        if self._process is None or self._process.is_over:
+            before, self._process = self._process, None
+            if before is not None:
+                before.end()
+            self._process = _Process(self._opener, self._python)
+        return self._process
+
+    async def _send_measured(self, process: _Process) -> None:
+        measured, self._measured = self._measured, []
+        if measured:
+            await process.tell(Question(0, "learn_all", (measured,)))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles read-only views of dicts, too."""
+
+    dispatch_table = copyreg.dispatch_table | {MappingProxyType: lambda view: (_read_only, (dict(view),))}
+
+
+def _read_only(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(values)
+
+
+def _packed(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def answer_of(number: int, value: object, error: BaseException | None, files_address: str) -> bytes:
+    """Return the message of an answer, length first. An error that cannot be sent is replaced by its text."""
+    try:
+        message = _packed(Answer(number, value, error, files_address))
+        if error is not None:
+            pickle.loads(message)  # an error of any class need not survive it
+    except Exception as unsent:
+        text = f"the catalog failed: {error if error is not None else unsent!r}"
+        message = _packed(Answer(number, None, RuntimeError(text), files_address))
+    return LENGTH.pack(len(message)) + message
+
+
+def read_message(line: socket.socket) -> Any:
+    """Read a message. Raises EOFError at the end of the line."""
+    return pickle.loads(_read_bytes(line, *LENGTH.unpack(_read_bytes(line, LENGTH.size))))
+
+
+def _read_bytes(line: socket.socket, size: int) -> bytes:
+    read = bytearray()
+    while len(read) < size:
+        part = line.recv(size - len(read))
+        if not part:
+            raise EOFError("the line ended")
+        read += part
+    return bytes(read)

@@ -1,0 +1,89 @@
+"""`CudaGraphs`: captures calls on a CUDA device, each with a private pool of memory.
+
+Not measured on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class CudaGraph:
+    """A captured call; see `pool.patcher.graphed_calls.CapturedGraph`."""
+
+    def __init__(self, graph: Any, output: Any, held_bytes: int, read: tuple[Tensor, ...]) -> None:
+        self._graph = graph
+        self.output = output
+        self.held_bytes = held_bytes
+        #: what the call read: tables that a module computes once and keeps must outlive the graph
+        self._read = read
+
+    def replay(self) -> None:
+        """Make the call again on the current stream."""
+        self._graph.replay()
+
+
+class CudaGraphs:
+    """Captures calls on one device. The calling thread must use no other stream meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def capture(self, run: Callable[[], Any]) -> CudaGraph:
+        """Run `run` once on a stream of its own, where libraries get their workspaces, and capture it there."""
+        cuda: Any = torch.cuda
+        self._stream = self._stream or cuda.Stream(self._device)
+        current = cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with cuda.stream(self._stream):
+            run()
+        current.wait_stream(self._stream)
+        cuda.synchronize(self._device)
+        cuda.empty_cache()
+        before_bytes = cuda.memory_reserved(self._device)
+        graph, reads = cuda.CUDAGraph(), ReadTensors()
+        with cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"), reads:
+            output = run()
+        current.wait_stream(self._stream)
+        held_bytes = max(0, cuda.memory_reserved(self._device) - before_bytes)
+        return CudaGraph(graph, output, held_bytes, reads.found())
+
+
+class ReadTensors(TorchDispatchMode):
+    """Notes the tensors that operations read and that none of them made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: set[int] = set()
+        self._read: dict[int, Tensor] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run inside, whose inputs are noted where others make or read them."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and (storage := _storage_of(leaf)) not in self._made:
+                self._read.setdefault(storage, leaf)
+        results = func(*args, **kwargs)
+        for leaf in pytree.tree_leaves(results):
+            if isinstance(leaf, Tensor) and (storage := _storage_of(leaf)) not in self._read:
+                self._made.add(storage)
+        return results
+
+    def found(self) -> tuple[Tensor, ...]:
+        """The tensors, one for each storage."""
+        return tuple(self._read.values())
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,285 @@
+"""The catalog's process: the answers of a catalog in this process, turns for every caller, and its ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+import pytest
+
+from modelpool.actors.control import catalog_process, catalog_service
+from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
+from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
+from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment, python_command
+from modelpool.actors.ray.ray_session import short_folder
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import JobId, RunCost, Stage
+from tests.actors.control.test_controller import request
+from tests.actors.fake_fleet import Desk, InlineExecutor
+from tests.actors.fakes import MODELS, FakeCatalog
+
+#: a prompt whose tokenization takes a while, and one that ends the process
+SLOW, DEADLY = "slow", "deadly"
+SLOW_SECONDS = 0.1
+
+
+class TestedCatalog(FakeCatalog):
+    """A catalog that is slow, ends its process, and notes what it learns, as its folder says."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        (folder / f"pid-{os.getpid()}").touch()
+
+    def tokenize(self, work):  # type: ignore[no-untyped-def]
+        if work.text.startswith(SLOW):
+            time.sleep(SLOW_SECONDS)
+        if work.text == DEADLY and (lives := self._folder / "lives").exists():
+            left = int(lives.read_text())
+            lives.write_text(str(left - 1))
+            if left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().tokenize(work)
+
+    def learn(self, task, cost) -> None:  # type: ignore[no-untyped-def]
+        with (self._folder / "learnt").open("a") as file:
+            file.write(f"{task.stage}\n")
+
+
+#: settings of the pool that recipes name
+COMPUTED_BY = {"products": "auto"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    started = ForkServer.start([__name__], short_folder())
+    assert started is not None
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def python(server: ForkServer) -> tuple[str, ...]:
+    return python_command(fork_environment(server.socket))
+
+
+def opened(folder: Path, python: tuple[str, ...]) -> CatalogProcess:
+    return CatalogProcess(pickle.dumps(partial(TestedCatalog, folder)), python, COMPUTED_BY)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+async def until_gone(pid: int) -> None:
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        await asyncio.sleep(0.01)
+
+
+def wanted_of(*requests: GenerateRequest) -> list[tuple[JobId, GenerateRequest]]:
+    return [(JobId(f"job {number}"), one) for number, one in enumerate(requests)]
+
+
+def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) -> None:
+    wanted = wanted_of(*(request(f"p {n // 3}", seed=n) for n in range(12)), request(model="none"), request(cfg=1.0))
+
+    async def answers(catalog) -> list:  # type: ignore[no-untyped-def, type-arg]
+        return [
+            repr(await build_requests(catalog, wanted, None)),
+            repr(await catalog.build_stage(StageRequest(Stage.SAMPLE, request()), JobId("j"), frozenset(), None)),
+            await catalog.models(),
+            await catalog.loras(),
+            await catalog.file_names(),
+            await catalog.tiny_decoders(),
+            catalog.files_address,
+            repr(await catalog.weights(MODELS[0])),
+        ]
+
+    async def compare() -> None:
+        process = opened(tmp_path, python)
+        try:
+            assert await answers(process) == await answers(
+                CatalogService(partial(TestedCatalog, tmp_path), computed_by=COMPUTED_BY)
+            )
+            with pytest.raises(UserError, match="none"):
+                await process.weights("none")
+        finally:
+            process.close()
+        with pytest.raises(UserError, match="closed"):
+            await process.models()
+
+    asyncio.run(compare())
+    assert len(pids(tmp_path)) == 2, "one of them is this process"
+    assert python[0] == sys.executable
+    assert python_command({PY_EXECUTABLE: shlex.join(("uv", "run"))}) == (sys.executable,)
+
+
+def test_other_callers_get_their_turn_while_many_new_requests_are_converted(python, tmp_path) -> None:
+    """One call of 24 slow requests kept everybody waiting for all of them."""
+    count = 24
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            long = asyncio.ensure_future(
+                build_requests(process, wanted_of(*(request(f"{SLOW} {n}", cfg=1.0) for n in range(count))), None)
+            )
+            answered = 0
+            while not long.done():
+                await process.loras()
+                answered += 1
+            assert len(await long) == count
+            assert answered >= count - 1, "at most one slow request in front of each question"
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
+    asked: list[int] = []
+
+    class Counting(CatalogService):
+        async def build_some(self, wanted, capacity_bytes, until_error=False):  # type: ignore[no-untyped-def]
+            asked.append(len(wanted))
+            return await super().build_some(wanted, capacity_bytes, until_error)
+
+    async def build(*requests: GenerateRequest, until_error: bool = False) -> list:  # type: ignore[type-arg]
+        asked.clear()
+        catalog = Counting(FakeCatalog, InlineExecutor())
+        return await build_requests(catalog, wanted_of(*requests), None, until_error)
+
+    assert len(asyncio.run(build(*(request(seed=n + 1) for n in range(100))))) == 100
+    assert asked == [1]
+    assert len(asyncio.run(build(*(request(f"p {n}") for n in range(2 * MOST_ASKED))))) == 2 * MOST_ASKED
+    assert asked == [MOST_ASKED] * 2
+    mixed = [request(), request(model="none"), request(seed=2), request(model="none", seed=2), request("other")]
+    kinds = [isinstance(one, UserError) for one in asyncio.run(build(*mixed))]
+    assert kinds == [False, True, False, True, False]
+    kinds = [isinstance(one, UserError) for one in asyncio.run(build(*mixed, until_error=True))]
+    assert kinds == [False, True]
+
+
+def test_a_process_that_ends_is_replaced_and_nothing_that_waits_is_lost(python, tmp_path) -> None:
+    """It ends idle, with a question, and with a question that ends every process."""
+    lives = tmp_path / "lives"
+    lives.write_text("1")
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            models = await process.models()
+            (first,) = pids(tmp_path)
+            os.kill(first, signal.SIGKILL)
+            await until_gone(first)
+            assert await process.models() == models
+            (good,) = await build_requests(process, wanted_of(request(DEADLY)), None)
+            assert not isinstance(good, UserError)
+            assert len(pids(tmp_path)) == 3
+            lives.write_text("1000")
+            results = await asyncio.gather(
+                build_requests(process, wanted_of(request(DEADLY, seed=2)), None),
+                build_requests(process, wanted_of(request("good"), request(DEADLY, seed=3)), None),
+                build_requests(process, wanted_of(request("good")), None),
+                process.models(),
+                return_exceptions=True,
+            )
+            assert isinstance(results[0], UserError)
+            assert "ended 3 times in a row" in str(results[0])
+            assert isinstance(results[1], UserError), "it is asked in one question with the deadly one"
+            assert len(results[2]) == 1
+            assert results[3] == models
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_submission_survives_the_end_of_the_process_and_a_python_that_does_not_start_is_named(
+    python, tmp_path
+) -> None:
+    (tmp_path / "lives").write_text("1")
+
+    async def talk() -> None:
+        desk = Desk()
+        desk.controller._catalog = process = opened(tmp_path, python)
+        await desk.open()
+        await desk.submit(request(DEADLY), request(DEADLY, seed=2))
+        assert len(await desk.run_dry()) == 2
+        process.close()
+        with pytest.raises(UserError, match="3 times"):
+            await opened(tmp_path, (str(tmp_path / "missing"),)).models()
+
+    asyncio.run(talk())
+
+
+def test_it_ends_with_its_controller_in_the_middle_of_an_answer(python, tmp_path) -> None:
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        await process.models()
+        (pid,) = pids(tmp_path)
+        asking = asyncio.ensure_future(process.build_some(wanted_of(request(f"{SLOW} {SLOW}")), None))
+        await asyncio.sleep(0)
+        assert process._process is not None
+        process._process._socket.shutdown(2)  # as the kernel does when the controller is killed
+        await until_gone(pid)
+        asking.cancel()
+        waiting = [asyncio.ensure_future(process.models()) for _ in range(2)]
+        await asyncio.sleep(0)
+        process.close()
+        for question in waiting:
+            with pytest.raises(UserError, match="closed"):
+                await question
+
+    asyncio.run(talk())
+
+
+def test_measurements_reach_it_before_the_next_question_and_without_one(
+    python, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_process, "LEARN_BATCH", 3)
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            (built,) = await process.build_some(wanted_of(request(cfg=1.0)), None)
+            assert not isinstance(built, UserError)
+            tasks = built.graph.job.tasks
+            process.learn(tasks[0], RunCost())
+            await process.models()
+            assert (tmp_path / "learnt").read_text().split() == [str(tasks[0].stage)]
+            for task in tasks:
+                process.learn(task, RunCost())
+            while len((tmp_path / "learnt").read_text().split()) < 1 + len(tasks):
+                await asyncio.sleep(0.01)
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_an_error_that_cannot_be_sent_is_replaced_by_its_text() -> None:
+    class Local(Exception):
+        pass
+
+    for error in (Local("no module has this class"), None):
+        value = MappingProxyType({"a": 1}) if error is None else None
+        answer = pickle.loads(answer_of(1, value, error, "")[8:])
+        assert answer.value == value
+        assert error is None or "no module has this class" in str(answer.error)
