@@ -40,7 +40,8 @@ that have it. Options are part of the recipe. They work together, with LoRAs, Co
 these exceptions: a run has at most one cache, `tiled` is not combined with ControlNets, regions, masks of image
 prompts, SAG or DeepCache, and `cfg_zero` and `rescale_cfg` need a `cfg` other than 1. Runs with `fbcache` or `teacache`
 are not batched, and are not continued from a checkpoint after an interruption, since the steps that they skip depend on
-the image; runs with `deepcache` continue from a step whose deep layers are computed. `start` and `end` are
+the image; runs with `deepcache` continue from a step whose deep layers are computed. Options are data; functions of
+one's own are for Python programs ([The patcher](../explanation/patcher.md#in-requests)). `start` and `end` are
 [shares of the steps](../explanation/step_shares.md) of the schedule.
 
 This page is written by `scripts/write_requests.py`.
@@ -109,6 +110,8 @@ def _values(limits: Limits) -> str:
     match limits.kind:
         case "name":
             return " or ".join(f"`{name}`" for name in limits.names)
+        case "blocks":
+            return f"factors from {limits.least:g} to {limits.most:g} by block, such as `IN04*0.5,MID*0`"
         case "wholes":
             return f"whole numbers from {limits.least:g} to {limits.most:g}"
         case "whole":

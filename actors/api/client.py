@@ -25,6 +25,7 @@ from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
+from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
@@ -93,13 +94,16 @@ class ModelPool:
         jobs: Callable[[], JobsConnection] | None = None,
         hold_seconds: float = HOLD_SECONDS,
         file_name: str | None = None,
+        node_writers: NodeWriters | None = None,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
         output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
-        lack a field of it have other names.
+        lack a field of it have other names. `node_writers` write outputs on the nodes that made them; without them,
+        this process writes all.
         """
         self._connection = connection
+        self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
         self._output = output
@@ -170,11 +174,7 @@ class ModelPool:
 
         address = output_address(output) if output else None
         opened = join_pool(name_or_address)
-        try:
-            defaults = opened.connection.call(Controller.output_defaults)
-        except BaseException:
-            opened.close()
-            raise
+        defaults = _defaults_of(opened)
         return cls._open(opened, defaults if address is None else replace(defaults, folder=address))
 
     @classmethod
@@ -188,7 +188,8 @@ class ModelPool:
         from modelpool.actors.api.opening import join_connected
 
         address = output_address(output) if output else None
-        return cls._open(join_connected(namespace, name), OutputDefaults(address))
+        opened = join_connected(namespace, name)
+        return cls._open(opened, OutputDefaults(address, by_nodes=_defaults_of(opened).by_nodes))
 
     def submit(
         self,
@@ -524,6 +525,8 @@ class ModelPool:
         self._previews.close()
         for writer in self._writers.values():
             writer.close()
+        if self._node_writers is not None:
+            self._node_writers.close()
         self._close()
 
     def __enter__(self) -> Self:
@@ -538,7 +541,13 @@ class ModelPool:
     def _open(cls, opened: OpenedPool, output: OutputDefaults) -> ModelPool:
         try:
             return cls(
-                opened.connection, opened.close, output.folder, opened.address, opened.jobs, file_name=output.name
+                opened.connection,
+                opened.close,
+                output.folder,
+                opened.address,
+                opened.jobs,
+                file_name=output.name,
+                node_writers=opened.node_writers if output.by_nodes else None,
             )
         except BaseException:
             opened.close()
@@ -621,7 +630,9 @@ class ModelPool:
         if address in self._writers:
             self._writers[address].prepare()
         else:
-            self._writers[address] = ImageWriter(open_outputs(address), self._connection, self._hold_seconds)
+            self._writers[address] = ImageWriter(
+                open_outputs(address), self._connection, self._hold_seconds, self._node_writers
+            )
         return self._writers[address]
 
     def _stage(
@@ -661,6 +672,15 @@ class _Qos:
             return request
         missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
+
+
+def _defaults_of(opened: OpenedPool) -> OutputDefaults:
+    """Return how drivers of a pool write outputs; closes the connection if it does not answer."""
+    try:
+        return opened.connection.call(Controller.output_defaults)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _warn(texts: Iterable[str], stacklevel: int = 3) -> None:

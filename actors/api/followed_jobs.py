@@ -27,10 +27,9 @@ from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
-from modelpool.actors.outputs.output_file import FinishedOutput
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.request.labels import labels_of
+from modelpool.actors.request.labels import Labels, labels_of
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
@@ -252,13 +251,13 @@ class FollowedJobs:
         with self._changed:
             return self._requests[index]
 
-    def labelled(self, output: FinishedOutput) -> FinishedOutput:
+    def labels_of(self, job: JobEnded) -> Labels:
         """See `WriteListener`."""
-        request = self._requests[output.index]
+        request = self._requests[job.index]
         stem = ""
-        if self._name is not None and not self._name.missing(request):
-            stem = self._name.stem(name_values(request, output.recipe, output.index))
-        return replace(output, labels=labels_of(request, stem))
+        if self._name is not None and job.recipe is not None and not self._name.missing(request):
+            stem = self._name.stem(name_values(request, job.recipe, job.index))
+        return labels_of(request, stem)
 
     def _result_of(self, waiting: _End, is_new: bool = True) -> OutputResult | JobFailure | None:
         """Return an end that was taken to the program; None if its output was lost and is generated again. One that
@@ -592,8 +591,15 @@ class FollowedJobs:
             self._withdrawn.append(job)
             late = not self._held
         if late and self._writer is not None:
-            self._writer.run(self._submit_withdrawn)
+            self._writer.run(self._submit_late)
         return True
+
+    def _submit_late(self) -> None:
+        """Submit again what was withdrawn late, unless the folder has failed again: then it waits for that, too."""
+        with self._changed:
+            if self._held:
+                return
+        self._submit_withdrawn()
 
     def _submit_withdrawn(self) -> None:
         with self._changed:

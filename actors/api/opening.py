@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.log_file import LogSettings
+from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.detached.job_service import JobsConnection
 from modelpool.actors.detached.service_watch import WatchedService
@@ -34,6 +36,7 @@ class OpenedPool:
     restart  starts another controller in place of one that is lost, which takes over the workers; only for the process
              that started the pool
     service  the job service; for the same process
+    node_writers  write outputs for this process on the nodes that made them
     """
 
     connection: Connection
@@ -42,6 +45,7 @@ class OpenedPool:
     jobs: Callable[[], JobsConnection] | None = None
     restart: Callable[[], None] | None = None
     service: WatchedService | None = None
+    node_writers: NodeWriters | None = None
 
 
 def start_pool(
@@ -72,6 +76,7 @@ def start_pool(
         opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
         from modelpool.actors.ray.job_actor import start_job_service
+        from modelpool.actors.ray.output_writers import RayNodeWriters
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
@@ -102,7 +107,7 @@ def start_pool(
         service: WatchedService | None = None
         if keeps_jobs and config.pool.journal is not False:
             path = config.pool.journal or None
-            started = start_job_service(path, cluster.namespace, cluster.name, place, environment)
+            started = start_job_service(path, cluster.namespace, cluster.name, place, environment, plan.output.by_nodes)
             opened.callback(started.close)
             jobs, service = partial(_same, started), started
 
@@ -118,7 +123,8 @@ def start_pool(
                         raise
                 time.sleep(0.5)
 
-        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service)
+        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
+        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service, writers)
 
 
 def _same(service: JobsConnection) -> JobsConnection:
@@ -149,10 +155,17 @@ def _join(address: str, namespace: str, name: str) -> OpenedPool:
     try:
         from modelpool.actors.ray.cluster import find_controller
         from modelpool.actors.ray.job_actor import find_job_service
+        from modelpool.actors.ray.output_writers import RayNodeWriters
         from modelpool.actors.ray.ray_connection import RayConnection
 
         connection = RayConnection(find_controller(namespace, name))
+        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
     except BaseException:
         session.close()
         raise
-    return OpenedPool(connection, session.address, session.close, partial(find_job_service, namespace, name))
+    jobs = partial(find_job_service, namespace, name)
+    return OpenedPool(connection, session.address, session.close, jobs, node_writers=writers)
+
+
+def _warn_of_writers(problem: str) -> None:
+    warnings.warn(problem, stacklevel=2)

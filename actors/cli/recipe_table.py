@@ -60,6 +60,10 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
         span = "" if (lora.start, lora.end) == (0.0, 1.0) else f", from {lora.start:g} to {lora.end:g} of the schedule"
         blocks = ", ".join(f"{name} {factor:g}" for name, factor in lora.blocks)
         how = on_text + span + (f", by block: {blocks}" if blocks else "")
+        if lora.keyframes:
+            steps = ", ".join(f"{strength:g} from {share:g}" for share, strength in lora.keyframes)
+            how += f", over the steps: {steps}" + (f" ({lora.interpolation})" if lora.interpolation else "")
+        how += f", only for {', '.join(lora.only)}" if lora.only else ""
         yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}{how}  (sha256 {lora.sha256})"
     for name, sha256 in recipe.embeddings:
         yield f"embedding {name}", f"(sha256 {sha256})"

@@ -75,7 +75,7 @@ def status_table(status: PoolStatus) -> Table:
             worker.task or "-",
             format_bytes(worker.used_bytes),
             format_bytes(worker.capacity_bytes),
-            ", ".join(name.split("@")[0] for name in worker.resident) or "-",
+            ", ".join(name.rsplit("@", 1)[0] for name in worker.resident) or "-",
         )
     return table
 

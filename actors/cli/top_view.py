@@ -111,7 +111,7 @@ def _legend(now: PoolStatus, letters: Mapping[str, str]) -> Table:
         rows.append(
             (
                 letter,
-                component.split("@")[0],
+                component.rsplit("@", 1)[0],
                 format_bytes(max(part.whole_bytes for part in places)),
                 where + (f", with LoRAs on {patched}" if patched else ""),
             )

@@ -610,7 +610,7 @@ class Controller:
 
     async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
         """Return the checkpoints and the LoRAs in the folders."""
-        return await self._catalog.models(), await self._catalog.loras()
+        return await asyncio.gather(self._catalog.models(), self._catalog.loras())  # in one turn, if others ask, too
 
     async def file_names(self) -> FileNames:
         """Return the names of the files that requests name besides models and LoRAs."""
@@ -911,6 +911,8 @@ class Controller:
         if self._parked.left(job.flow):
             self._has_room.set()
         result = None if command.result is None else self._tasks.result(command.result)
+        made_by = None if command.result is None else self._tasks.made_by(command.result)
+        node = NO_NODE if made_by is None else self._placed.get(made_by, NO_NODE)
         tasks = self._tasks.resolve(command.job_id)
         for task in job.graph.job.tasks:
             if self._tasks.first_job(task.task_id) is None:
@@ -918,7 +920,7 @@ class Controller:
                     self._forget_checkpoints(task.task_id)
                 else:  # it may be submitted again: they stay until their folder needs the room
                     self._checkpointed.pop(task.task_id, None)
-        self._send_end(job.client_id, _end_of(job, command.outcome, result, command.error, tasks))
+        self._send_end(job.client_id, _end_of(job, command.outcome, result, command.error, tasks, node))
 
     def _send_end(self, client_id: ClientId, end: JobEnded) -> None:
         client = self._clients.get(client_id)
@@ -1012,6 +1014,7 @@ def _end_of(
     result: ResultRef | None,
     error: RunError | None,
     tasks: tuple[TaskSummary, ...],
+    node: NodeId = NO_NODE,
 ) -> JobEnded:
     return JobEnded(
         submission_id=job.submission_id,
@@ -1023,4 +1026,5 @@ def _end_of(
         result=result,
         error=error,
         tasks=tasks,
+        node=node,
     )

@@ -255,6 +255,11 @@ class TaskStore:
         """Return the reference of a held result."""
         return self._held(task_id)
 
+    def made_by(self, task_id: TaskId) -> tuple[WorkerId, int] | None:
+        """Return the worker that made a result, and its incarnation; None for a result that a driver gave."""
+        entry = self._entries.get(task_id)
+        return None if entry is None or entry.report is None else (entry.report.worker_id, entry.report.incarnation)
+
     def find(self, task_id: TaskId) -> ResultRef | None:
         """Return the reference of a result or a state; None if it is not held."""
         owner = task_of_state(task_id)

@@ -25,13 +25,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.control.event_reader import EventReader
-from modelpool.actors.control.finished_output import fetch_output
+from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.detached.job_previews import DetachedPreviews
 from modelpool.actors.detached.journal import Fenced, Journal, JournalFailed
@@ -53,7 +53,7 @@ from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.request.labels import labels_of, output_key
+from modelpool.actors.request.labels import Labels, labels_of, output_key
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
@@ -83,8 +83,6 @@ CHUNK = 64
 LEAST_WINDOW = 128
 WINDOW = 1024
 TOTAL_WINDOW = 4096
-#: threads that fetch, encode and write outputs
-WRITERS = 2
 #: threads that open the places of outputs, one for each submission that begins: a store may not answer for minutes
 OPENERS = 16
 #: interval of looking for a controller, and of trying a folder again that could not be written
@@ -134,6 +132,7 @@ class _Feed:
     again       places to send again, soonest first
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
+    committer    writes outputs there
     lost         how often the output of a place was lost
     name         template of the names of its outputs; None for the usual ones
     committing   held while outcomes are committed that may be the last ones
@@ -143,6 +142,7 @@ class _Feed:
     place: OutputPlace
     kept: dict[str, KeptImage]
     window: int
+    committer: OutputCommitter
     name: NameTemplate | None = None
     committing: threading.Lock = field(default_factory=threading.Lock)
     was_full: bool = False
@@ -156,8 +156,12 @@ class _Feed:
 class JobService:
     """The detached jobs of one pool. Thread-safe: drivers call it from several threads."""
 
-    def __init__(self, journal: Journal, connect: Callable[[], Connection]) -> None:
-        """`connect` returns a connection to the controller. It raises PoolLost or UserError while there is none."""
+    def __init__(
+        self, journal: Journal, connect: Callable[[], Connection], node_writers: NodeWriters | None = None
+    ) -> None:
+        """`connect` returns a connection to the controller. It raises PoolLost or UserError while there is none.
+        `node_writers` write on the nodes of the outputs; without them, the service writes all."""
+        self._node_writers = node_writers
         self._journal = journal
         self._connect = connect
         #: a controller and the journal get pins in the same order
@@ -177,7 +181,7 @@ class JobService:
         self._previews = DetachedPreviews()
         self._id_numbers = itertools.count(1)
         self._wake = threading.Event()
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
+        self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="modelpool detached outputs")
         self._openers: Executor = ThreadPoolExecutor(OPENERS, thread_name_prefix="modelpool detached openers")
         self._thread = threading.Thread(target=self._run, name="modelpool detached jobs", daemon=True)
         self._thread.start()
@@ -322,6 +326,8 @@ class JobService:
         self._thread.join()
         self._openers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=True)
+        if self._node_writers is not None:
+            self._node_writers.close()
         self._journal.close()
 
     # ---- the service's thread ---------------------------------------------------------------------------------------
@@ -418,7 +424,7 @@ class JobService:
                 return None
             opening = self._opening.get(name)
         if opening is None:
-            opening = self._openers.submit(_opened_feed, record)
+            opening = self._openers.submit(_opened_feed, record, self._node_writers)
             with self._changed:
                 self._opening[name] = opening
             opening.add_done_callback(lambda _: self._wake.set())
@@ -600,21 +606,23 @@ class JobService:
             message = "" if job.error is None else job.error.message
             self._note_failure(feed, job, kind, message)
             return _failed(name, job.index, kind, message)
+
+        def labels_of_request(job: JobEnded) -> Labels:
+            text = self._journal.request_text(name, job.index)
+            if feed.name is not None and job.recipe is not None:
+                request = restored_request(text)
+                if not feed.name.missing(request):
+                    return labels_of(request, feed.name.stem(name_values(request, job.recipe, job.index)))
+            return labels_in_text(text)
+
         try:
-            finished = fetch_output(link.connection, job)
+            written = feed.committer.write(link.connection, job, labels_of_request)
         except ResultGone as gone:
             feed.lost[job.index] += 1
             link.connection.call(Controller.result_lost, job.wanted)
             if feed.lost[job.index] > MOST_LOSSES:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
-        text = self._journal.request_text(name, job.index)
-        labels = labels_in_text(text)
-        if feed.name is not None:
-            request = restored_request(text)
-            if not feed.name.missing(request):
-                labels = labels_of(request, feed.name.stem(name_values(request, finished.recipe, job.index)))
-        written = feed.place.write(replace(finished, labels=labels))
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
 
@@ -742,11 +750,11 @@ class _Listener:
         self._service.note_lost()
 
 
-def _opened_feed(record: SubmissionRecord) -> _Feed:
+def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> _Feed:
     """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
-    return _Feed(record, place, place.kept(), LEAST_WINDOW, name)
+    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), name)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:

@@ -19,6 +19,7 @@ from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.graph_recipe import recipe_of
 from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.lora_texts_check import check_lora_texts
 from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.actors.graph.recipe import Recipe
@@ -44,9 +45,10 @@ from modelpool.actors.graph.vision_graph import (
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.refs import loras_of_text
+from modelpool.pool.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
+from modelpool.pool.core.lora_texts import PROMPT, acts_for, region_text
+from modelpool.pool.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.core.sample_conditions import condition_inputs
-from modelpool.pool.core.sampling_facts import ImageConcat
 from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
@@ -138,15 +140,17 @@ class _GraphBuilder:
         references: ReferenceInputs = NO_REFERENCES,
         embeds: Sequence[TaskId] = (),
         is_negative: bool = False,
+        name: str = PROMPT,
     ) -> tuple[TaskId, int]:
-        """Add the encoding of a text by the model of `request` with its LoRAs, and with image embeddings where the text
-        encoder reads images. Return the task, and the number of tokens that the diffusion model reads."""
+        """Add the encoding of a text by the model of `request` with its LoRAs that act for the text of this name, and
+        with image embeddings where the text encoder reads images. Return the task, and the number of tokens that the
+        diffusion model reads."""
         catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
         if not roles:
             raise unusable_field("model", request.model, "a model that reads prompts")
-        loras = self._loras(request, model, roles)
+        loras = self._loras(request, model, roles, name)
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
         named = catalog.embeddings.of(text, self._files_of_loras(request))
@@ -171,9 +175,10 @@ class _GraphBuilder:
             texts[NEGATIVE] = self._encode(negative, negative.prompt, references, seen)
         elif reads_negative:
             unseen = embeds or self._image_embeds(is_model_input=False, is_negative=True)
-            texts[NEGATIVE] = self._encode(request, request.negative, references, unseen, is_negative=True)
+            texts[NEGATIVE] = self._encode(request, request.negative, references, unseen, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
-            texts[numbered(REGION, number)] = self._encode(request, region.prompt, references, seen)
+            encoded = self._encode(request, region.prompt, references, seen, name=region_text(number))
+            texts[numbered(REGION, number)] = encoded
         return texts
 
     def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
@@ -191,6 +196,7 @@ class _GraphBuilder:
         """Add one sampling run, which resumes from the task in `resumed` if there is one."""
         loras = self._loras(self._request, self._model, (run.role,))
         work, references = sample_params(run, loras, self._catalog)
+        check_lora_texts(self._request.loras, work)
         guided = work.reads_negative
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
         self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
@@ -233,7 +239,7 @@ class _GraphBuilder:
 
     def _first_image(self, run: SamplingRun, work: SampleParams) -> TaskId:
         """Add the image that the model of `work` reads."""
-        if self._facts.image_concat is ImageConcat.PIXELS:
+        if self._facts.image_concat is not None and self._facts.image_concat.is_pixels:
             return input_image_id(self._request.image)
         begins = None if self._facts.video is None else self._facts.video.begins
         return self._add(first_frame_task(run, begins, work.shape.frames, work.image_numbers.image_noise))
@@ -301,8 +307,11 @@ class _GraphBuilder:
         needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
         return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
 
-    def _loras(self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role]) -> tuple[LoraRef, ...]:
-        """Return the LoRAs of `request` that change one of these components of `model`."""
+    def _loras(
+        self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role], text: str = ""
+    ) -> tuple[LoraRef, ...]:
+        """Return the LoRAs of `request` that change one of these components of `model`; for text encoders those that
+        act for the text of this name."""
         check_expert_loras(request.loras, model.name, self._catalog.model_defaults(model).sampling)
         found = self._files_of_loras(request)
         if request is self._request:
@@ -311,8 +320,17 @@ class _GraphBuilder:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
-        is_text = roles[0].is_text_encoder
-        seen = loras_of_text(found) if is_text else [each.for_diffusion_model() for each in found]
+        if roles[0].is_text_encoder:
+            acting = [each for each in found if acts_for(each.only, text)]
+            for lora in unread_text_strengths(acting):
+                problem = f"its strength {lora.text_strength:g} on the text encoders is not used: this use begins at"
+                reason = (
+                    f"{lora.start:g} of the schedule, after another one, and texts are encoded before the first step"
+                )
+                self.warnings[f"LoRA {lora.name!r}: {problem} {reason}"] = None
+            seen = loras_of_text(acting)
+        else:
+            seen = [each.for_diffusion_model() for each in found]
         return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
 
     def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:

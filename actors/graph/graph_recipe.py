@@ -86,6 +86,9 @@ def _lora(lora: LoraRef) -> RecipeLora:
         start=lora.start,
         end=lora.end,
         blocks=lora.blocks,
+        keyframes=lora.keyframes,
+        interpolation=lora.interpolation,
+        only=lora.only,
     )
 
 

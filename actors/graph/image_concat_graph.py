@@ -70,7 +70,7 @@ def image_concat_input(run: SamplingRun) -> ImageConcatInput:
     defaults = facts.defaults
     return ImageConcatInput(
         is_shown=True,
-        is_pixels=facts.image_concat is ImageConcat.PIXELS,
+        is_pixels=facts.image_concat.is_pixels,
         image_cfg=_or_usual(request.image_cfg, 0.0 if defaults is None else defaults.image_cfg),
         noise_level=int(_or_usual(request.noise_level, 0 if defaults is None else defaults.noise_level)),
         enlarges=facts.enlarges,

@@ -38,6 +38,9 @@ class RecipeLora:
     start: float = 0.0
     end: float = 1.0
     blocks: tuple[tuple[str, float], ...] = ()
+    keyframes: tuple[tuple[float, float], ...] = ()
+    interpolation: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def used(self) -> dict[str, Any]:

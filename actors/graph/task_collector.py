@@ -74,7 +74,7 @@ class TaskCollector:
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
                 together=batch_key(work, context_tokens),
-                options=work.options.names if isinstance(work, SampleParams) else (),
+                options=work.measured_apart if isinstance(work, SampleParams) else (),
             )
         return new
 

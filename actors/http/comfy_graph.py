@@ -54,6 +54,8 @@ _MOST_NAMED = 20
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 #: families whose text encoders are CLIP's only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
+_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
 #: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
@@ -407,8 +409,8 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region(region, size, read_image) for region in positive.regions)
-    size = fields.get("width"), fields.get("height")
-    if latent.model.sampling is not None and (shift := _shift(latent.model.sampling, family, size)):
+    sides = fields.get("width"), fields.get("height")
+    if latent.model.sampling is not None and (shift := _shift(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
 
@@ -430,6 +432,10 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
 
 def _prompt(text: TextValue, family: str) -> str:
     """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
+    padding = text.clip.padding
+    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
+        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
+        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
     if text.appended and not family.startswith(_CLIP_ONLY):
         raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
     return " BREAK ".join((text.text, *text.appended))

@@ -53,6 +53,10 @@ def _last_layer(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["clip"], last_layer=given["stop_at_clip_layer"]),)
 
 
+def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["clip"], padding=(given["min_padding"], given["min_length"])),)
+
+
 def _clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ClipValue(""),)
 
@@ -128,6 +132,13 @@ _LOADERS = (
         "CLIPSetLastLayer",
         (link("clip", "CLIP"), whole("stop_at_clip_layer", -1, -24, -1)),
         _last_layer,
+        "CLIP",
+        category="conditioning",
+    ),
+    _row(
+        "T5TokenizerOptions",
+        (link("clip", "CLIP"), whole("min_padding", 0, 0, 10000), whole("min_length", 0, 0, 10000)),
+        _padded,
         "CLIP",
         category="conditioning",
     ),

@@ -64,6 +64,13 @@ def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "hypertile", {"tile": given["tile_size"], "depth": given["max_depth"]}
 
 
+_ROPE = tuple(f"{how}_{axis}" for axis in "xyt" for how in ("scale", "shift"))
+
+
+def _positions(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "rope", {name: given[name] for name in _ROPE}
+
+
 def _row(name: str, option: _Option, *inputs: NodeInput) -> NodeType:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         model = given["model"]
@@ -113,5 +120,13 @@ OPTION_NODES = (
         whole("swap_size", 2, 1, 128),
         whole("max_depth", 0, 0, 3),
         NodeInput("scale_depth", "BOOLEAN", False),
+    ),
+    _row(
+        "ScaleROPE",
+        _positions,
+        *(
+            number(name, 1.0, 0.0, 100.0) if name.startswith("scale") else number(name, 0.0, -256.0, 256.0)
+            for name in _ROPE
+        ),
     ),
 )

@@ -151,6 +151,16 @@ def _with_own(name: str, **own: Any) -> Callable[[Mapping[str, Any]], tuple[Samp
     return build
 
 
+def _sa_solver(given: Mapping[str, Any]) -> tuple[SamplerValue]:
+    _expect(given, **_SA_SOLVER)
+    return _noisy("sa_solver_pece" if given["use_pece"] else "sa_solver", given)
+
+
+#: settings that the samplers of the pool have
+_SA_SOLVER = {
+    "sde_start_percent": 0.2, "sde_end_percent": 0.8, "predictor_order": 3, "corrector_order": 4,
+    "simple_order_2": False,
+}  # fmt: skip
 _ADAPTIVE = {
     "order": 3, "rtol": 0.05, "atol": 0.0078, "h_init": 0.05, "pcoeff": 0.0, "icoeff": 1.0, "dcoeff": 0.0,
     "accept_safety": 0.81,
@@ -228,6 +238,27 @@ SAMPLER_NODES = (
         *_noise(),
         number("r", 0.5, 0.0, 100.0, is_required=False),
         _DEVICE,
+    ),
+    _row(
+        "SamplerER_SDE",
+        "SAMPLER",
+        _with_own("er_sde", solver_type="ER-SDE", max_stage=3, eta=1.0),
+        combo("solver_type", ("ER-SDE", "Reverse-time SDE", "ODE")),
+        whole("max_stage", 3, 1, 3),
+        *_noise(),
+    ),
+    _row(
+        "SamplerSASolver",
+        "SAMPLER",
+        _sa_solver,
+        _MODEL,
+        *_noise(),
+        number("sde_start_percent", 0.2, 0.0, 1.0),
+        number("sde_end_percent", 0.8, 0.0, 1.0),
+        whole("predictor_order", 3, 1, 6),
+        whole("corrector_order", 4, 0, 6),
+        NodeInput("use_pece", "BOOLEAN", False),
+        NodeInput("simple_order_2", "BOOLEAN", False),
     ),
     _row("SamplerDPMPP_2S_Ancestral", "SAMPLER", _sampler("dpmpp_2s_ancestral"), *_noise()),
     _row("SamplerLMS", "SAMPLER", _with_own("lms", order=4), whole("order", 4, 1, 100)),

@@ -41,11 +41,13 @@ class ClipValue:
     """Text encoders: those of the model `name`, or of separate files ("": those of whichever model uses them).
 
     last_layer  that is read, from the end: -1 is the last; None as the model was trained
+    padding     the least padding and length of T5's tokens that a node sets
     """
 
     name: str
     loras: tuple[LoraUse, ...] = ()
     last_layer: int | None = None
+    padding: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

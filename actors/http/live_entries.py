@@ -231,7 +231,7 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
         "capacity": worker.capacity_bytes,
         # sorted: the order of use would change with every run
         # sorted: the order of use would change with every run
-        "parts": [_part(part) for part in sorted(worker.parts, key=lambda part: part.component)],
+        "parts": [resident_entry(part) for part in sorted(worker.parts, key=lambda part: part.component)],
         "job": "" if run is None else run.job_id,
         "user": "" if run is None else run.user,
         "stage": "" if run is None else run.stage,
@@ -249,11 +249,11 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
     }
 
 
-def _part(part: ResidentPart) -> dict[str, Any]:
+def resident_entry(part: ResidentPart) -> dict[str, Any]:
     """Return a component; its key is "MODEL/ROLE@HASH"."""
     return {
         "model": model_of(ComponentKey(part.component)),
-        "role": part.component.split("@")[0].rpartition("/")[2],
+        "role": part.component.rsplit("@", 1)[0].rpartition("/")[2],
         "bytes": part.resident_bytes,
         "of": part.whole_bytes,
         "patched": part.patched,

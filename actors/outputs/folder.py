@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
@@ -37,12 +38,14 @@ from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
 from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.manifest import Line, Manifest
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
-from modelpool.actors.outputs.output_file import array_of_output, encoded
+from modelpool.actors.outputs.output_file import OutputFacts, array_of_output, encoded
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
     KeptImage,
     StoredFacts,
+    WriteOrder,
+    WriteReport,
     WrittenOutput,
     about_found_file,
     about_generation,
@@ -66,7 +69,7 @@ LOCK_NAME = ".lock"
 
 
 class OutputFolder:
-    """Writes and finds outputs in one folder; an `OutputPlace`.
+    """Writes and finds outputs in one folder; an `OutputPlace`. Thread-safe.
 
     Creating it creates the folder, checks that it is writable and removes temporary files of a killed run. Every
     method raises OutputFailed naming the folder or file; FolderFailed if no other file could be written either.
@@ -85,6 +88,8 @@ class OutputFolder:
         self.damaged_lines: list[str] = []
         #: the number of this run among those that wrote here; 0 until it has written
         self._run = 0
+        #: guards everything above; taken after the lock of the folder, which is also one among threads
+        self._lock = threading.RLock()
         with self._failures_named(self.path):
             self.prepare()
             with self._locked():
@@ -101,6 +106,9 @@ class OutputFolder:
         pixels = array_of_output(image.output)
         path = self.path / possible_names(image.recipe, image.labels)[0]
         content = encoded(image.output, image.recipe, image.labels) if content is None else content
+        preview = b""
+        if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
+            preview = encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels)
         with self._failures_named(path), self._locked():
             self._read_new_entries()
             listed = self._entries.get(image.key)
@@ -110,15 +118,33 @@ class OutputFolder:
             if listed is None or content_problem(path, listed):
                 # an unlisted file is from a run that was killed in between
                 facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
-                if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
+                if preview:
                     thumbnail = self.path / thumbnail_name(path.name)
                     thumbnail.parent.mkdir(exist_ok=True)
-                    write_atomically(thumbnail, encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels))
+                    write_atomically(thumbnail, preview)
                 write_atomically(path, content)
                 if listed is None or not facts.are_listed(listed):
                     listed = self._append(path, image, facts)
             file_bytes = path.stat().st_size
         return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes, file_bytes)
+
+    def order(self, facts: OutputFacts) -> WriteOrder:
+        """See `OutputPlace`: who writes reads the manifest."""
+        with self._failures_named(self.path), self._lock:
+            self._read_new_entries()
+            return WriteOrder(facts, self._own_run())
+
+    def write_ordered(self, order: WriteOrder, image: FinishedOutput) -> WriteReport:
+        """Write an output that the owner of the place has ordered from this process."""
+        with self._lock:
+            self._run = order.run
+        written = self.write(image)
+        with self._lock:
+            return WriteReport(written, self._entries[image.key].fields)
+
+    def note(self, report: WriteReport) -> WrittenOutput:
+        """See `OutputPlace`: the manifest is read when it is needed."""
+        return report.written
 
     @property
     def manifest_path(self) -> Path:
@@ -178,7 +204,8 @@ class OutputFolder:
         """Return the latest entry of each output that was ever finished, in order of creation."""
         with self._failures_named(self.path):
             self._read_new_entries()
-        return tuple(self._entries.values())
+        with self._lock:
+            return tuple(self._entries.values())
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
@@ -244,20 +271,27 @@ class OutputFolder:
     def _append_entry(
         self, path: Path, recipe: Recipe, facts: StoredFacts, about: Mapping[str, Any], key: str
     ) -> ManifestEntry:
-        if self._run == 0:
-            self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
+        run = self._own_run()
         self._manifest.repair()
-        self._manifest.append(entry_fields(recipe, path.name, self._run, facts, about))
+        self._manifest.append(entry_fields(recipe, path.name, run, facts, about))
         self._read_new_entries()
         return self._entries[key]
 
+    def _own_run(self) -> int:
+        """Return the number of this run."""
+        with self._lock:
+            if self._run == 0:
+                self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
+            return self._run
+
     def _read_new_entries(self) -> None:
-        if self._manifest.is_replaced():
-            self._entries, self._keys, self.damaged_lines, self.damaged_line_count = {}, {}, [], 0
-        for line in self._manifest.read_new():
-            entry = self._parsed(line)
-            if entry is not None:
-                self._note(entry)
+        with self._lock:
+            if self._manifest.is_replaced():
+                self._entries, self._keys, self.damaged_lines, self.damaged_line_count = {}, {}, [], 0
+            for line in self._manifest.read_new():
+                entry = self._parsed(line)
+                if entry is not None:
+                    self._note_entry(entry)
 
     def _all_failures(self) -> list[FailedOutput]:
         """Return every failure in the list. Lines that cannot be used are left out."""
@@ -276,7 +310,7 @@ class OutputFolder:
         if len(left) < len(found):
             write_atomically(self._failures.path, b"".join(failure.as_line() for failure in left))
 
-    def _note(self, entry: ManifestEntry) -> None:
+    def _note_entry(self, entry: ManifestEntry) -> None:
         self._entries[entry.key] = entry
         self._keys[entry.file] = entry.key
 

@@ -52,6 +52,30 @@ class FinishedOutput:
         return output_key(self.recipe.digest, self.labels.id)
 
 
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """A `FinishedOutput` without its pixels, frames or samples."""
+
+    recipe: Recipe
+    index: int
+    job_id: str
+    worker: str
+    seconds: float
+    tasks: tuple[DataclassInstance, ...] = ()
+    labels: Labels = NO_LABELS
+
+    @property
+    def key(self) -> str:
+        """What identifies it among the outputs of a place."""
+        return output_key(self.recipe.digest, self.labels.id)
+
+    def with_output(self, output: Output) -> FinishedOutput:
+        """Return it with these pixels, frames or samples."""
+        return FinishedOutput(
+            self.recipe, output, self.index, self.job_id, self.worker, self.seconds, self.tasks, self.labels
+        )
+
+
 def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
     """Encode an output as a file of the format in `recipe`, with the recipe in it; images have the labels, too.
     Raises UnusableField for values that the format cannot hold.

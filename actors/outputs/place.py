@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FailedOutput
-from modelpool.actors.outputs.output_file import FinishedOutput
+from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.output_address import OutputAddress
@@ -78,6 +78,34 @@ class StoredFacts:
         return (entry.file_bytes, entry.file_sha256) == (self.file_bytes, self.file_sha256)
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """An output that another process is to write, and what the owner of its place knows of it.
+
+    run      number of the run, of the owner
+    listed   the fields of its entry in the manifest; None if it is not listed
+    taken    those of its possible names that other outputs are listed with
+    """
+
+    facts: OutputFacts
+    run: int
+    listed: Mapping[str, Any] | None = None
+    taken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReport:
+    """What another process has written, for the owner of the place.
+
+    entry   the fields of the entry that lists it
+    record  the object of the manifest that was created for the entry, its name and content; None if there was one
+    """
+
+    written: WrittenOutput
+    entry: Mapping[str, Any]
+    record: tuple[str, bytes] | None = None
+
+
 class OutputPlace(Protocol):
     """Stores outputs, each once, and lists them in a manifest. Several processes may use one place.
 
@@ -110,6 +138,12 @@ class OutputPlace(Protocol):
         """Store and list an output, unless the file of an equal recipe and id is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
+
+    def order(self, facts: OutputFacts) -> WriteOrder | None:
+        """Return what another process needs to write an output (`place_writer`); None if it has to be written here."""
+
+    def note(self, report: WriteReport) -> WrittenOutput:
+        """Take in what another process has written, as if it was written here."""
 
     def note_failures(self, failures: Sequence[FailedOutput]) -> None:
         """Remember outputs that could not be generated, until they are listed."""

@@ -62,15 +62,25 @@ def recipe_from_json(fields: Any) -> Recipe:
                 "noise": None if noise is None else RecipeNoise(**noise),
                 "sigmas": tuple(fields.get("sigmas", ())),
                 "upscale": None if upscale is None else RecipeUpscale(**upscale),
+                "options": {
+                    name: {setting: _without_lists(value) for setting, value in settings.items()}
+                    for name, settings in fields.get("options", {}).items()
+                },
             }
         )
     except TypeError as error:  # a part has a field that is unknown
         raise UnusableRecipe(str(error)) from None
 
 
+def _without_lists(value: Any) -> Any:
+    """Return a setting of an option with tuples for lists."""
+    return tuple(_without_lists(each) for each in value) if isinstance(value, list) else value
+
+
 def _lora_from_json(fields: Mapping[str, Any]) -> RecipeLora:
     blocks = tuple((name, factor) for name, factor in fields.get("blocks", ()))
-    return RecipeLora(**{**fields, "blocks": blocks})
+    keyframes = tuple((share, strength) for share, strength in fields.get("keyframes", ()))
+    return RecipeLora(**{**fields, "blocks": blocks, "keyframes": keyframes, "only": tuple(fields.get("only", ()))})
 
 
 def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:

@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelpool.actors.job_files.table_rows import import_arrow
-from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, objects_at
-from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
-from modelpool.actors.outputs.place import DamagedOutput, KeptImage, WrittenOutput
+from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts, array_of_output
+from modelpool.actors.outputs.place import DamagedOutput, KeptImage, WriteOrder, WriteReport, WrittenOutput
 from modelpool.actors.outputs.shard_files import Packed, entry_starts, read_from_shard, write_shard
 from modelpool.actors.outputs.shard_plan import (
     PLAN_FOLDER,
@@ -110,19 +110,35 @@ class ShardedOutputs:
         """See `OutputPlace`. Also begins a shard, in the background, if there are enough outputs for one. While there
         are enough for two, it waits. Raises FolderFailed if a shard could not be created since the last call.
         """
-        self._begin()
-        self._raise_problem(wait=self._waiting_count() >= 2 * self._layout.shard_rows)
+        self._begin_output()
         packed = self._in_shard(image.key)
         if packed is not None:
             nbytes = array_of_output(image.output).nbytes
             known = packed.entry
             return WrittenOutput(self.path_of(known.file), known.pixels_sha256, nbytes, known.file_bytes or 0)
-        written = self._staged.write(image, content)
-        entry = self._staged.listed(image.key)
-        assert entry is not None, f"{image.key} was written and is listed"
+        return self._noted(self._staged.write(image, content), image.key)
+
+    def order(self, facts: OutputFacts) -> WriteOrder | None:
+        """See `OutputPlace`. Waits and raises as `write`."""
+        self._begin_output()
+        return self._staged.order(facts) if self._in_shard(facts.key) is None else None
+
+    def note(self, report: WriteReport) -> WrittenOutput:
+        """See `OutputPlace`. May begin a shard, as `write`."""
+        return self._noted(self._staged.note(report), parse_entry(report.entry).key)
+
+    def _begin_output(self) -> None:
+        """Prepare for another output: wait while there are enough for two shards."""
+        self._begin()
+        self._raise_problem(wait=self._waiting_count() >= 2 * self._layout.shard_rows)
+
+    def _noted(self, written: WrittenOutput, key: str) -> WrittenOutput:
+        """Note an output that is stored and listed, and begin a shard if there are enough of them."""
+        entry = self._staged.listed(key)
+        assert entry is not None, f"{key} was written and is listed"
         with self._lock:
-            if image.key not in self._planned:
-                self._waiting[image.key] = entry
+            if key not in self._planned:
+                self._waiting[key] = entry
             if len(self._waiting) >= self._layout.shard_rows:
                 self._start_packing()
         return replace(written, path=self._own(str(written.path)))

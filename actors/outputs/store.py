@@ -31,12 +31,14 @@ from modelpool.actors.outputs.failures import FAILURES_FOLDER, FailedOutput, par
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
 from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.objects import ObjectPrefix
-from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded
+from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts, array_of_output, encoded
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
     KeptImage,
     StoredFacts,
+    WriteOrder,
+    WriteReport,
     WrittenOutput,
     about_found_file,
     about_generation,
@@ -69,15 +71,18 @@ _CHOSEN_NAME = re.compile(rf"[\w+=@,][\w.\-+=@,]*\.(?:{'|'.join(IMAGE_FORMATS)})
 class OutputStore:
     """Writes and finds outputs below a URL; an `OutputPlace`. Thread-safe. Its creation contacts no store."""
 
-    def __init__(self, url: str, thumbnail_pixels: int = 0, is_sharded: bool = False) -> None:
+    def __init__(
+        self, url: str, thumbnail_pixels: int = 0, is_sharded: bool = False, objects: ObjectPrefix | None = None
+    ) -> None:
         """Raises FolderFailed if the library of the scheme is missing. In a sharded place the files of outputs are
-        removed when they are packed, so every name there has digits of its output's key: none is used again.
+        removed when they are packed, so every name there has digits of its output's key: none is used again. `objects`
+        are those below `url`, if they are opened already.
         """
         self.path = url
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
-        self._objects = ObjectPrefix(url)
+        self._objects = objects or ObjectPrefix(url)
         self._thumbnail_pixels = thumbnail_pixels
         self._is_sharded = is_sharded
         #: one thread reads the manifest before the first output is written; the others wait for it
@@ -98,6 +103,23 @@ class OutputStore:
         #: the number of this run among those that wrote here; 0 until it has written
         self._run = 0
 
+    @classmethod
+    def ordered(
+        cls, objects: ObjectPrefix, order: WriteOrder, thumbnail_pixels: int = 0, is_sharded: bool = False
+    ) -> OutputStore:
+        """Return the store as its owner knows it, to write one output: its manifest is not read."""
+        store = cls(objects.url, thumbnail_pixels, is_sharded, objects)
+        store._is_read, store._run = True, order.run
+        store._owners = dict.fromkeys(order.taken, "")
+        if order.listed is not None:
+            store._take_in("", _line(order.listed))
+        return store
+
+    def reported(self, written: WrittenOutput, key: str) -> WriteReport:
+        """Return what was written of the one output of `ordered`."""
+        with self._lock:
+            return WriteReport(written, self._entries[key].fields, next(iter(self._records.items()), None))
+
     @property
     def manifest_path(self) -> str:
         """See `OutputPlace`."""
@@ -114,9 +136,7 @@ class OutputStore:
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """See `OutputPlace`."""
         recipe, pixels = image.recipe, array_of_output(image.output)
-        with self._first_read:
-            if not self._is_read:
-                self.entries()
+        self._read_first()
         listed, is_complete = self._latest(image.key)
         if listed is not None and is_complete:
             return self._written(listed, pixels.nbytes)
@@ -142,6 +162,33 @@ class OutputStore:
         elif not facts.are_listed(listed):
             listed = self._list_again(recipe, listed.file, facts, about)
         return self._written(listed, pixels.nbytes)
+
+    def order(self, facts: OutputFacts) -> WriteOrder:
+        """See `OutputPlace`."""
+        self._read_first()
+        with self._lock:
+            listed = self._entries.get(facts.key)
+            names = possible_names(facts.recipe, facts.labels)
+            taken = tuple(name for name in names if self._owners.get(name, facts.key) != facts.key)
+            return WriteOrder(facts, self._own_run(), None if listed is None else listed.fields, taken)
+
+    def note(self, report: WriteReport) -> WrittenOutput:
+        """See `OutputPlace`. The record of the output becomes one of this process, which merges it."""
+        with self._lock:
+            if report.record is None:
+                self._take_in("", _line(report.entry))
+            else:
+                name, line = report.record
+                self._take_in(name, line)
+                self._records[name] = line
+        self._merge_full()
+        return report.written
+
+    def _read_first(self) -> None:
+        """Read the manifest before the first output is written."""
+        with self._first_read:
+            if not self._is_read:
+                self.entries()
 
     def _create(self, image: FinishedOutput, content: bytes) -> tuple[str, StoredFacts | None, bool]:
         """Store a new output under the first of its possible names that is not another output's. Return the name; the
@@ -320,9 +367,7 @@ class OutputStore:
             if is_new:
                 self._records[name] = line
             found = self._entries.get(key)
-            full = len(self._records) >= MERGED_RECORDS
-        if full:
-            self._merge()
+        self._merge_full()
         if found is None or (not facts.are_listed(found) and self.problem(found)):
             return self._list_again(recipe, file, facts, about)
         return found
@@ -338,22 +383,27 @@ class OutputStore:
 
     def _fields(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            if self._run == 0:
-                self._run = 1 + self._latest_run()
-            return entry_fields(recipe, file, self._run, facts, about)
+            return entry_fields(recipe, file, self._own_run(), facts, about)
+
+    def _own_run(self) -> int:
+        """Return the number of this run. Requires the lock."""
+        if self._run == 0:
+            self._run = 1 + self._latest_run()
+        return self._run
 
     def _latest_run(self) -> int:
         return max((entry.run for entry in self._entries.values()), default=0)
 
-    def _merge(self) -> None:
-        """Store the records of this process as a part, and remove them. A process that is killed in between leaves
-        both.
+    def _merge_full(self) -> None:
+        """Store the records of this process as a part, and remove them, if there are enough. A process that is killed
+        in between leaves both.
         """
         with self._lock:
+            if len(self._records) < MERGED_RECORDS:
+                return
             records, self._records = self._records, {}
-        if records:
-            self._create_part(b"".join(records.values()))
-            self._objects.remove(records)
+        self._create_part(b"".join(records.values()))
+        self._objects.remove(records)
 
     def _create_part(self, lines: bytes) -> None:
         with self._lock:

@@ -38,7 +38,7 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
 from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
-from modelpool.actors.ray.fork_server import python_command
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, python_command
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace
@@ -165,6 +165,11 @@ class ControllerActor(Controller):
                 return
             spent_seconds = time.thread_time() - began
             await asyncio.sleep(max(interval_seconds, spent_seconds / EXPORT_SHARE))
+
+    async def process_environment(self) -> dict[str, Any]:
+        """Return the runtime environment in which other processes have this one's code, and start as it did."""
+        own = ray.get_runtime_context().runtime_env
+        return {name: own[name] for name in ("py_modules", PY_EXECUTABLE) if own.get(name)}
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be

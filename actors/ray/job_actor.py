@@ -25,6 +25,7 @@ from modelpool.actors.detached.journal import Journal, JournalFailed
 from modelpool.actors.ray.cluster import controller_node, find_controller
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
+from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.ray.ray_connection import RayConnection, awaited, check
 from modelpool.actors.ray.ray_nodes import read_cluster, this_node
 from modelpool.actors.ray.state_folder import journal_path
@@ -50,7 +51,7 @@ RETRY_SECONDS = 2.0
 class JobServiceActor(JobService):
     """See `JobService`."""
 
-    def __init__(self, journal: Path | None, namespace: str, name: str) -> None:
+    def __init__(self, journal: Path | None, namespace: str, name: str, by_nodes: bool = True) -> None:
         self._failed: JournalFailed | None = None
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
         try:
@@ -58,7 +59,8 @@ class JobServiceActor(JobService):
         except JournalFailed as failed:
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
-        super().__init__(opened, partial(_controller, namespace, name))
+        writers = RayNodeWriters(partial(find_controller, namespace, name)) if by_nodes else None
+        super().__init__(opened, partial(_controller, namespace, name), writers)
 
     def ready(self) -> None:
         """Return if the journal is open. Raises JournalFailed; then no other method can be called."""
@@ -104,9 +106,10 @@ def start_job_service(
     name: str,
     place: ControllerPlace,
     environment: Mapping[str, Any] | None,
+    by_nodes: bool = True,
 ) -> RayJobsConnection:
-    """Start the service of the pool called `name`, where its controller is; return when its journal is open. Raises
-    JournalFailed.
+    """Start the service of the pool called `name`, where its controller is; return when its journal is open. With
+    `by_nodes`, outputs are written by the nodes that made them. Raises JournalFailed.
     """
     node = controller_node(read_cluster(), place, this_node())
     options: dict[str, Any] = {"namespace": namespace, "name": service_name(name), **on_node(node)}
@@ -114,7 +117,7 @@ def start_job_service(
     if environment is not None:
         options["runtime_env"] = dict(environment)
     actor_class = ray.remote(concurrency_groups={HEALTH: 1})(JobServiceActor)
-    service: ActorHandle[Any] = actor_class.options(**options).remote(journal, namespace, name)
+    service: ActorHandle[Any] = actor_class.options(**options).remote(journal, namespace, name, by_nodes)
     try:
         ray.get(service.ready.remote())
     except RayTaskError as raised:

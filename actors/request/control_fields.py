@@ -5,6 +5,7 @@ Torch-free, ray-free.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -15,6 +16,8 @@ from modelpool.pool.core.errors import unusable_field
 
 #: far above the strengths that ControlNets are trained with
 MAX_CONTROL = 10.0
+#: a commit of the hub
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 #: most digits of a mode number in the short form; longer ones are treated as an (unknown) mode name
 _MODE_DIGITS = 9
 
@@ -88,10 +91,10 @@ class Control(Strict):
 
 
 def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
-    """Split "NAME@MODE" into the name and the mode as a field. "@" in a folder name, or before a file extension, is
-    part of the name."""
+    """Split "NAME@MODE" into the name and the mode as a field. "@" in a folder name, before a file extension, or before
+    a commit of the hub is part of the name."""
     model, _, mode = name.rpartition("@")
-    if not model or any(character in mode for character in "/\\."):
+    if not model or any(character in mode for character in "/\\.") or _COMMIT.fullmatch(mode):
         return name, {}
     return model, {"mode": int(mode) if mode.isdecimal() and len(mode) <= _MODE_DIGITS else mode}
 

@@ -130,8 +130,9 @@ _ROWS = (
         "loras",
         'LoRAs with their strengths: "light", "light:0.8", ("light", 0.8), {"name": "light", "strength": 0.8}, or '
         '{"light": 0.8} for all. "light:0.8@0-0.5" acts in the first half of the schedule; "light:0.5:0.8" has 0.5 on '
-        'the text encoders; "light:0.8:lbw=..." has a factor for each block. For models with two experts, append '
-        '"high" or "low" to apply one to one expert.',
+        'the text encoders; "light:0.8:lbw=..." has a factor for each block; "light:0.2@0,1@0.5" changes its strength '
+        'at half of the steps; "light:0.8:only=negative" acts for one text. For models with two experts, append "high" '
+        'or "low" to apply one to one expert.',
         (),
         since=1,
         option=Option(

@@ -17,18 +17,29 @@ from modelpool.actors.request.number_fields import finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.expert_names import EXPERTS
+from modelpool.pool.core.lora_texts import EXPECTED as TEXTS_EXPECTED
+from modelpool.pool.core.lora_texts import NEGATIVE, POSITIVE, is_text_name
 from modelpool.pool.core.refs import LoraRef
+from modelpool.pool.core.strength_keyframes import MAX_KEYFRAMES, Interpolation, Keyframes, strongest
 from modelpool.pool.lora_names.blocks import EXPECTED as BLOCKS_EXPECTED
 from modelpool.pool.lora_names.blocks import BlockFactors, canonical_block, numbered_factors, preset_factors
 
 _SPAN = "the part of the schedule as fractions from 0 to 1, with the start below the end, such as 0-0.5"
-_WORDS = "te=, unet=, lbw=, steps=, start=, stop= or step="
+_WORDS = "te=, unet=, lbw=, steps=, start=, stop=, step=, keyframes=, interpolation= or only="
+_KEYFRAMES = (
+    "strengths with the share of the steps from which each holds, the first from 0, such as 0.2@0,1@0.5 or "
+    f"[[0, 0.2], [0.5, 1]], up to {MAX_KEYFRAMES}"
+)
 _SPAN_FIELDS = frozenset({"start", "end"})
 #: a number, perhaps with the part of the schedule: 0.8@0-0.5
 _STRENGTH = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:@([^@]*))?")
+#: keyframes: 0.2@0,1@0.5
+_STRENGTHS = re.compile(r"[-+.\deE ]+@[.\deE ]+(?:,[-+.\deE ]+@[.\deE ]+)+")
 #: words for strengths, the part of the schedule and blocks; `start`, `stop` and `step` count steps, as in A1111's
 #: extension
-_KEYED = re.compile(r"\s*(te|unet|lbw|steps|start|stop|step|dyn)\s*=\s*(.*?)\s*", re.DOTALL)
+_KEYED = re.compile(
+    r"\s*(te|unet|lbw|steps|start|stop|step|dyn|keyframes|interpolation|only)\s*=\s*(.*?)\s*", re.DOTALL
+)
 _MAX_BLOCKS = 200
 
 
@@ -41,6 +52,11 @@ class LoraChoice(Strict):
     start, end     the part of the schedule in which it acts on the diffusion model, as fractions: "light:0.8@0-0.5"
     blocks         factors of the strength by block: {"IN04": 0.5, "OUT": 0}, a list of 12, 17, 20 or 26 numbers, or
                    their text, as in "light:0.8:lbw=IN04*0.5,OUT*0"
+    keyframes      strengths on the diffusion model in place of `strength`, each from a share of the steps on:
+                   [[0, 0.2], [0.5, 1]], or "light:0.2@0,1@0.5". `strength`, which the text encoders have without
+                   `text_strength`, is the strongest of them
+    interpolation  of the strength between keyframes: linear, ease_in, ease_out or ease_in_out; empty: none
+    only           the texts for which it acts: positive, negative, prompt, regions, region0, ...; empty: all
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -50,11 +66,14 @@ class LoraChoice(Strict):
     start: float = 0.0
     end: float = 1.0
     blocks: tuple[tuple[str, float], ...] = ()
+    keyframes: Keyframes = ()
+    interpolation: str = ""
+    only: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _from_short_forms(cls, value: Any) -> Any:
-        return parse_lora(value)
+        return _with_strongest(parse_lora(value))
 
     @field_validator("noise", mode="before")
     @classmethod
@@ -65,6 +84,30 @@ class LoraChoice(Strict):
     @classmethod
     def _blocks(cls, value: Any) -> BlockFactors:
         return parse_blocks(value)
+
+    @field_validator("keyframes", mode="before")
+    @classmethod
+    def _keyframes(cls, value: Any) -> Keyframes:
+        return parse_keyframes(value)
+
+    @field_validator("interpolation", mode="before")
+    @classmethod
+    def _interpolation(cls, value: Any) -> str:
+        return _checked_interpolation(value)
+
+    @field_validator("only", mode="before")
+    @classmethod
+    def _only(cls, value: Any) -> tuple[str, ...]:
+        return parse_texts(value)
+
+    @model_validator(mode="after")
+    def _strengths(self) -> LoraChoice:
+        if self.interpolation and len(self.keyframes) < 2:
+            raise unusable_field("loras.interpolation", self.interpolation, "two keyframes or more")
+        if self.keyframes and self.strength != strongest(self.keyframes):
+            expected = "the strengths in keyframes alone; the text encoders have text_strength, or the strongest, "
+            raise unusable_field("loras.strength", self.strength, expected + f"{strongest(self.keyframes):g}")
+        return self
 
     @model_validator(mode="after")
     def _span(self) -> LoraChoice:
@@ -94,7 +137,17 @@ class LoraChoice(Strict):
             start=self.start,
             end=self.end,
             blocks=self.blocks,
+            keyframes=self.keyframes,
+            interpolation=self.interpolation,
+            only=self.only,
         )
+
+
+def _with_strongest(fields: Any) -> Any:
+    """Return the fields of a LoRA with the strongest of its keyframes as its strength, if it has keyframes only."""
+    if not isinstance(fields, Mapping) or not fields.get("keyframes") or fields.get("strength") is not None:
+        return fields
+    return {**fields, "strength": strongest(parse_keyframes(fields["keyframes"]))}
 
 
 def parse_loras(value: Any) -> Any:
@@ -136,12 +189,16 @@ def parse_lora(value: Any, steps: int | None = None) -> Any:
 
 
 def lora_text(name: str, lora: LoraChoice | LoraRef | Any) -> str:
-    """Return the short form of a LoRA, which `parse_lora` reads; A1111 reads it too, except for parts of the schedule
-    and blocks by name, which it ignores."""
+    """Return the short form of a LoRA, which `parse_lora` reads; A1111 reads it too, except for parts of the schedule,
+    blocks by name, keyframes and texts, which it ignores."""
     strengths = [lora.strength] if lora.text_strength is None else [lora.text_strength, lora.strength]
     words = [name, *(f"{each:g}" for each in strengths)]
     words += [f"steps={lora.start:g}-{lora.end:g}"] if (lora.start, lora.end) != (0.0, 1.0) else []
     words += ["lbw=" + ",".join(f"{block}*{factor:g}" for block, factor in lora.blocks)] if lora.blocks else []
+    if lora.keyframes:
+        words.append("keyframes=" + ",".join(f"{strength:g}@{share:g}" for share, strength in lora.keyframes))
+    words += [f"interpolation={lora.interpolation}"] if lora.interpolation else []
+    words += ["only=" + ",".join(lora.only)] if lora.only else []
     return ":".join((*words, *([lora.noise] if lora.noise else [])))
 
 
@@ -168,6 +225,52 @@ def parse_blocks(value: Any) -> BlockFactors:
     return tuple(sorted(found.items()))
 
 
+def parse_keyframes(value: Any) -> Keyframes:
+    """Parse strengths over the steps: pairs of a share of the steps and a strength, a mapping, or text such as
+    "0.2@0,1@0.5". Raises UnusableField."""
+    if isinstance(value, str):
+        words = [word for word in value.split(",", MAX_KEYFRAMES) if word.strip()]
+        value = [word.split("@")[::-1] for word in words]
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if not isinstance(value, list | tuple) or len(value) > MAX_KEYFRAMES:
+        raise unusable_field("loras.keyframes", value, _KEYFRAMES)
+    found: dict[float, float] = {}
+    for each in value:
+        numbers = [finite_number(number) for number in each] if isinstance(each, list | tuple) else []
+        share, strength = numbers if len(numbers) == 2 else (None, None)
+        if share is None or strength is None or not 0 <= share <= 1:
+            raise unusable_field("loras.keyframes", each, _KEYFRAMES)
+        if share in found:
+            raise unusable_field("loras.keyframes", each, f"{share:g} once")
+        found[share] = strength
+    if found and 0 not in found:
+        raise unusable_field("loras.keyframes", value, _KEYFRAMES)
+    return tuple(sorted(found.items()))
+
+
+def parse_texts(value: Any) -> tuple[str, ...]:
+    """Parse the names of texts: a list, or words with commas; sorted, and empty if they are all texts. Raises
+    UnusableField."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise unusable_field("loras.only", value, TEXTS_EXPECTED)
+    names = {word.strip().lower() for word in words if word.strip()}
+    for name in sorted(names):
+        if not is_text_name(name):
+            raise unusable_field("loras.only", name, TEXTS_EXPECTED)
+    return () if {POSITIVE, NEGATIVE} <= names else tuple(sorted(names))
+
+
+def _checked_interpolation(value: Any) -> str:
+    name = value.strip().lower().replace("-", "_") if isinstance(value, str) else value
+    if name in ("", "none", None):
+        return ""
+    if name not in list(Interpolation):
+        raise unusable_field("loras.interpolation", value, f"{', '.join(Interpolation)}, or none")
+    return str(name)
+
+
 def checked_expert(value: Any) -> str:
     """Validate the expert that a LoRA applies to; "" is both."""
     if not isinstance(value, str) or value.strip().lower() not in (*EXPERTS, ""):
@@ -178,19 +281,24 @@ def checked_expert(value: Any) -> str:
 
 def _is_part(part: str) -> bool:
     word = part.strip()
-    return word.lower() in EXPERTS or _STRENGTH.fullmatch(word) is not None or _KEYED.fullmatch(part) is not None
+    known = (_STRENGTH.fullmatch(word), _STRENGTHS.fullmatch(word), _KEYED.fullmatch(part))
+    return word.lower() in EXPERTS or any(each is not None for each in known)
 
 
 def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[str, Any]:
     """Return the fields that the parts of a short form set."""
     fields: dict[str, Any] = {"name": name}
     numbers: list[str] = []
+    keyframes_last = False
     for part in parts:
         word = part.strip()
         if word.lower() in EXPERTS:
             fields["noise"] = word
         elif keyed := _KEYED.fullmatch(part):
             _add_span(fields, _keyed_fields(keyed[1], keyed[2], steps), name, part)
+        elif _STRENGTHS.fullmatch(word):
+            fields["keyframes"] = word
+            keyframes_last = True
         elif strength := _STRENGTH.fullmatch(word):
             numbers.append(strength[1])
             if strength[2] is not None:
@@ -199,9 +307,11 @@ def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[s
             raise unusable_field("loras", part, f"a strength, {' or '.join(EXPERTS)}, {_WORDS}")
     if len(numbers) > 2:
         raise unusable_field("loras", ":".join(numbers), "up to two strengths: text encoders, diffusion model")
-    by_position = ("strength",) if len(numbers) == 1 else ("text_strength", "strength")
+    has_keyframes = "keyframes" in fields
+    # the last strength is that of the diffusion model, also in the form 0.5:0.2@0,1@0.5
+    by_position = ("strength",) if len(numbers) == 1 and not keyframes_last else ("text_strength", "strength")
     fields = {**dict(zip(by_position, numbers, strict=False)), **fields}
-    if "strength" not in fields and "text_strength" in fields:  # as in A1111, te= alone is for both
+    if "strength" not in fields and "text_strength" in fields and not has_keyframes:  # as in A1111: te= alone is both
         fields["strength"] = fields["text_strength"]
     return fields
 
@@ -224,6 +334,8 @@ def _keyed_fields(key: str, text: str, steps: int | None) -> dict[str, Any]:
             return {"blocks": text}
         case "steps":
             return _span_fields(text)
+        case "keyframes" | "interpolation" | "only":
+            return {key: text}
         case "dyn":
             raise unusable_field("loras", f"dyn={text}", _WORDS)
     if steps is None:

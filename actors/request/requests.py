@@ -154,8 +154,8 @@ class GenerateRequest(Strict):
         for name in options.keys() - own.keys():
             if name not in OPTION_FIELDS:
                 unknown = unknown_name("option", str(name), (*OPTION_FIELDS, *RUN_OPTIONS))
-                runs, others = ", ".join(sorted(RUN_OPTIONS)), ", ".join(OPTION_FIELDS)
-                raise UnknownName(f"{unknown} Options of a run: {runs}; fields that may be here, too: {others}")
+                of_runs, of_models = ", ".join(sorted(RUN_OPTIONS)), ", ".join(OPTION_FIELDS)
+                raise UnknownName(f"{unknown} Options of a run: {of_runs}; fields that may be here, too: {of_models}")
             if name in flat:
                 raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
         others = {name: value for name, value in options.items() if name not in own}

@@ -14,8 +14,21 @@ from pydantic import Field, create_model, model_validator
 from modelpool.actors.request.number_fields import Number, Whole, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unknown_name, unusable_field
-from modelpool.pool.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, RunOption, RunOptions, limits_of
+from modelpool.pool.core.run_options import (
+    MAIN_SETTING,
+    RUN_OPTIONS,
+    AttentionScale,
+    BlockScale,
+    Limits,
+    RotaryPositions,
+    RunOption,
+    RunOptions,
+    limits_of,
+)
+from modelpool.pool.lora_names.blocks import canonical_block
 
+_MAX_BLOCKS = 200
+_BLOCKS = "factors by block, such as IN04*0.5,MID*0 or D07*0.5"
 _ON, _OFF = frozenset({"on", "true", "yes"}), frozenset({"off", "false", "no"})
 _FORMS = 'on, off, a number, or its settings by name, such as {"pag": {"scale": 3}}'
 
@@ -89,7 +102,7 @@ def _options(values: Mapping[str, Any]) -> Iterator[tuple[str, RunOption]]:
             parsed = _model_of(name)(**settings)
             kind = RUN_OPTIONS[name]
             option = kind(**{key: getattr(parsed, key) for key in parsed.model_fields_set})
-            _check_span(name, option)
+            _check_acts(name, option)
             yield name, option
 
 
@@ -118,6 +131,8 @@ def _checked(field: str, value: Any, limits: Limits) -> Any:
             if value not in limits.names:
                 raise unusable_field(field, value, " or ".join(limits.names))
             return value
+        case "blocks":
+            return _block_factors(field, value, Number(limits.least, limits.most))
         case "wholes":
             listed = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             listed = [listed] if isinstance(listed, int) and not isinstance(listed, bool) else listed
@@ -127,13 +142,39 @@ def _checked(field: str, value: Any, limits: Limits) -> Any:
             return tuple(sorted({one.parse(field, each) for each in listed}))
 
 
-def _check_span(name: str, option: RunOption) -> None:
-    """Raise UnusableField for an option that acts in no step, and for tiles that do not advance."""
+def _block_factors(field: str, value: Any, factor: Number) -> tuple[tuple[str, float], ...]:
+    """Return factors by block, sorted by name, from a mapping, pairs, or text such as "IN04*0.5,MID*0"."""
+    pairs = value
+    if isinstance(value, str):
+        pairs = [word.split("*") for word in value.split(",", _MAX_BLOCKS) if word.strip()]
+    elif isinstance(value, Mapping):
+        pairs = list(value.items())
+    if not isinstance(pairs, list | tuple) or len(pairs) > _MAX_BLOCKS:
+        raise unusable_field(field, value, _BLOCKS)
+    found: dict[str, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise unusable_field(field, pair, _BLOCKS)
+        name = canonical_block(pair[0])
+        found[name] = factor.parse(f"{field} {name}", pair[1])
+    return tuple(sorted(found.items()))
+
+
+def _check_acts(name: str, option: RunOption) -> None:
+    """Raise UnusableField for an option that acts in no step or changes nothing, and for tiles that do not advance."""
     start, end = getattr(option, "start", 0.0), getattr(option, "end", 1.0)
     if start >= end:
         raise unusable_field(f"options.{name}.end", end, f"a number above start, {start:g}")
     overlap, tile = getattr(option, "overlap", 0), getattr(option, "tile", 1)
     if overlap >= tile:
         raise unusable_field(f"options.{name}.overlap", overlap, f"less than tile, {tile}")
+    if isinstance(option, AttentionScale) and not (option.image or option.text):
+        raise unusable_field(f"options.{name}", "no blocks", f"factors by block, such as {name}.image=IN04*0.5")
+    if isinstance(option, BlockScale) and not option.blocks:
+        raise unusable_field(f"options.{name}", "no blocks", f"factors by block, such as {name}.blocks=D07*0.5")
     if name == "slg" and not (getattr(option, "layers", ()) or getattr(option, "single", ())):
         raise unusable_field("options.slg.layers", (), "at least one block in layers or single")
+    if isinstance(option, RotaryPositions) and option.is_plain:
+        raise unusable_field(
+            f"options.{name}", "the positions of the model", "a scale or a shift, such as rope.scale_x=0.5"
+        )

@@ -299,11 +299,15 @@ class OutputSection(Strict):
     folder  for finished outputs, or a URL such as s3://bucket/folder; by default none. A driver that connects to the
             pool uses it, too: a path is one of its own machine
     name    names of the files, as in "{id}-{seed}" (`actors.outputs.name_template`); by default prompt, seed and digest
+    written_by  "nodes": outputs are written by the node that made them, with the driver's access to stores, and by the
+            driver where that is impossible. "driver": by the driver, or the job service; then nothing of its access is
+            passed to nodes
     record  the scheduler's event log, on the controller's node (see [cluster]); by default none
     """
 
     folder: Path | str | None = None
     name: str | None = None
+    written_by: Literal["nodes", "driver"] = "nodes"
     record: Path | None = None
 
     @field_validator("folder")
@@ -319,7 +323,8 @@ class OutputSection(Strict):
     @property
     def defaults(self) -> OutputDefaults:
         """The settings that drivers of the pool use."""
-        return OutputDefaults(None if self.folder is None else absolute_address(self.folder), self.name)
+        folder = None if self.folder is None else absolute_address(self.folder)
+        return OutputDefaults(folder, self.name, self.written_by == "nodes")
 
 
 #: usual interval of passing on metrics to the Ray of a cluster

@@ -17,11 +17,12 @@ OutputAddress: TypeAlias = Path | str
 @dataclass(frozen=True, slots=True)
 class OutputDefaults:
     """Where drivers of a pool write outputs unless they choose another place, and the template of the names of files;
-    None: nowhere, and the usual names.
+    None: nowhere, and the usual names. `by_nodes`: nodes write the outputs that they made, where they can.
     """
 
     folder: OutputAddress | None = None
     name: str | None = None
+    by_nodes: bool = True
 
 
 NO_OUTPUT = OutputDefaults()

@@ -21,8 +21,10 @@ from modelpool.pool.core.stage_params import ModelRef, StageParams
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
+    NO_NODE,
     ComponentKey,
     JobId,
+    NodeId,
     OomStep,
     PastRun,
     Role,
@@ -218,6 +220,7 @@ class JobEnded:
 
     wanted  the task whose result the job is for
     tasks   its successful tasks, in the order of the task graph
+    node    of the worker that made the result; NO_NODE if that is not known
     """
 
     submission_id: SubmissionId
@@ -229,6 +232,7 @@ class JobEnded:
     result: ResultRef | None
     error: RunError | None
     tasks: tuple[TaskSummary, ...]
+    node: NodeId = NO_NODE
 
 
 @dataclass(frozen=True, slots=True)

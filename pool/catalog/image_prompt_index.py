@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from modelpool.pool.catalog.fetch_sizes import with_fetch
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
@@ -80,6 +80,9 @@ class ImagePromptIndex:
         """Return the size of an adapter, and what a run with `model` needs of it. Raises CorruptFile,
         UnknownArchitecture, or UnusableField for one that was trained for other models."""
         opened = self.opened(prompt)
+        if prompt.masks and opened.plan.kind.blocks is not None:
+            why = f"{opened.plan.kind.title}, which acts everywhere"
+            raise UnusableField(f"image_prompts.mask: not supported by adapter {prompt.name!r}: {why}")
         opened.check_fits(self._open_model(model))
         return with_fetch(opened.spec(), prompt.files), opened.use()
 

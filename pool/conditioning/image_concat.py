@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -73,6 +74,8 @@ def image_inputs(
     if work.image is not None and facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
         model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.image_numbers.noise_level, dtype=torch.long)
+    elif work.image is not None and facts.image_concat is ImageConcat.DEPTH:
+        model_kwargs[IMAGE] = torch.stack([_depth(work, read, cells) for read in inputs])
     elif work.image is not None and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
         if facts.image_concat is ImageConcat.UNSCALED:
@@ -172,6 +175,19 @@ def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor
     sigma = sigma_table(facts.noise).sigmas[work.image_numbers.noise_level]
     noise_CHW = ImageNoise(image_noise_seed(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
+
+
+def _depth(work: SampleParams, read: TaskInputs, cells: tuple[int, int]) -> Tensor:
+    """Return the luminance of a depth map at the cells of the latent, [1, H, W] from -1 to 1: the whole range, whatever
+    that of the map. Source: `prepare_depth_map` of diffusers' StableDiffusionDepth2ImgPipeline."""
+    image = read.read(task_inputs.IMAGE, ImagePixels)
+    whole_HWC = covering(image.pixels_HWC, work.shape.width, work.shape.height)
+    grey_HW = np.asarray(Image.fromarray(whole_HWC).convert("L")).astype(np.float32)
+    depth_CHW = functional.interpolate(torch.from_numpy(grey_HW)[None, None], size=cells, mode="bicubic")[0]
+    least, most = depth_CHW.min(), depth_CHW.max()
+    # a flat map has no depth
+    found_CHW: Tensor = 2.0 * (depth_CHW - least) / (most - least).clamp(min=1e-6) - 1.0
+    return found_CHW
 
 
 def _latents(inputs: Sequence[TaskInputs], name: str) -> Tensor:

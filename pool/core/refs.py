@@ -13,6 +13,7 @@ from enum import StrEnum
 from modelpool.pool.core.assembly import Assembly, Source
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.step_shares import begins_within
+from modelpool.pool.core.strength_keyframes import Keyframes, strength_at
 from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.specs.wire_value import WireValue
 
@@ -51,6 +52,9 @@ class LoraRef(WireValue):
     text_strength  on the text encoders; None: `strength`
     start, end     the part of the schedule's steps in which it acts on the diffusion model, as fractions
     blocks         factors of the strength by block (`pool.lora_names.blocks`); empty: 1 for all
+    keyframes      strengths on the diffusion model over the steps; `strength` is then the strongest of them
+    interpolation  between keyframes (a value of `pool.core.strength_keyframes.Interpolation`); empty: none
+    only           the texts of a run for which it acts (`pool.core.lora_texts`); empty: all
     """
 
     name: str
@@ -63,6 +67,9 @@ class LoraRef(WireValue):
     start: float = 0.0
     end: float = 1.0
     blocks: tuple[tuple[str, float], ...] = ()
+    keyframes: Keyframes = ()
+    interpolation: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def has_effect(self) -> bool:
@@ -70,25 +77,41 @@ class LoraRef(WireValue):
         return self.strength != 0 or self.text_strength not in (None, 0)
 
     @property
-    def is_scheduled(self) -> bool:
+    def has_span(self) -> bool:
         """Whether it acts in a part of the steps only."""
         return self.start > 0.0 or self.end < 1.0
+
+    @property
+    def changes_in_run(self) -> bool:
+        """Whether its strength on the diffusion model differs between the steps or the texts of a run."""
+        return self.has_span or bool(self.keyframes) or bool(self.only)
 
     def is_on(self, step: int, steps: int) -> bool:
         """Whether it acts in the step after `step` of `steps` steps of the complete schedule are done."""
         return begins_within(step, steps, self.start, self.end)
+
+    def at_step(self, step: int, steps: int) -> LoraRef | None:
+        """Return the same as it acts in that step, for the texts for which it acts; None if it does not act."""
+        if not self.changes_in_run:
+            return self
+        if not self.is_on(step, steps):
+            return None
+        strength = strength_at(self.keyframes, self.interpolation, step, steps) if self.keyframes else self.strength
+        plain = replace(self, strength=strength, start=0.0, end=1.0, keyframes=(), interpolation="", only=())
+        return plain if strength else None
 
     def strength_on(self, role: Role) -> float:
         """The strength on one component, before the factors of blocks."""
         return self.text_strength if self.text_strength is not None and role.is_text_encoder else self.strength
 
     def for_text(self) -> LoraRef:
-        """The same as text encoders see it, so that equal encodings are one task."""
-        if self.text_strength is None and not self.is_scheduled and not self.blocks:
+        """The same as text encoders see it for a text for which it acts, so that equal encodings are one task."""
+        if self.text_strength is None and not self.changes_in_run and not self.blocks:
             return self
         blocks = tuple(each for each in self.blocks if each[0] == BASE_BLOCK)
         strength = self.strength if self.text_strength is None else self.text_strength
-        return replace(self, strength=strength, text_strength=None, start=0.0, end=1.0, blocks=blocks)
+        plain = replace(self, strength=strength, text_strength=None, start=0.0, end=1.0, blocks=blocks)
+        return replace(plain, keyframes=(), interpolation="", only=())
 
     def for_diffusion_model(self) -> LoraRef:
         """The same as a diffusion model sees it."""
@@ -101,10 +124,22 @@ class LoraRef(WireValue):
 def loras_of_text(loras: Sequence[LoraRef]) -> list[LoraRef]:
     """Return LoRAs as text encoders see them. Texts are encoded once, before the first step: of several uses of one
     file over the steps, those count that begin first, so that a strength that changes is not added up."""
+    begins = _begins(loras)
+    return [lora.for_text() for lora in loras if lora.start == begins[lora.sha256]]
+
+
+def unread_text_strengths(loras: Sequence[LoraRef]) -> list[LoraRef]:
+    """Return the LoRAs whose own strength on the text encoders `loras_of_text` leaves out."""
+    begins = _begins(loras)
+    return [lora for lora in loras if lora.text_strength is not None and lora.start > begins[lora.sha256]]
+
+
+def _begins(loras: Sequence[LoraRef]) -> dict[str, float]:
+    """Return the share of the schedule at which each file begins to act."""
     begins: dict[str, float] = {}
     for lora in loras:
         begins[lora.sha256] = min(lora.start, begins.get(lora.sha256, lora.start))
-    return [lora.for_text() for lora in loras if lora.start == begins[lora.sha256]]
+    return begins
 
 
 class ControlMaskMode(StrEnum):

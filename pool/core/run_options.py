@@ -15,19 +15,24 @@ from typing import Any, Literal, TypeAlias
 from modelpool.pool.core.step_shares import begins_within
 from modelpool.pool.specs.wire_value import WireValue
 
+#: factors by the name of a block, or of all blocks of a kind
+BlockFactors: TypeAlias = tuple[tuple[str, float], ...]
 #: blocks of a transformer that an option may name, tiles along a side, steps of a run: bounds of outside input
 _MAX_BLOCK, _MAX_SIDE, _MAX_INTERVAL = 999, 16384, 1000
+#: factors of a block
+_MAX_FACTOR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The accepted values of one setting, and its meaning for users.
 
-    least, most  of numbers; of the numbers in a list for the kind "wholes"
+    least, most  of numbers; of the numbers in a list for the kind "wholes", of the factors for the kind "blocks"
     names        accepted words, for the kind "name"
+    The kind "blocks" has factors by the name of a block.
     """
 
-    kind: Literal["number", "whole", "wholes", "name"]
+    kind: Literal["number", "whole", "wholes", "name", "blocks"]
     meaning: str
     least: float = 0.0
     most: float = 0.0
@@ -44,6 +49,10 @@ def _whole(default: int, least: int, most: int, meaning: str) -> Any:
 
 def _wholes(default: tuple[int, ...], meaning: str) -> Any:
     return field(default=default, metadata={"limits": Limits("wholes", meaning, 0, _MAX_BLOCK)})
+
+
+def _blocks(meaning: str) -> Any:
+    return field(default=(), metadata={"limits": Limits("blocks", meaning, -_MAX_FACTOR, _MAX_FACTOR)})
 
 
 def _name(default: str, names: tuple[str, ...], meaning: str) -> Any:
@@ -144,6 +153,27 @@ class RescaleCfg(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionScale(_Timed, WireValue):
+    """Scales what the attention of some blocks of a UNet adds to the image. Blocks are named as for LoRAs: IN01, MID,
+    OUT05; IN and OUT are all of them."""
+
+    image: tuple[tuple[str, float], ...] = _blocks("factors of the attention of the image to itself, by block")
+    text: tuple[tuple[str, float], ...] = _blocks("factors of the attention to the text, by block")
+    start: float = _start()
+    end: float = _end()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScale(_Timed, WireValue):
+    """Scales what some blocks of a transformer add to the tokens of image and text. Blocks are named as for LoRAs: D07
+    (or B07 in models with blocks of one kind) and S12; D and S are all of them."""
+
+    blocks: tuple[tuple[str, float], ...] = _blocks("factors by block")
+    start: float = _start()
+    end: float = _end()
+
+
+@dataclass(frozen=True, slots=True)
 class HyperTile(WireValue):
     """Computes the self-attention of the upper levels of a UNet in tiles. Source: HyperTile of tfernd, as in ComfyUI
     with a swap size of 1."""
@@ -192,6 +222,32 @@ class TeaCache(_Timed, WireValue):
     end: float = _end()
 
 
+def _scale(axis: str) -> Any:
+    return _number(1.0, 0.0, 100.0, f"factor of the {axis}")
+
+
+def _shift(axis: str) -> Any:
+    return _number(0.0, -256.0, 256.0, f"added to the scaled {axis}, in patches")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryPositions(WireValue):
+    """Scales and shifts the rotary positions of the image or video, with its reference images: position * scale +
+    shift. Source: "ScaleROPE" of ComfyUI; factors below 1 are position interpolation, Chen et al. 2023."""
+
+    scale_x: float = _scale("columns")
+    shift_x: float = _shift("columns")
+    scale_y: float = _scale("rows")
+    shift_y: float = _shift("rows")
+    scale_t: float = _scale("frames of a video; of images, the coordinate that numbers reference images")
+    shift_t: float = _shift("coordinate of time")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all positions are those of the model."""
+        return self == RotaryPositions()
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -204,6 +260,9 @@ RunOption: TypeAlias = (
     | DeepCache
     | FirstBlockCache
     | TeaCache
+    | RotaryPositions
+    | AttentionScale
+    | BlockScale
 )
 
 
@@ -222,6 +281,9 @@ class RunOptions(WireValue):
     deepcache: DeepCache | None = None
     fbcache: FirstBlockCache | None = None
     teacache: TeaCache | None = None
+    rope: RotaryPositions | None = None
+    attention_scale: AttentionScale | None = None
+    block_scale: BlockScale | None = None
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -272,6 +334,9 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "deepcache": DeepCache,
         "fbcache": FirstBlockCache,
         "teacache": TeaCache,
+        "rope": RotaryPositions,
+        "attention_scale": AttentionScale,
+        "block_scale": BlockScale,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`

@@ -115,6 +115,8 @@ class CfgRescale(Enum):
     NOTHING = "nothing"
     #: patches of 2 x 2 cells, all channels
     PATCHES = "patches"
+    #: the same, but only patches whose norm is larger
+    PATCHES_DOWN = "patches, never enlarged"
     #: each row of cells, per channel
     ROWS = "rows"
 
@@ -155,6 +157,8 @@ class VisionEncoderUse(Enum):
     CENTER_PROJECTED = "center_projected"
     #: the states of the last layer; the whole image, resized to a square (Redux)
     LAST = "last"
+    #: one pooled state; the whole image, resized to a square (IP-Adapter of Flux by InstantX)
+    POOLED = "pooled"
 
     @property
     def is_model_input(self) -> bool:
@@ -204,6 +208,13 @@ class ImageConcat(Enum):
     UNSCALED = "unscaled latent"
     #: the image's pixels with noise, one for each cell of the latent: upscaling
     PIXELS = "pixels"
+    #: a depth map, one number for each cell of the latent
+    DEPTH = "depth"
+
+    @property
+    def is_pixels(self) -> bool:
+        """It is read from the pixels of the image, without the VAE."""
+        return self in (ImageConcat.PIXELS, ImageConcat.DEPTH)
 
     @property
     def is_inpaint(self) -> bool:

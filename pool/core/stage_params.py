@@ -252,6 +252,13 @@ class SampleParams(WireValue):
         return own + len(self.regions) + self.guidance.without_image
 
     @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """Names of what makes its activations others than those of a plain run, for corrections of estimates: its
+        options, and LoRAs for some texts, which are then predicted apart."""
+        has_text_loras = any(lora.only for lora in self.loras)
+        return (*self.options.names, *(("loras.only",) if has_text_loras else ()))
+
+    @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
         return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
@@ -557,8 +564,10 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, LoraRef):
         found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}
         found |= {} if value.text_strength is None else {"text_strength": value.text_strength}
-        found |= {"start": value.start, "end": value.end} if value.is_scheduled else {}
-        return found | ({"blocks": value.blocks} if value.blocks else {})
+        found |= {"start": value.start, "end": value.end} if value.has_span else {}
+        found |= {"blocks": value.blocks} if value.blocks else {}
+        found |= {"keyframes": value.keyframes, "interpolation": value.interpolation} if value.keyframes else {}
+        return found | ({"only": value.only} if value.only else {})
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import stat
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from modelpool.pool.core.errors import OutputFailed
@@ -38,6 +40,12 @@ def cache_folder() -> Path:
     """
     place = _in_temporary_folder()
     return _first_usable("cache", CACHE_VARIABLE, "XDG_CACHE_HOME", ".cache", place.with_name(f"{place.name}-cache"))
+
+
+def folder_name(device_name: str) -> str:
+    """Return the name of a folder or file for a kind of device, from its vendor's name and the version of torch: what
+    was compiled or measured for one is not valid for another."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{device_name}-torch-{version('torch')}").strip("-")
 
 
 def machine_folder() -> Path:

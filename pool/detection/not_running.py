@@ -22,8 +22,7 @@ from modelpool.pool.detection.layouts.signature import (
     having,
     published,
 )
-from modelpool.pool.families.modules.stable_diffusion_2 import DEPTH_CHANNELS
-from modelpool.pool.families.parts.unet import sd1, sd2, unclip
+from modelpool.pool.families.parts.unet import sd1, unclip
 
 _PATCHES = "patch_embed.proj.weight"
 
@@ -86,10 +85,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         latent="sd1", extra_keys=("cc_projection.weight",),
     ),
     _shared(
-        unet.LDM_UNET, "sd2_depth", "Stable Diffusion 2 depth", "SD20", sd2(in_channels=DEPTH_CHANNELS), _UNET,
-        latent="sd1",
-    ),
-    _shared(
         unet.LDM_UNET, "sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L", "SD21UnclipL", unclip(adm_in_channels=1536),
         _UNET, latent="sd1",
     ),
@@ -123,10 +118,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="Flux3Transformer2DModel",
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
-    _shared(
-        flux.FLUX, "longcat_image", "LongCat-Image", "LongCatImage", having(vec_in_dim=None, context_in_dim=3584),
-        "LongCatImageTransformer2DModel", latent="flux",
-    ),
     # images
     _marked(
         "sana", "Sana", "",

@@ -17,6 +17,7 @@ OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("pos_embed_input.", "a ControlNet for a transformer"),
     ("image_proj.", "an IP-Adapter"),
     ("ip_adapter.", "an IP-Adapter"),
+    ("ip_adapter_proj_model.", "an IP-Adapter"),
     ("pulid_encoder.", "a PuLID face adapter"),
     ("redux_up.", "a Redux style model"),
     ("position_net.", "a GLIGEN model"),

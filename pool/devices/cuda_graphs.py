@@ -60,7 +60,7 @@ class ReadTensors(TorchDispatchMode):
     """Notes the tensors that operations read and that none of them made."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's modes are not typed
         self._made: set[int] = set()
         self._read: dict[int, Tensor] = {}
 

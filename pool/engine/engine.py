@@ -64,6 +64,7 @@ from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.guidance.text_loras import TextLoras
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import Component, OpenModel
@@ -78,6 +79,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
 from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.pixels.latent_pixels import decoded
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
@@ -220,7 +222,7 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        compiler = BlockCompiler.open() if settings.compiles and device.kind is not DeviceKind.SIM else None
+        compiler = BlockCompiler.open(device.name) if settings.compiles and device.kind is not DeviceKind.SIM else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
         captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
@@ -425,12 +427,14 @@ class Engine:
     ) -> TaskRun[tuple[Result, ...]]:
         """Members of one kind as one run."""
         task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
-        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
+        caches = _caches_weights(members[0].work)
+        # what is free of the device is for the cache then, so nothing is preloaded
+        uploading = hooks if caches else replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
 
-        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members))
+        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members), caches)
 
     def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
         """The textual inversions that the texts of `works` name."""
@@ -517,8 +521,9 @@ class Engine:
                 controls, adapters = patchers[1:count], patchers[count:]
                 self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
-                at = _patches_over_steps(opened, sampled[0])
-                own = (controls, resumed, at, adapters)
+                at = _patches_in_run(opened, sampled[0])
+                cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
+                own = (controls, resumed, at, adapters, cache_bytes)
                 return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
@@ -530,12 +535,24 @@ class Engine:
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
 
 
-def _patches_over_steps(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:
-    """Return the patches of the diffusion model at each step; None if all LoRAs act in all steps."""
-    if not any(lora.is_scheduled for lora in work.loras):
+def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:
+    """Return the patches of the diffusion model at each step, for the texts with each `TextLoras`; None if no LoRA
+    changes in the run."""
+    if not any(lora.changes_in_run for lora in work.loras):
         return None
     role, steps = role_of(work), work.schedule.steps
-    return lambda step: opened.patch_set(role, (lora for lora in work.loras if lora.is_on(step, steps)))
+
+    def patches_at(step: int, hooks: object | None) -> PatchSet:
+        places = hooks.places if isinstance(hooks, TextLoras) else range(len(work.loras))
+        now = (work.loras[place].at_step(step, steps) for place in places)
+        return opened.patch_set(role, (lora for lora in now if lora is not None))
+
+    return patches_at
+
+
+def _caches_weights(work: StageParams) -> bool:
+    """Whether the weights change from text to text, so that each step needs those of the one before again."""
+    return isinstance(work, SampleParams) and any(lora.only for lora in work.loras)
 
 
 def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:

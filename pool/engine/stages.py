@@ -51,6 +51,7 @@ from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
@@ -175,12 +176,14 @@ def sample_batch(
     resumed: Sequence[RunState] = (),
     patches_at: PatchesAtStep | None = None,
     adapters: Sequence[ModelPatcher] = (),
+    cache_bytes: int = 0,
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
-    states. `patches_at`: the patches of the diffusion model change over the steps. `adapters` are those of the image
-    prompts of the tasks.
+    states. `patches_at`: the patches of the diffusion model change over the steps or from text to text. `adapters` are
+    those of the image prompts of the tasks. `cache_bytes` of the device are for patched weights that the next step
+    needs again.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -193,6 +196,8 @@ def sample_batch(
     done = resumed[0].step if resumed else 0
     image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
     prompts, diffusion_model = image_prompts.added_to(prompts), image_prompts.added_to_model(diffusion_model)
+    has_text_loras = any(lora.only for lora in work.loras)
+    prompts = with_text_loras(prompts, work) if has_text_loras else prompts
     speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
     device = diffusion_model.device
@@ -208,11 +213,11 @@ def sample_batch(
     with (
         diffusion_model.running(stop_check(hooks), options, captures) as module,
         nullcontext() if extension is None else extension.installed(module),
-        scheduled_patches(diffusion_model, patches_at) as change,
+        scheduled_patches(diffusion_model, patches_at, cache_bytes) as patches,
     ):
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
-            change(work.schedule.first_step + part.done)
+            patches.begin_call(work.schedule.first_step + part.done)
             image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
@@ -223,6 +228,7 @@ def sample_batch(
             sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
             facts.prediction,
             options,
+            apply_hooks=patches.begin_texts if has_text_loras else None,
             max_batch=max_batch,
         )
         with forgotten_if_failed(part):

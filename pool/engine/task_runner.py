@@ -57,6 +57,7 @@ class TaskRun(Generic[ResultT]):
     should_stop  called between attempts
     needed_next  components expected to be needed afterwards, soonest first
     together     tasks in the batch. A batch is tried once: a smaller batch may fit without another load
+    caches_weights  it may use `TaskRunner.cache_bytes`
     """
 
     task: TaskSpec
@@ -65,6 +66,7 @@ class TaskRun(Generic[ResultT]):
     should_stop: Callable[[], bool]
     needed_next: tuple[ComponentKey, ...] = ()
     together: int = 1
+    caches_weights: bool = False
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -114,8 +116,15 @@ class TaskRunner:
         self._graph_calls = graph_calls
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
+        self._has_run_out = False
         #: advanced from inside of runs, with the request for the next tasks
         self.preloader = Preloader(vram, pipeline, lambda task, work: self._wants(preload_request(task, work)))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the device next to weights and activations of the current run, for weights that it needs again; 0
+        after it ran out of memory."""
+        return 0 if self._has_run_out else self._vram.room_bytes
 
     def run(self, run: TaskRun[ResultT]) -> tuple[ResultT, RunCost]:
         """Return the result, with weights loaded as planned, and the cost.
@@ -184,6 +193,7 @@ class TaskRunner:
 
     def _try(self, run: TaskRun[ResultT], trying: RunAttempt, progress: _Progress) -> tuple[ResultT, RunCost]:
         memory, division = self._device.memory, trying.division
+        self._has_run_out = bool(trying.oom_steps)
         memory.reset_peak()
         progress.counted_on_bytes = self._available_bytes()
         started = time.perf_counter()
@@ -215,10 +225,10 @@ class TaskRunner:
                 resident=lease.all_resident,
                 patch_switches=lease.patch_switches,
                 planned_bytes=lease.planned_bytes + taken_ahead_bytes + self._vram.graph_bytes,
-                # unknown with preloading: the peak includes weights of other tasks; and with graphs, which have
+                # unknown with preloading and cached weights: the peak includes them; and with graphs, which have
                 # activations of their own
                 working_bytes=0
-                if self.preloader.uploaded_bytes or self._graph_calls() != graph_calls
+                if self.preloader.uploaded_bytes or run.caches_weights or self._graph_calls() != graph_calls
                 else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes),
                 division=_mode_or_none(division, run.task),
                 oom_steps=trying.oom_steps,

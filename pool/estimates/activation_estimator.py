@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.conditioning.image_concat import reference_names
 from modelpool.pool.conditioning.image_embeds import use_of
 from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
@@ -61,8 +62,10 @@ from modelpool.pool.estimates.stage_peak_bytes import (
     with_image_prompts,
 )
 from modelpool.pool.families.modules.stable_cascade import empty_text
+from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
+from modelpool.pool.image_prompts.layouts import BlockReading
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.models.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
@@ -86,6 +89,8 @@ from modelpool.pool.tracing.structure import structure_digest
 
 #: cached texts and sizes
 SIZES_REMEMBERED = 4096
+#: the row and the task of a text with image prompts, whole numbers, before and after they are selected
+_ROW_BYTES = 32
 #: time of two calls with one text each relative to one call with both: kernels are less busy.
 #: An assumption, not measured on a GPU
 APART_SLOWDOWN = 1.2
@@ -250,7 +255,7 @@ class ActivationEstimator:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
-        options = work.options.names if isinstance(work, SampleParams) else ()
+        options = work.measured_apart if isinstance(work, SampleParams) else ()
         key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile, options=options)
         most_bytes = max(counted_bytes, self._calibration.most_measured(key, counted_bytes))
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)
@@ -273,7 +278,9 @@ class ActivationEstimator:
                 sampled = sample_bytes(
                     module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls
                 )
-                return with_image_prompts(sampled, self._adapters(work)) if work.image_prompts else sampled
+                if not work.image_prompts:
+                    return sampled
+                return with_image_prompts(sampled, self._adapters(opened, work, max(lengths, default=0)))
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
                 return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
@@ -305,7 +312,7 @@ class ActivationEstimator:
         stage = self._stage_module(opened.module, opened.form.compute_dtype)
         return ControlStage(stage, control.mask_mode is not None)
 
-    def _adapters(self, work: SampleParams) -> list[AdapterStage]:
+    def _adapters(self, opened_model: OpenModel, work: SampleParams, text_tokens: int) -> list[AdapterStage]:
         assert self._open_image_prompt is not None, f"{work} has image prompts"
         found = []
         for prompt in work.image_prompts:
@@ -313,7 +320,8 @@ class ActivationEstimator:
             module = self._stage_module(opened.module, opened.form.compute_dtype)
             images = max(1, prompt.images)
             # the images of the prompt, and the negative prompt
-            found.append(AdapterStage(module, opened.call_of(1 + images), opened.held_bytes(2, images)))
+            queries_bytes = _queries_bytes(opened_model, work, opened.plan.kind.blocks, text_tokens)
+            found.append(AdapterStage(module, opened.call_of(1 + images), opened.held_bytes(2, images), queries_bytes))
         return found
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
@@ -388,6 +396,21 @@ class ActivationEstimator:
         sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
         order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))
         return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
+
+
+def _queries_bytes(opened: OpenModel, work: SampleParams, blocks: BlockReading | None, text_tokens: int) -> int:
+    """Return the bytes that `blocks` of the diffusion model of `opened` keep for image prompts: queries, of all tokens
+    of one image or of those that are no text, and the row and the task of the text."""
+    if blocks is None:
+        return 0
+    component = opened.component(role_of(work))
+    module: Any = component.built.module
+    height, width = sampled_shape(work, opened.latent)[-2:]
+    cells = height * width
+    for wide, high in reference_names(work).values():
+        cells += (high * height // work.shape.height) * (wide * width // work.shape.width)
+    tokens = cells // PATCH + (text_tokens if blocks is BlockReading.IN_ATTENTION else 0)
+    return tokens * int(module.inner_dim) * component.form.compute_dtype.itemsize + _ROW_BYTES
 
 
 def _image_prompts_read(work: ModelStageParams) -> Iterator[tuple[str, int]]:

@@ -24,6 +24,8 @@ from modelpool.pool.sampling.partial_run import PartialRun
 
 #: pixels along a side of a cell of the latent of models with tiled diffusion
 _CELL_PIXELS = 8
+#: any factor of a block
+_FACTOR = 0.5
 #: settings that change what a run holds, by option; the others have their defaults
 _SIZES = {
     "freeu": ("version", "levels"),
@@ -42,6 +44,9 @@ def counted_options(options: RunOptions) -> RunOptions:
 def _counted(name: str, option: Any) -> Any:
     kind: Any = RUN_OPTIONS[name]
     settings: dict[str, Any] = {key: getattr(option, key) for key in _SIZES.get(name, ())}
+    for key, limits in limits_of(kind).items():
+        if limits.kind == "blocks":  # whatever the factors
+            settings[key] = tuple((block, _FACTOR) for block, _ in getattr(option, key))
     if {"start", "end"} <= limits_of(kind).keys():
         settings |= {"start": 0.0, "end": 1.0}
     if name == "slg":  # a call without some blocks holds no more than one with them

@@ -284,12 +284,13 @@ def encode_image_bytes(
 
 @dataclass(frozen=True, slots=True)
 class AdapterStage:
-    """An image prompt adapter in a run: its module, its call, and the bytes of keys and values that stay until the end
-    of the run."""
+    """An image prompt adapter in a run: its module, its call, the bytes of keys and values that stay until the end of
+    the run, and those of the queries that stay during a block of the model; 0 for UNets."""
 
     stage: StageModule
     call: Callable[[nn.Module], object]
     held_bytes: int
+    queries_bytes: int = 0
 
 
 def with_image_prompts(sampled_bytes: int, adapters: Sequence[AdapterStage]) -> int:
@@ -299,7 +300,8 @@ def with_image_prompts(sampled_bytes: int, adapters: Sequence[AdapterStage]) -> 
     for adapter in adapters:
         peak_bytes = max(peak_bytes, held_bytes + adapter.stage.peak_bytes(adapter.call))
         held_bytes += adapter.held_bytes
-    return max(peak_bytes, held_bytes + sampled_bytes)
+    queries_bytes = max((adapter.queries_bytes for adapter in adapters), default=0)
+    return max(peak_bytes, held_bytes + sampled_bytes + queries_bytes)
 
 
 def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,8 +11,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.run_options import RunOptions
+from modelpool.pool.core.run_options import RotaryPositions, RunOptions
 from modelpool.pool.core.stage_params import RunHooks
+from modelpool.pool.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
 from modelpool.pool.extensions.deep_cache import DeepLayers, check_layers
 from modelpool.pool.extensions.freeu import freeu_patch
@@ -21,6 +23,7 @@ from modelpool.pool.extensions.tiled_diffusion import tiled_model
 from modelpool.pool.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import current_run
+from modelpool.pool.options.transformer_options import RopeOptions
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.patcher.blocks.overlays import Overlays
 
@@ -91,7 +94,19 @@ def check_fits(options: RunOptions, module: nn.Module) -> None:
         raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
     if options.deepcache is not None:
         check_layers(options.deepcache, module)
+    if options.rope is not None:
+        check_rope(options.rope, module)
+    check_block_factors(options, module)
     check_attention(options, module)
+
+
+def check_rope(option: RotaryPositions, module: nn.Module) -> None:
+    """Raise UnusableField for a change of the first coordinate of a model that does not read it."""
+    axes = getattr(getattr(module, "config", None), "axes_dims_rope", (1,))
+    for name in ("scale_t", "shift_t"):
+        if not axes[0] and getattr(option, name) != getattr(RotaryPositions(), name):
+            expected = f"only x and y: the positions of this {type(module).__name__} have two coordinates"
+            raise unusable_field(f"options.rope.{name}", getattr(option, name), expected)
 
 
 def run_extension(
@@ -101,10 +116,15 @@ def run_extension(
     that the family supports them. Raises UnusableField for blocks that the model lacks."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module)
+    if options.attention_scale is not None or options.block_scale is not None:
+        found = found.with_transformer(lambda t: with_block_factors(t, options, module, clock))
     if options.pag is not None or options.sag is not None or options.hypertile is not None:
         found = found.with_transformer(lambda t: with_unet_attention(t, options, module, clock, attended))
     if options.slg is not None or options.skips_by_content:
         found = found.with_transformer(lambda t: with_block_runs(t, options, module, row, clock))
+    if options.rope is not None:
+        rope = RopeOptions(**dataclasses.asdict(options.rope))
+        found = found.with_transformer(lambda t: t.with_rope_options(rope))
     if options.freeu is not None:
         patch = freeu_patch(options.freeu, module)
         found = found.with_transformer(lambda t: t.with_output_block_patch(patch))

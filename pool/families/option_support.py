@@ -14,7 +14,7 @@ from modelpool.pool.families.supported import running_families
 #: the class of diffusers of UNets that are called without a row of their own
 _UNET = "UNet2DConditionModel"
 #: what options need inside the model: levels of a UNet, blocks that can be skipped, and the modulation of the first
-_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache"})
+_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale"})
 #: transformers whose blocks take and return tokens in a known form: options may skip them
 BLOCK_MODELS = frozenset(
     {
@@ -47,6 +47,20 @@ TEACACHE_MODELS = frozenset(
         "SD3Transformer2DModel",
     }
 )
+#: transformers that are called with the positions of their patches, or count them in a module of their own
+ROPE_MODELS = frozenset(
+    {
+        "BriaTransformer2DModel",
+        "ChromaTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "FluxTransformer2DModel",
+        "HunyuanVideo15Transformer3DModel",
+        "HunyuanVideoTransformer3DModel",
+        "OvisImageTransformer2DModel",
+        "WanTransformer3DModel",
+        "WanVACETransformer3DModel",
+    }
+)
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
     {Guidance.CLASSIFIER_FREE, Guidance.PROJECTED_LATE, Guidance.RISING_WITH_FRAMES, Guidance.RISING_AND_FALLING}
@@ -65,9 +79,11 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         if facts.image_concat is ImageConcat.PIXELS:
             found.discard("sag")  # its noisy image input belongs to the latent that is not blurred
     if architecture in BLOCK_MODELS:
-        found |= {"slg", "fbcache"}
+        found |= {"slg", "fbcache", "block_scale"}
     if architecture in TEACACHE_MODELS:
         found.add("teacache")
+    if architecture in ROPE_MODELS:
+        found.add("rope")
     if guidance in _GUIDED:
         found.add("rescale_cfg")
     is_plain = guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING

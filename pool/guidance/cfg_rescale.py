@@ -1,7 +1,7 @@
 """CFG rescale: scales the guided prediction to the norm of the conditional one, as some models were published.
 
-Sources: the pipelines of diffusers for Qwen-Image (patches) and Lumina 2 (rows); Lin et al. 2024 ("Common Diffusion
-Noise Schedules and Sample Steps are Flawed"), equations 15 and 16, for standard deviations.
+Sources: the pipelines of diffusers for Qwen-Image and LongCat-Image (patches) and Lumina 2 (rows); Lin et al. 2024
+("Common Diffusion Noise Schedules and Sample Steps are Flawed"), equations 15 and 16, for standard deviations.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -22,12 +22,16 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
         case CfgRescale.ROWS:
             dims: tuple[int, ...] = (-1,)
             cond, guided = cond_BCHW, guided_BCHW
-        case CfgRescale.PATCHES:
+        case CfgRescale.PATCHES | CfgRescale.PATCHES_DOWN:
             dims = (1, 3, 5)
             cond, guided = _patches(cond_BCHW), _patches(guided_BCHW)
     lengths = torch.linalg.vector_norm(cond, dim=dims, keepdim=True)
     guided_lengths = torch.linalg.vector_norm(guided, dim=dims, keepdim=True)
-    rescaled_BCHW: Tensor = (guided * (lengths / guided_lengths)).reshape(guided_BCHW.shape)
+    if rescale_mode is CfgRescale.PATCHES_DOWN:
+        ratios = (lengths / (guided_lengths + 1e-8)).clamp(max=1.0)
+    else:
+        ratios = lengths / guided_lengths
+    rescaled_BCHW: Tensor = (guided * ratios).reshape(guided_BCHW.shape)
     return rescaled_BCHW
 
 

@@ -15,6 +15,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.image_prompts.layouts import (
     Arguments,
+    BlockReading,
     PromptKind,
     named_projection,
     prompt_kind_among,
@@ -32,13 +33,20 @@ _INCLUDED_LORA = "_lora."
 class ImagePromptAdapter(nn.Module):
     """The projection of image states to tokens, and the layers that read the tokens as keys and values."""
 
-    def __init__(self, kind: PromptKind, arguments: Arguments, layers: list[tuple[int, int]]) -> None:
-        """`layers` are the width of the result and of the tokens for each layer."""
+    def __init__(
+        self, kind: PromptKind, arguments: Arguments, layers: list[tuple[int, int]], biased: bool = False
+    ) -> None:
+        """`layers` are the width of the result and of the tokens for each layer, which are `biased` in some files."""
         super().__init__()
         self.projection: Any = kind.module(**arguments)
-        self.to_k = nn.ModuleList(nn.Linear(tokens, width, bias=False) for width, tokens in layers)
-        self.to_v = nn.ModuleList(nn.Linear(tokens, width, bias=False) for width, tokens in layers)
+        self.to_k = nn.ModuleList(nn.Linear(tokens, width, bias=biased) for width, tokens in layers)
+        self.to_v = nn.ModuleList(nn.Linear(tokens, width, bias=biased) for width, tokens in layers)
         self._kind = kind
+
+    @property
+    def blocks(self) -> BlockReading | None:
+        """Where the blocks of Flux read the tokens; None if it is not for Flux."""
+        return self._kind.blocks
 
     def tokens(self, states_NLD: Tensor, faces_ND: Tensor | None = None, shortcut: bool = False) -> Tensor:
         """Return the tokens of images, [N, T, C]. `faces_ND` are the embeddings of faces, for adapters that read them;
@@ -59,7 +67,7 @@ class ImagePromptAdapter(nn.Module):
             finally:
                 self.projection.clip_embeds = None
             return of_both
-        projected: Tensor = self.projection(states_NLD[:, 0] if _is_one_state(kind) else states_NLD)
+        projected: Tensor = self.projection(states_NLD[:, 0] if kind.one_state else states_NLD)
         return projected
 
     def keys_and_values(self, tokens_NTC: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -71,16 +79,13 @@ class ImagePromptAdapter(nn.Module):
         return self.keys_and_values(self.tokens(states_NLD, faces_ND))
 
 
-def _is_one_state(kind: PromptKind) -> bool:
-    return kind.sign == "proj.weight"
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
     """The plan for building the adapter of a file.
 
     arguments  of the class of its projection
     layers     width of the result and of the tokens for each layer of the diffusion model
+    biased     whether these layers have biases
     key_map    between the file's tensors and the module's parameters
     unused     keys of the file that the module does not have
     """
@@ -88,12 +93,15 @@ class AdapterPlan:
     kind: PromptKind
     arguments: Arguments
     layers: tuple[tuple[int, int], ...]
+    biased: bool
     key_map: KeyMap
     unused: tuple[str, ...] = ()
 
     def empty(self) -> ImagePromptAdapter:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
-        given = {"kind": self.kind, "arguments": self.arguments, "layers": list(self.layers)}
+        given = {
+            "kind": self.kind, "arguments": self.arguments, "layers": list(self.layers), "biased": self.biased,
+        }  # fmt: skip
         try:
             module = empty_module(ImagePromptAdapter, given)
         except UnknownArchitecture as error:
@@ -144,23 +152,24 @@ def plan_adapter(shapes: Mapping[str, Shape]) -> AdapterPlan:
     """Return how to build the image prompt adapter among `shapes`. Raises UnknownArchitecture if there is none."""
     projection, layers = split_names(shapes)
     named = {name: tuple(shapes[key]) for name, key in projection.items()}
-    kind = prompt_kind_among(named)
-    used = {*projection.values(), *(key for pair in layers for key in pair)}
+    kind = prompt_kind_among(named, layers.of_blocks)
+    used = {*projection.values(), *(key for pair in (*layers.weights, *layers.biases) for key in pair)}
 
     def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = named_projection(kind, {name: tensors[key] for name, key in projection.items()})
         found = {f"projection.{name}": tensor for name, tensor in found.items()}
-        for place, (key, value) in enumerate(layers):
-            found[f"to_k.{place}.weight"], found[f"to_v.{place}.weight"] = tensors[key], tensors[value]
+        for part, pairs in (("weight", layers.weights), ("bias", layers.biases)):
+            for place, (key, value) in enumerate(pairs):
+                found[f"to_k.{place}.{part}"], found[f"to_v.{place}.{part}"] = tensors[key], tensors[value]
         return found
 
     try:
         arguments = kind.arguments(named)
-        widths = tuple((int(shapes[key][0]), int(shapes[key][1])) for key, _ in layers)
+        widths = tuple((int(shapes[key][0]), int(shapes[key][1])) for key, _ in layers.weights)
         key_map = discover({key: tuple(shapes[key]) for key in shapes if key in used}, convert)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"recognised as {kind.title}, but with unexpected tensors: {error!r}") from error
     # the LoRA that files of FaceID include is published as a file of its own, too
     rest = (key for key in shapes if key not in used and _INCLUDED_LORA not in key)
     unused = (*rest, *key_map.unused)
-    return AdapterPlan(kind, arguments, widths, key_map, unused)
+    return AdapterPlan(kind, arguments, widths, bool(layers.biases), key_map, unused)

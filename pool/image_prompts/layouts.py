@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 from diffusers import ReduxImageEncoder
@@ -27,11 +28,35 @@ from modelpool.pool.formats.safetensors_file import Shape
 Shapes: TypeAlias = Mapping[str, Shape]
 Arguments: TypeAlias = dict[str, Any]
 
-#: key prefixes of a file: the projection of image states to tokens, and the layers of the attention that reads them
-PROJECTION, LAYERS = "image_proj.", "ip_adapter."
+#: key prefixes of the projection of image states to tokens: of most files, and of XLabs
+PROJECTIONS = ("image_proj.", "ip_adapter_proj_model.")
 #: width of a head of the resampler. Source: tencent-ailab/IP-Adapter, `Resampler`
 _HEAD = 64
-_LAYER = re.compile(r"^ip_adapter\.(\d+)\.to_([kv])_ip\.weight$")
+#: the layers that read the tokens: of most files, and of XLabs
+_LAYERS = (
+    re.compile(r"^ip_adapter\.(\d+)\.to_([kv])_ip\.(weight|bias)$"),
+    re.compile(r"^double_blocks\.(\d+)\.processor\.ip_adapter_double_stream_([kv])_proj\.(weight|bias)$"),
+)
+
+
+class BlockReading(Enum):
+    """Where the blocks of Flux read the tokens of an image."""
+
+    #: in double blocks, with the queries of the image; the result is added to the image after the block (XLabs)
+    AFTER_BLOCK = "after block"
+    #: in all blocks, with keys that are normalized; the result is added to that of the attention (InstantX)
+    IN_ATTENTION = "in attention"
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayers:
+    """The layers of a file, in the order of the attentions that they are for: the keys of the weights for keys and for
+    values, and those of the biases, if it has any. `of_blocks`: they are for the blocks of a transformer, not for the
+    cross-attentions of a UNet."""
+
+    weights: tuple[tuple[str, str], ...] = ()
+    biases: tuple[tuple[str, str], ...] = ()
+    of_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,8 @@ class PromptKind:
     use        output of the vision encoder that it reads; None if it reads the embedding of a face only
     reads_face  it reads the embedding of a face, alone or in addition
     appends    its tokens are appended to the text; otherwise layers of the diffusion model read them
+    blocks     where the blocks of Flux read them; None if it is not for Flux, or appends
+    one_state  its projection reads one state of an image
     """
 
     title: str
@@ -56,6 +83,8 @@ class PromptKind:
     use: VisionEncoderUse | None
     reads_face: bool = False
     appends: bool = False
+    blocks: BlockReading | None = None
+    one_state: bool = False
 
 
 def _plain(shapes: Shapes) -> Arguments:
@@ -131,14 +160,25 @@ _RESAMPLER_NAMES = (
 _MLP_NAMES = ((r"^proj\.0\.", "ff.net.0.proj."), (r"^proj\.2\.", "ff.net.2."), (r"^proj\.3\.", "norm."))
 _FACE_MLP_NAMES = ((r"^proj\.0\.", "proj.net.0.proj."), (r"^proj\.2\.", "proj.net.2."))
 
-#: the first match counts. Source of the layouts: h94/IP-Adapter, h94/IP-Adapter-FaceID, FLUX.1-Redux-dev
+#: the first match counts. Source of the layouts: h94/IP-Adapter, h94/IP-Adapter-FaceID, FLUX.1-Redux-dev,
+#: XLabs-AI/flux-ip-adapter-v2, InstantX/FLUX.1-dev-IP-Adapter
 KINDS: tuple[PromptKind, ...] = (
     PromptKind(
         "Redux", "redux_up.weight", ReduxImageEncoder, _redux, (), VisionEncoderUse.LAST, appends=True
     ),
     PromptKind(
         "IP-Adapter", "proj.weight", ImageProjection, _plain,
-        ((r"^proj\.", "image_embeds."),), VisionEncoderUse.CENTER_PROJECTED,
+        ((r"^proj\.", "image_embeds."),), VisionEncoderUse.CENTER_PROJECTED, one_state=True,
+    ),
+    PromptKind(
+        "IP-Adapter of Flux by XLabs", "proj.weight", ImageProjection, _plain,
+        ((r"^proj\.", "image_embeds."),), VisionEncoderUse.CENTER_PROJECTED, blocks=BlockReading.AFTER_BLOCK,
+        one_state=True,
+    ),
+    # the projection of a face, which reads the pooled state of an image here
+    PromptKind(
+        "IP-Adapter of Flux by InstantX", "proj.2.weight", IPAdapterFaceIDImageProjection, _face,
+        _MLP_NAMES, VisionEncoderUse.POOLED, blocks=BlockReading.IN_ATTENTION, one_state=True,
     ),
     PromptKind(
         "IP-Adapter Full Face", "proj.3.weight", IPAdapterFullImageProjection, _full,
@@ -159,25 +199,35 @@ KINDS: tuple[PromptKind, ...] = (
 )  # fmt: skip
 
 
-def split_names(shapes: Shapes) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Return the keys of the projection, by their names without prefix, and the keys of the layers (for keys and for
-    values), in the order of the layers. Raises UnknownArchitecture if there is no projection."""
+def split_names(shapes: Shapes) -> tuple[dict[str, str], FileLayers]:
+    """Return the keys of the projection, by their names without prefix, and the layers. Raises UnknownArchitecture if
+    there is no projection."""
     if "redux_up.weight" in shapes:
-        return {key: key for key in shapes if key.startswith("redux_")}, []
-    projection = {key.removeprefix(PROJECTION): key for key in shapes if key.startswith(PROJECTION)}
-    layers: dict[Any, dict[str, str]] = {}
+        return {key: key for key in shapes if key.startswith("redux_")}, FileLayers()
+    projection = {key.removeprefix(prefix): key for prefix in PROJECTIONS for key in shapes if key.startswith(prefix)}
+    found: dict[str, dict[int, dict[str, str]]] = {"weight": {}, "bias": {}}
     for key in shapes:
-        if match := _LAYER.match(key):
-            layers.setdefault(int(match[1]), {})[match[2]] = key
-    if not projection or not layers or any(len(pair) != 2 for pair in layers.values()):
+        for pattern in _LAYERS:
+            if match := pattern.match(key):
+                found[match[3]].setdefault(int(match[1]), {})[match[2]] = key
+    weights, biases = found["weight"], found["bias"]
+    is_whole = all(len(pair) == 2 for table in found.values() for pair in table.values())
+    if not projection or not weights or not is_whole or (biases and biases.keys() != weights.keys()):
         first = ", ".join(list(shapes)[:3]) or "none"
         raise UnknownArchitecture(f"its {len(shapes)} tensors are no image prompt adapter (the first are {first})")
-    return projection, [(layers[n]["k"], layers[n]["v"]) for n in sorted(layers)]
+    # those of UNets have odd numbers: even ones are of attentions that read no text
+    return projection, FileLayers(_in_order(weights), _in_order(biases), of_blocks=min(weights) == 0)
 
 
-def prompt_kind_among(names: Mapping[str, Shape]) -> PromptKind:
-    """Return the kind of adapter whose projection has these tensors. Raises UnknownArchitecture."""
-    kind = next((kind for kind in KINDS if kind.sign in names), None)
+def _in_order(table: Mapping[int, Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((table[number]["k"], table[number]["v"]) for number in sorted(table))
+
+
+def prompt_kind_among(names: Mapping[str, Shape], of_blocks: bool = False) -> PromptKind:
+    """Return the kind of adapter whose projection has these tensors, among those for the blocks of a transformer, or
+    among the others. Raises UnknownArchitecture."""
+    kinds = (kind for kind in KINDS if (kind.blocks is not None) == of_blocks)
+    kind = next((kind for kind in kinds if kind.sign in names), None)
     if kind is None:
         first = ", ".join(list(names)[:3]) or "none"
         raise UnknownArchitecture(f"its projection is of no known image prompt adapter (the first tensors are {first})")

@@ -17,10 +17,11 @@ from modelpool.pool.core.stage_params import ImagePromptRef, image_prompt_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.image_prompts.adapter import AdapterPlan, ImagePromptAdapter, plan_adapter
+from modelpool.pool.image_prompts.layouts import BlockReading
 from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
-from modelpool.pool.patcher.blocks.diffusers_names import cross_attentions
+from modelpool.pool.patcher.blocks.diffusers_names import block_lists, cross_attentions
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
@@ -28,8 +29,8 @@ from modelpool.pool.tracing.dry_run import META
 
 #: the diffusion models by the width of the text that they read, for messages
 _TITLES = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
-#: module of the models that Redux appends to
-_APPENDED_TO = "FluxTransformer2DModel"
+#: module of the models that Redux appends to, and that some IP-Adapters are for
+_FLUX = "FluxTransformer2DModel"
 #: states of one image in a typical call
 _TYPICAL_STATES = 257
 
@@ -88,13 +89,16 @@ class OpenImagePrompt:
         kind = plan.kind
         found = f"{kind.title} {name!r}"
         if kind.appends:
-            if family.sampling.model not in _models_of(_APPENDED_TO):
+            if family.sampling.model not in _models_of(_FLUX):
                 expected = f"an adapter for models like {model.ref.name!r} ({family.title})"
                 raise unusable_field("image_prompts", f"{found} for Flux", expected)
             built: Any = model.component(Role.DIFFUSION_MODEL).built.module
             if built.config.joint_attention_dim != plan.text_width:
                 words = f"text width {built.config.joint_attention_dim}"
                 raise unusable_field("image_prompts", f"{found} of text width {plan.text_width}", words)
+            return
+        if kind.blocks is not None:
+            self._check_blocks(model, found)
             return
         title = _TITLES.get(plan.text_width, f"UNets of text width {plan.text_width}")
         if family.sampling.model or Role.DIFFUSION_MODEL not in family.prefixes:
@@ -107,6 +111,21 @@ class OpenImagePrompt:
             words = f"an adapter for models like {model.ref.name!r} ({family.title}: {_layers(read)})"
             raise unusable_field("image_prompts", f"{found} for {title} ({_layers(list(plan.layers))})", words)
 
+    def _check_blocks(self, model: OpenModel, found: str) -> None:
+        """Check that the layers are those for the blocks of `model`."""
+        family, plan = model.checkpoint.family, self.plan
+        expected = f"an adapter for models like {model.ref.name!r} ({family.title}"
+        if family.sampling.model not in _models_of(_FLUX):
+            raise unusable_field("image_prompts", f"{found} for Flux", f"{expected})")
+        module: Any = model.component(Role.DIFFUSION_MODEL).built.module
+        counts = {name: len(blocks) for name, blocks in block_lists(module)}
+        reads_all = plan.kind.blocks is BlockReading.IN_ATTENTION
+        count = counts["double_block"] + (counts["single_block"] if reads_all else 0)
+        read = [(int(module.inner_dim), int(module.config.joint_attention_dim))] * count
+        if list(plan.layers) != read:
+            own, wanted = _layers(list(plan.layers), "layers"), _layers(read, "layers")
+            raise unusable_field("image_prompts", f"{found} for Flux ({own})", f"{expected}: {wanted})")
+
 
 def _models_of(module: str) -> frozenset[str]:
     """Return the families whose diffusion model is of this class of diffusers."""
@@ -117,6 +136,6 @@ def _in_file_order(unet: nn.Module) -> list[tuple[str, int, Any]]:
     return sorted(cross_attentions(unet), key=lambda each: each[1])
 
 
-def _layers(layers: list[tuple[int, int]]) -> str:
+def _layers(layers: list[tuple[int, int]], what: str = "cross-attentions") -> str:
     widths = sorted({text for _, text in layers})
-    return f"{len(layers)} cross-attentions, text width {', '.join(map(str, widths))}"
+    return f"{len(layers)} {what}, text width {', '.join(map(str, widths))}"

@@ -1,7 +1,7 @@
 """Image prompts in one sampling run: calls each adapter once, and passes its tokens to the diffusion model.
 
-Tokens of Redux are appended to the prompt. Those of an IP-Adapter are keys and values for every cross-attention; they
-follow from the image, so they are computed once and selected by row in each call.
+Tokens of Redux are appended to the prompt. Those of an IP-Adapter are keys and values for every cross-attention, or for
+the blocks of Flux; they follow from the image, so they are computed once and selected by row in each call.
 
 An image prompt with masks acts in the part of the picture that is white in them: what each attention adds is
 multiplied by the mask at the attention's own resolution.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.image_prompt_blocks import block_factor
@@ -33,23 +33,28 @@ from modelpool.pool.core.task_inputs import (
 )
 from modelpool.pool.guidance.guided_steps import Prompts
 from modelpool.pool.image_prompts.adapter import ImagePromptAdapter
-from modelpool.pool.options.transformer_options import Extra
-from modelpool.pool.patcher.blocks.diffusers_names import cross_attentions
+from modelpool.pool.image_prompts.layouts import BlockReading
+from modelpool.pool.options.transformer_options import Extra, TransformerOptions
+from modelpool.pool.patcher.blocks.diffusers_names import block_lists, cross_attentions, is_unet
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import stretched
 
 #: model input, [B, 2]: the row of each text in the keys and values of image prompts, and its task
 ROWS = "image_prompt_rows"
+#: of the norm of keys in the code next to InstantX/FLUX.1-dev-IP-Adapter
+_KEY_EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attended:
     """An image prompt whose tokens are attended to: keys and values [R, T, D] of each layer of its file, and its masks
-    in the size of the output; None if it acts everywhere."""
+    in the size of the output; None if it acts everywhere. `blocks`: where the blocks of Flux read them; None for
+    cross-attentions."""
 
     ref: ImagePromptRef
     layers: Sequence[tuple[Tensor, Tensor]]
     masks_JMHW: Tensor | None = None
+    blocks: BlockReading | None = None
 
     def shares(self, rows: int, picture: tuple[int, int]) -> Tensor | None:
         """Return how far it acts in each row of an attention over a latent whose height and width are `picture`,
@@ -93,12 +98,21 @@ class RunImagePrompts:
             return model
         self._layers = [
             (place, tuple(block_factor(each.ref.blocks, name) for each in self._attended))
-            for name, place, _ in cross_attentions(model.module)
+            for name, place in _places(model.module)
         ]
         clone = model.clone()
-        options = clone.model_options.with_transformer(lambda options: options.with_attn2_addition(self._attend))
-        clone.state = replace(clone.state, options=options)
+        clone.state = replace(clone.state, options=clone.model_options.with_transformer(self._added_to_options))
         return clone
+
+    def _added_to_options(self, options: TransformerOptions) -> TransformerOptions:
+        readings = {each.blocks for each in self._attended}
+        if None in readings:
+            options = options.with_attn2_addition(self._attend)
+        if BlockReading.AFTER_BLOCK in readings:
+            options = options.with_dit_block_addition(self._attend_after_block)
+        if BlockReading.IN_ATTENTION in readings:
+            options = options.with_dit_attention_addition(self._attend_in_attention)
+        return options
 
     def begin_call(self, step: int, model_kwargs: dict[str, Tensor]) -> None:
         """Note the step, and the rows of the texts of the next call of the model, which are removed from its
@@ -106,7 +120,15 @@ class RunImagePrompts:
         if self._attended:
             self._step, self._rows_B2 = step, model_kwargs.pop(ROWS)
 
-    def _attend(self, q_BLD: Tensor, extra: Extra) -> Tensor | None:
+    def _attend_after_block(self, q_BLD: Tensor, extra: Extra) -> Tensor | None:
+        """The same for a double block of Flux. Source: FluxIPAdapterAttnProcessor of diffusers."""
+        return self._attend(q_BLD, extra, BlockReading.AFTER_BLOCK)
+
+    def _attend_in_attention(self, q_BLD: Tensor, extra: Extra) -> Tensor | None:
+        """The same in any block of Flux. Source: the code next to InstantX/FLUX.1-dev-IP-Adapter."""
+        return self._attend(q_BLD, extra, BlockReading.IN_ATTENTION)
+
+    def _attend(self, q_BLD: Tensor, extra: Extra, blocks: BlockReading | None = None) -> Tensor | None:
         """Return the sum of the attention to each image prompt that is active. Source: IPAdapterAttnProcessor2_0 of
         diffusers."""
         assert self._rows_B2 is not None, "the call has begun"
@@ -115,7 +137,7 @@ class RunImagePrompts:
         rows_B, tasks_B = self._rows_B2.unbind(1)
         for number, (prompt, factor) in enumerate(zip(self._attended, factors, strict=True)):
             scale = prompt.ref.strength * factor
-            if scale == 0 or not prompt.ref.is_on(self._step, self._steps):
+            if prompt.blocks is not blocks or scale == 0 or not prompt.ref.is_on(self._step, self._steps):
                 continue
             key_RTD, value_RTD = prompt.layers[layer]
             shares_JML1 = self._shares_of(number, q_BLD, extra)
@@ -123,6 +145,8 @@ class RunImagePrompts:
             parts = zip(key_RTD.chunk(apart, dim=1), value_RTD.chunk(apart, dim=1), strict=True)
             for place, (key, value) in enumerate(parts):
                 q, k, v = (_by_head(t, heads) for t in (q_BLD, key[rows_B], value[rows_B]))
+                if blocks is BlockReading.IN_ATTENTION:
+                    k = torch.nn.functional.rms_norm(k.float(), k.shape[-1:], eps=_KEY_EPS)
                 out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype))
                 out_BLD = out_BHLE.transpose(1, 2).reshape(q_BLD.shape) * scale
                 if shares_JML1 is not None:
@@ -162,8 +186,21 @@ def image_prompts_of(
                 continue
             rows = [found.negative_tokens(inputs[0], tokens[0]), *tokens]
             masks = _masks(ref, number, works[0], inputs) if ref.masks else None
-            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks))
+            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks, module.blocks))
     return RunImagePrompts(attended, appended, works[0].schedule.steps_run)
+
+
+def _places(module: nn.Module) -> list[tuple[str, int]]:
+    """Return the name of each attention that may read image prompts, and the number of its layer in files, in the order
+    in which "transformer_index" counts them."""
+    if is_unet(module):
+        return [(name, place) for name, place, _ in cross_attentions(module)]
+    names = [
+        f"{kind.removesuffix('_block')}.{number}"
+        for kind, blocks in block_lists(module)
+        for number, _ in enumerate(blocks)
+    ]
+    return [(name, place) for place, name in enumerate(names)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

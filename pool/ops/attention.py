@@ -92,11 +92,11 @@ def reordered(order: Sequence[AttentionBackend], usual: Sequence[AttentionBacken
     else:
         # "math" accepts every input, so nothing after it is ever used
         left = [backend for backend in usual if backend not in order]
-        set_attention_order([int(_TORCH_NAMES[backend]) for backend in (*order, *left)])
+        set_attention_order([_TORCH_NAMES[backend] for backend in (*order, *left)])
         try:
             yield
         finally:
-            set_attention_order([int(_TORCH_NAMES[backend]) for backend in usual])
+            set_attention_order([_TORCH_NAMES[backend] for backend in usual])
 
 
 @contextmanager

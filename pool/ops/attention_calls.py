@@ -136,14 +136,14 @@ class _Hook:
             self._blocks += 1
             if self._blocks == 1:
                 self._before = torch.nn.functional.scaled_dot_product_attention
-                torch.nn.functional.scaled_dot_product_attention = _attention  # type: ignore[assignment]
+                torch.nn.functional.scaled_dot_product_attention = _attention
 
     def leave(self) -> None:
         """Count a block out."""
         with self._lock:
             self._blocks -= 1
             if self._blocks == 0:
-                torch.nn.functional.scaled_dot_product_attention = self._before  # type: ignore[assignment]
+                torch.nn.functional.scaled_dot_product_attention = self._before
 
 
 _HOOK = _Hook()

@@ -8,7 +8,6 @@ give other machines the same choices.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.user_folders import cache_folder
+from modelpool.pool.core.user_folders import cache_folder, folder_name
 from modelpool.pool.ops.attention import AttentionBackend, use_attention_kernels
 
 #: classes of shapes that are measured; others use the default order. A model has some tens
@@ -98,8 +97,7 @@ class KernelChoices:
     @classmethod
     def open(cls, device_name: str) -> KernelChoices:
         """Return the choices for a kind of GPU and this torch, in the user's cache folder."""
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{device_name}-torch-{torch.__version__}").strip("-")
-        return cls(cache_folder() / "attention" / f"{name}.txt")
+        return cls(cache_folder() / "attention" / f"{folder_name(device_name)}.txt")
 
     def order(
         self, shape: CallShape, usual: Sequence[AttentionBackend], run: Callable[[], Tensor]

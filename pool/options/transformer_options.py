@@ -27,7 +27,7 @@ Patch: TypeAlias = Callable[..., Any]
 
 
 class PatchPoint(Enum):
-    """Point of a patch; each value is ComfyUI's name, except `ATTN2_ADDITION`. See the builders for the signatures."""
+    """Point of a patch; each value is ComfyUI's name, except for additions. See the builders for the signatures."""
 
     ATTN1_PATCH = "attn1_patch"
     ATTN2_PATCH = "attn2_patch"
@@ -42,6 +42,8 @@ class PatchPoint(Enum):
     FORWARD_TIMESTEP_EMBED_PATCH = "forward_timestep_embed_patch"
     DOUBLE_BLOCK = "double_block"
     POST_INPUT = "post_input"
+    DIT_ATTENTION_ADDITION = "dit_attention_addition"
+    DIT_BLOCK_ADDITION = "dit_block_addition"
 
 
 class ReplacePoint(Enum):
@@ -155,6 +157,17 @@ class TransformerOptions:
     def with_double_block_patch(self, patch: Patch) -> TransformerOptions:
         """`({"img", "txt", "block_index", "transformer_options"}) -> dict` after each double block of a DiT."""
         return _with(self, PatchPoint.DOUBLE_BLOCK, patch)
+
+    def with_dit_attention_addition(self, patch: Patch) -> TransformerOptions:
+        """`(q, extra) -> out or None`, added to the result of the attention of every block of a DiT like Flux before
+        its output projection. `q` are the queries of the image, and in single blocks those of the text before them,
+        normalized, without rotary positions."""
+        return _with(self, PatchPoint.DIT_ATTENTION_ADDITION, patch)
+
+    def with_dit_block_addition(self, patch: Patch) -> TransformerOptions:
+        """`(q, extra) -> out or None`, with the same `q`, added to the image after every double block of a DiT like
+        Flux."""
+        return _with(self, PatchPoint.DIT_BLOCK_ADDITION, patch)
 
     def with_post_input_patch(self, patch: Patch) -> TransformerOptions:
         """`({"img", "txt", "img_ids", "txt_ids", "transformer_options"}) -> dict` on the inputs of a DiT's first block;

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.user_folders import cache_folder
+from modelpool.pool.core.user_folders import cache_folder, folder_name
 from modelpool.pool.devices.torch_api.torch_private import compile_errors
 from modelpool.pool.ops.attention_calls import is_refusal
 from modelpool.pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting, casting_class
@@ -65,11 +65,14 @@ class BlockCompiler:
     _compiled: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls) -> BlockCompiler:
-        """Return a compiler whose code is kept in the user's cache folder, also for later processes. Sets the
-        environment variable by which torch finds that folder, unless it is set.
+    def open(cls, device_name: str) -> BlockCompiler:
+        """Return a compiler whose code is kept in the user's cache folder, also for later processes: in a folder for
+        each kind of GPU and version of torch, which may be copied to other machines or removed. Sets the environment
+        variable by which torch finds that folder, unless it is set.
+
+        Within it torch finds code by the graph, so that models with equal blocks share it.
         """
-        os.environ.setdefault(CACHE_VARIABLE, str(cache_folder() / "compiled"))
+        os.environ.setdefault(CACHE_VARIABLE, str(cache_folder() / "compiled" / folder_name(device_name)))
         return cls()
 
     def stop(self, reason: str) -> None:
@@ -139,6 +142,7 @@ class CompiledBlocks:
         self._frozen: list[nn.Module] = []
         self._compiled: list[nn.Module] = []
         self._may_freeze = False
+        self._has_reported = False
 
     @contextmanager
     def running(self, is_plain: bool) -> Iterator[None]:
@@ -174,6 +178,25 @@ class CompiledBlocks:
             for block in self.blocks:
                 if self._is_frozen(block):
                     self._freeze(block)
+            self._report()
+
+    def _report(self) -> None:
+        """Say once why blocks are never compiled: their weights are converted at each use."""
+        if self._has_reported:
+            return
+        blocks = [block for block in self.blocks if any(map(self._converts, block.modules()))]
+        if blocks:
+            self._has_reported = True
+            classes = ", ".join(f"{count} {name}" for name, count in compiled_classes(blocks).items())
+            _LOG.warning("not compiled, as weights in 8 bits or packed are converted at each use: %s", classes)
+
+    def _converts(self, module: nn.Module) -> bool:
+        """Whether the module has a weight on the device that is stored smaller than it is computed with."""
+        return any(
+            isinstance(tensor, PackedWeight) or (tensor.is_floating_point() and tensor.dtype.itemsize == 1)
+            for tensor in module._parameters.values()
+            if tensor is not None and tensor.device == self._device
+        )
 
     def _freeze(self, block: nn.Module) -> None:
         stock = _stock_class(block)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import torch
-
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import current_run
@@ -21,6 +19,7 @@ from modelpool.pool.patcher.hooks import HookGroup, WeightHook
 from modelpool.pool.patcher.keyframes import KeyframePosition, SigmaAtPercent
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
+from modelpool.pool.patcher.scheduled_patches import realize_cached
 from modelpool.pool.patches.patch_set import PatchSet
 
 
@@ -120,14 +119,7 @@ class _HookedRun:
         if self._in_force is not None and patches.digest == self._digest:
             return False
         self._in_force = None
-        target = WeightsTarget(self._resident, patches)
-        try:
-            self._patcher.realize(target, self._cache)
-        except torch.OutOfMemoryError:
-            if self._cache is None or not self._cache.held_bytes:
-                raise
-            self._cache.clear()
-            self._patcher.realize(target, self._cache)
+        realize_cached(self._patcher, WeightsTarget(self._resident, patches), self._cache)
         self._digest = patches.digest
         return True
 

@@ -8,36 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TypeAlias
 
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.strength_keyframes import Interpolation as Interpolation
 
 #: completed fraction of the schedule, 0.0 to 1.0 -> noise level; infinity at 0.0, 0 at 1.0
 SigmaAtPercent: TypeAlias = Callable[[float], float]
 #: tolerance: a keyframe that starts at a step's noise level has started at that step; the levels of a run are float32
 SIGMA_TOLERANCE = 1.0 - 1e-6
-
-
-class Interpolation(StrEnum):
-    """Interpolation of the strength from the first keyframe to the last."""
-
-    LINEAR = "linear"
-    EASE_IN = "ease_in"
-    EASE_OUT = "ease_out"
-    EASE_IN_OUT = "ease_in_out"
-
-    def weight(self, share: float) -> float:
-        """Return the interpolation weight at `share` of the time; 0.0 at 0.0 and 1.0 at 1.0."""
-        match self:
-            case Interpolation.LINEAR:
-                return share
-            case Interpolation.EASE_IN:
-                return share**2
-            case Interpolation.EASE_OUT:
-                return 1.0 - (1.0 - share) ** 2
-            case Interpolation.EASE_IN_OUT:
-                return (1.0 - math.cos(share * math.pi)) / 2.0
 
 
 @dataclass(frozen=True, slots=True)

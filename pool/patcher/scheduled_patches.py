@@ -1,7 +1,9 @@
-"""One run whose patches change over its steps, such as LoRAs that act in a part of the schedule.
+"""One run whose patches change between model calls: over its steps, such as LoRAs that act in a part of the schedule,
+and from text to text, such as LoRAs of one region.
 
-The patch set of a step is a function of the step alone, so a run that resumes at a step has the weights that it would
-have had there. Hooks of conditions, whose patches also depend on the condition, are in `pool.patcher.hooked_run`.
+The patch set of a call is a function of the step and of the texts alone, so a run that resumes at a step has the
+weights that it would have had there. Hooks of conditions that a program composes, whose keyframes count noise levels,
+are in `pool.patcher.hooked_run`.
 """
 
 from __future__ import annotations
@@ -10,36 +12,69 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
+
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patches.patch_set import PatchSet
 
-#: (steps of the complete schedule that are done) -> the patches of the next step
-PatchesAtStep: TypeAlias = Callable[[int], PatchSet]
+#: (steps of the complete schedule that are done, hooks of the texts or None) -> the patches of the next call
+PatchesAtStep: TypeAlias = Callable[[int, object | None], PatchSet]
+
+
+class ScheduledPatches:
+    """The patches of one run. With `patches_at` None they never change."""
+
+    def __init__(
+        self, patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache: PatchedWeightCache | None
+    ) -> None:
+        self._patcher, self._patches_at, self._cache = patcher, patches_at, cache
+        self._hooks: object | None = None
+        self._at: tuple[int, object | None] | None = None
+
+    def begin_texts(self, hooks: object | None, sigma: float) -> None:
+        """Make the next calls those for texts with these hooks (`pool.conditioning.conditions.ApplyHooks`)."""
+        self._hooks = hooks
+
+    def begin_call(self, step: int) -> None:
+        """Give the weights the patches of a call in the step after `step` steps."""
+        if self._patches_at is None or self._at == (step, self._hooks):
+            return
+        patches = self._patches_at(step, self._hooks)
+        if patches.digest != self._patcher.patches.digest:
+            realize_cached(self._patcher, WeightsTarget(self._patcher.resident_modules(), patches), self._cache)
+        self._at = (step, self._hooks)
 
 
 @contextmanager
-def scheduled_patches(patcher: ModelPatcher, patches_at: PatchesAtStep | None) -> Iterator[Callable[[int], None]]:
-    """Yield `change(steps_done)`, which gives the weights the patches of the next step; does nothing for None.
+def scheduled_patches(
+    patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache_bytes: int = 0
+) -> Iterator[ScheduledPatches]:
+    """Yield the patches of a run, which does nothing for None.
 
-    Enter it inside `patcher.running()`. What is resident stays resident; only weights whose patches differ move. On
-    exit, the patcher has its own patches again; the weights keep those of the last step until somebody needs others.
+    Enter it inside `patcher.running()`. What is resident stays resident; only weights whose patches differ move.
+    `cache_bytes` of the device are for weights with the patches of other texts, which the next step needs again; they
+    are given up if the device runs out of memory. On exit, the patcher has its own patches again; the weights keep
+    those of the last call until somebody needs others.
     """
-    if patches_at is None:
-        yield lambda step: None
-        return
     own = patcher.patches
-    at: int | None = None
-
-    def change(step: int) -> None:
-        nonlocal at
-        if step == at:
-            return
-        patches = patches_at(step)
-        if patches.digest != patcher.patches.digest:
-            patcher.realize(WeightsTarget(patcher.resident_modules(), patches))
-        at = step
-
+    cache = PatchedWeightCache(cache_bytes) if cache_bytes and patches_at is not None else None
     try:
-        yield change
+        yield ScheduledPatches(patcher, patches_at, cache)
     finally:
-        patcher.patches = own
+        if patches_at is not None:
+            patcher.patches = own
+        if cache is not None:
+            cache.clear()
+
+
+def realize_cached(patcher: ModelPatcher, target: WeightsTarget, cache: PatchedWeightCache | None) -> None:
+    """Bring `patcher` to `target` with the weights that are in `cache`. If the device runs out of memory, the cache is
+    dropped first."""
+    try:
+        patcher.realize(target, cache)
+    except torch.OutOfMemoryError:
+        if cache is None or not cache.held_bytes:
+            raise
+        cache.clear()
+        patcher.realize(target, cache)

@@ -73,8 +73,8 @@ _CONTROLNET_PREFIXES = (
     # T2I-Adapters are used like ControlNets
     *("adapter.body.", "body.0.block1.", "body.0.body.0.block1."),
 )
-#: IP-Adapters, of which FaceID includes a LoRA, and Redux
-_IMAGE_PROMPT_PREFIXES = ("image_proj.", "redux_up.")
+#: IP-Adapters, of which FaceID includes a LoRA, those of XLabs for Flux, and Redux
+_IMAGE_PROMPT_PREFIXES = ("image_proj.", "ip_adapter_proj_model.", "redux_up.")
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
 #: key prefixes of other components of a checkpoint in one file
 _BUNDLED_PREFIXES = (

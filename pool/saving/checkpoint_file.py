@@ -137,10 +137,14 @@ def patched_model(
         known = ", ".join(role.value for role in checkpoint.roles)
         raise UnusableField(f"patches: found {', '.join(unknown)}, expected components of the model: {known}")
     for lora in acting:
-        if lora.is_scheduled:
+        if lora.has_span:
             expected = "all steps: saved weights do not change over the schedule"
             found = f"{lora.start:g} to {lora.end:g}"
             raise UnusableField(f"loras: found {lora.name!r} from {found} of the schedule, expected {expected}")
+        if lora.changes_in_run:
+            expected = "one strength: saved weights change over neither steps nor texts"
+            found = "keyframes" if lora.keyframes else f"only for {', '.join(lora.only)}"
+            raise UnusableField(f"loras: found {lora.name!r} with {found}, expected {expected}")
         if lora.noise and Role.DIFFUSION_MODEL_2 not in checkpoint.roles:
             expected = f"nothing: {checkpoint.family.title} is one diffusion model, for all noise"
             raise UnusableField(f"loras: found {lora.name!r} for {lora.noise} noise, expected {expected}")

@@ -41,6 +41,7 @@ _BY_CONFIG = {key: name for family in defined_families() for key, name in family
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
 )
+_MISSING = {family.name: family.missing for family in defined_families() if family.missing}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
 
@@ -52,7 +53,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         return None
     name, entries = found
     vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
-    missing: Mapping[str, str] = {}
+    missing: Mapping[str, str] = _MISSING.get(family.name, {})
     if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing
     if family.sampling.low_noise is not None:

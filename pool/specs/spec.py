@@ -171,7 +171,7 @@ class TaskSpec(WireValue):
     together: str = ""
     #: names of `needs` for the stage that reads them (`pool.core.task_inputs`), in the same order
     input_names: tuple[str, ...] = ()
-    #: names of the options of a sampling run (`pool.core.run_options`): its activations are measured apart from others
+    #: `pool.core.stage_params.SampleParams.measured_apart`: activations of such runs are measured apart from others
     options: tuple[str, ...] = ()
 
     @property

@@ -1,6 +1,7 @@
 """Puts prompts into the template of an encoder that reads a text at once, truncates and pads them. Torch-free.
 
-A prompt is tokenized as a whole, so that weights change no token: a token has the weight of its last character.
+A prompt is tokenized as a whole, so that weights change no token: a token has the weight of its last character. Some
+models read the characters of quoted text, which they are to write, as separate tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modelpool.pool.core.prompt_tokens import Tokens
-from modelpool.pool.families.parts.text_reading import HEAD_TOKENS, Reading, cleaned
+from modelpool.pool.families.parts.text_reading import HEAD_TOKENS, Reading, cleaned, spelled
 from modelpool.pool.text.chunks import Chunk, plain_words
 from modelpool.pool.text.prompt_weights import WeightedText, parse_weights
 from modelpool.pool.text.text_tokenizer import TextTokenizer
@@ -17,8 +18,23 @@ from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 def template_tokens(tokenizer: TextTokenizer, text: str, reading: Reading, is_negative: bool = False) -> Tokens:
     """Tokenize a prompt in its template. Raises UnusableField as `parse_weights` does."""
+    return _in_template(tokenizer, "".join(part.text for part in _parts(text, reading)), reading, is_negative)
+
+
+def _in_template(tokenizer: TextTokenizer, plain: str, reading: Reading, is_negative: bool) -> Tokens:
+    """Tokenize a prompt without weights in its template."""
     before, after = reading.around(is_negative)
-    return tokenizer.encode(before + "".join(part.text for part in _parts(text, reading)) + after)
+    if not reading.spells_quotes:
+        return tokenizer.encode(before + plain + after)
+    ids: list[int] = []
+    ends: list[int] = []
+    start = 0
+    for piece in (before, *spelled(plain), after):
+        found = tokenizer.encode(piece)
+        ids.extend(found.ids)
+        ends.extend(start + end for end in found.ends)
+        start += len(piece)
+    return Tokens(tuple(ids), tuple(ends))
 
 
 def whole_text(
@@ -32,7 +48,7 @@ def whole_text(
     before, after = reading.around(is_negative)
     parts = _parts(text, reading)
     plain = "".join(part.text for part in parts)
-    tokens = tokenizer.encode(before + plain + after) if tokens is None else tokens
+    tokens = _in_template(tokenizer, plain, reading, is_negative) if tokens is None else tokens
     around = len(tokenizer.begin) + len(tokenizer.end)
     room = max(0, reading.most_tokens - around) if reading.most_tokens else len(tokens.ids)
     content = tokens.ids[:room]

@@ -272,7 +272,7 @@ def waiting_by_model(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
 
 def model_of(component: ComponentKey) -> str:
     """Return the name of the model or file that a component belongs to, for users."""
-    return component.split("@")[0].rsplit("/", 1)[0]
+    return component.rsplit("@", 1)[0].rsplit("/", 1)[0]
 
 
 def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:

@@ -583,4 +583,4 @@ def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **p
 
     config = PoolConfig().override(workers=workers, name=name, record=record)
     opened = start_pool(config, partial(fake_plan, **plan), preload=())
-    return ModelPool(opened.connection, opened.close, None, opened.address)
+    return ModelPool(opened.connection, opened.close, None, opened.address, node_writers=opened.node_writers)

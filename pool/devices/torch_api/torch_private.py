@@ -52,13 +52,14 @@ def set_allocator_settings(settings: str) -> None:
         change(settings)
 
 
-def set_attention_order(order: Sequence[int]) -> None:
-    """Make torch prefer these attention kernels (values of `SDPBackend`) in this order, then the others in theirs.
+def set_attention_order(order: Sequence[Any]) -> None:
+    """Make torch prefer these attention kernels (`SDPBackend` or its numbers) in this order, then the others in theirs.
 
     Torch's public way is `sdpa_kernel(set_priority=True)`, which also sets six switches: too slow for each call.
     """
-    others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in order]
-    torch._C._set_sdp_priority_order([*order, *others])
+    first = [int(kernel) for kernel in order]
+    others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in first]
+    torch._C._set_sdp_priority_order([*first, *others])
 
 
 def constant_when_compiled(function: _Function) -> _Function:

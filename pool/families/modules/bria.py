@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 from modelpool.pool.detection.layouts.flux import FLUX
 from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.modules.longcat_image import is_longcat
 from modelpool.pool.families.parts import flux
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
 
 #: tokens of a prompt; T5 reads only the real ones
 _TOKENS = 128
-#: width of the text states of LongCat-Image, which otherwise looks the same
-_LONGCAT_WIDTH = 3584
 
 
 def is_bria(found: Config) -> bool:
-    """Return whether a model with these sizes is Bria: no pooled text, no gated feed-forwards, no Qwen."""
-    other = found.get("yak_mlp") or found.get("context_in_dim") == _LONGCAT_WIDTH
-    return found.get("vec_in_dim") is None and not other
+    """Return whether a model with these sizes is Bria: no pooled text, and not one of the others without one."""
+    return found.get("vec_in_dim") is None and not found.get("yak_mlp") and not is_longcat(found)
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:

@@ -42,14 +42,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have the positions of a diagonal."""
-    return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, _diagonal)
-
-
-def _diagonal(context_BLD: Tensor) -> Tensor:
-    """Return 0, i, i for the i-th token, [L,3]."""
-    ids_L3 = context_BLD.new_zeros(context_BLD.shape[1], 3)
-    ids_L3[:, 1:] = ids_L3.new_ones(context_BLD.shape[1]).cumsum(0)[:, None] - 1
-    return ids_L3
+    return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids)
 
 
 FAMILIES = (

@@ -1,4 +1,5 @@
-"""Stable Diffusion 2, its model for inpainting, and the upscaler that was trained with it. Torch-free to import.
+"""Stable Diffusion 2, its models for inpainting and for depth maps, and the upscaler that was trained with it.
+Torch-free to import.
 
 Legend: B batch, C channels, H W cells of a latent.
 """
@@ -48,9 +49,6 @@ _CLIP_H_DEPTH = 24
 #: width and height of the training images of files that predict velocity. Source: v2-inference-v.yaml,
 #: Stability-AI/stablediffusion
 VELOCITY_PIXELS = 768
-#: channels of a latent and of depth
-DEPTH_CHANNELS = 5
-
 #: 512-pixel models; the 768-pixel ones predict velocity. No shape tells them apart (`pool.loading.small_tensors`)
 SD2 = Family(
     name="sd2",
@@ -73,6 +71,14 @@ SD2_INPAINT = replace(
     title="Stable Diffusion 2 inpainting",
     relative="sd2",
     sampling=replace(SD2.sampling, image_concat=ImageConcat.INPAINT),
+)
+#: Follows a depth map, which it does not estimate. Source: stabilityai/stable-diffusion-2-depth
+SD2_DEPTH = replace(
+    SD2,
+    name="sd2_depth",
+    title="Stable Diffusion 2 depth",
+    relative="sd2",
+    sampling=replace(SD2.sampling, image_concat=ImageConcat.DEPTH),
 )
 #: Upscales an image by 4: reads the image itself, -1 to 1, with noise. Source:
 #: stabilityai/stable-diffusion-x4-upscaler and x4-upscaling.yaml of Stability-AI/stablediffusion; steps, guidance scale
@@ -175,11 +181,6 @@ def _definition(
     )
 
 
-def _reads_no_depth(config: Config) -> bool:
-    """Match UNets of any number of channels, except the one that reads depth, which does not run."""
-    return sd2()(config) and not sd2(in_channels=DEPTH_CHANNELS)(config)
-
-
 FAMILIES = (
     _definition(
         SD_X4,
@@ -196,5 +197,18 @@ FAMILIES = (
     _definition(
         SD2_INPAINT, sd2(in_channels=9), "SD20", replace(PLAIN_PIPELINE, name="StableDiffusionInpaintPipeline")
     ),
-    _definition(SD2, _reads_no_depth, "SD20", PLAIN_PIPELINE),
+    _definition(
+        SD2_DEPTH,
+        sd2(in_channels=5),
+        "SD20",
+        PipelineFacts(
+            "StableDiffusionDepth2ImgPipeline",
+            PLAIN_PIPELINE.folders,
+            missing={
+                "depth_estimator": "depth maps are given, expected that of stabilityai/stable-diffusion-2-depth",
+                "feature_extractor": "depth maps are given, expected that of stabilityai/stable-diffusion-2-depth",
+            },
+        ),
+    ),
+    _definition(SD2, sd2(), "SD20", PLAIN_PIPELINE),
 )

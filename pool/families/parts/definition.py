@@ -97,6 +97,7 @@ class FamilyDefinition:
     lora      names of its weights in LoRA files
     pipeline  its pipeline in diffusers, for folders; empty for a family that diffusers has no pipeline for
     pipeline_entries  further entries of the pipeline's index
+    missing   components of the pipeline that no checkpoint has: by folder, what to provide
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
@@ -126,6 +127,7 @@ class FamilyDefinition:
     lora: LoraNaming
     pipeline: str
     pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
     config_pipelines: Mapping[str, str] = field(default_factory=dict)
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
     shifts_by_size: bool = True

@@ -77,10 +77,15 @@ def block_arguments(found: Config, shapes: Shapes) -> tuple[Arguments, int]:
 
 
 def call_with_text_positions(
-    module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs, text_ids: Callable[[Tensor], Tensor]
+    module: nn.Module,
+    x_BCHW: Tensor,
+    level_B: Tensor,
+    kwargs: ModelKwargs,
+    text_ids: Callable[[Tensor], Tensor],
+    image_start: tuple[int, int, int] = (0, 0, 0),
 ) -> Tensor:
-    """Call `module` with patches of 2x2 cells and the positions `text_ids` of the text, [L,3], given its states.
-    Return the prediction as a latent."""
+    """Call `module` with patches of 2x2 cells and the positions `text_ids` of the text, [L,3], given its states. The
+    first patch is at `image_start`. Return the prediction as a latent."""
     context = kwargs["context"]
     out_BND = sample_of(
         module(
@@ -88,11 +93,18 @@ def call_with_text_positions(
             timestep=level_B,
             encoder_hidden_states=context,
             txt_ids=text_ids(context),
-            img_ids=patch_ids(x_BCHW, 2),
+            img_ids=patch_ids(x_BCHW, 2) + x_BCHW.new_tensor(image_start),
             return_dict=False,
         )
     )
     return unpacked(out_BND, *x_BCHW.shape[-2:])
+
+
+def diagonal_ids(context_BLD: Tensor) -> Tensor:
+    """Return 0, i, i for the i-th token of a text, [L,3]."""
+    ids_L3 = context_BLD.new_zeros(context_BLD.shape[1], 3)
+    ids_L3[:, 1:] = ids_L3.new_ones(context_BLD.shape[1]).cumsum(0)[:, None] - 1
+    return ids_L3
 
 
 def guidance(module: nn.Module, kwargs: ModelKwargs) -> Tensor | None:

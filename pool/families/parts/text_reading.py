@@ -103,6 +103,8 @@ class Reading:
     images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
     last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
     reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
+    spells_quotes     the template, the text and its parts in quotation marks are tokenized separately, and these parts
+                      character by character
     """
 
     encoder: str
@@ -132,6 +134,7 @@ class Reading:
     last_head: str = ""
     reads_states: bool = True
     chat_template: str = ""
+    spells_quotes: bool = False
 
     @property
     def is_clip(self) -> bool:
@@ -230,6 +233,25 @@ def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
 def _written(parts: Iterable[str]) -> str:
     """Return the text to render in an image in the prompt format of Glyph-ByT5; empty for none."""
     return "".join(f'Text "{part}". ' for part in parts)
+
+
+#: apostrophes in words, which quote nothing
+_APOSTROPHE = re.compile(r"(?<=[a-zA-Z])'(?=[a-zA-Z])")
+#: a part in quotation marks, with them
+_IN_QUOTES = re.compile("'[^']*'|\"[^\"]*\"|\u2018[^\u2018\u2019]*\u2019|\u201c[^\u201c\u201d]*\u201d")
+
+
+def spelled(text: str) -> Iterator[str]:
+    """Yield the pieces of `text` that are tokenized separately: the characters of parts in quotation marks, marks
+    included, and what is between these parts."""
+    end = 0
+    for found in _IN_QUOTES.finditer(_APOSTROPHE.sub("\0", text)):
+        if end < found.start():
+            yield text[end : found.start()]
+        end = found.end()
+        yield from text[found.start() : end]
+    if end < len(text):
+        yield text[end:]
 
 
 def check_layers(reading: Reading, layers: int) -> None:

@@ -208,6 +208,8 @@ def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: i
             return channels
         case ImageConcat.PIXELS:
             return IMAGE_CHANNELS
+        case ImageConcat.DEPTH:
+            return 1
 
 
 def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:

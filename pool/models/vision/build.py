@@ -3,8 +3,9 @@
 Joins key map, configuration and module, like `pool.models.text.build`. Copies nothing. Does not know where files are,
 nor how images are preprocessed (`pool.models.vision.preprocess`).
 
-Facts that shapes do not tell: the encoders of supported models are CLIP H, with 16 heads at any width and exact GELU.
-Source: config.json of laion/CLIP-ViT-H-14-laion2B-s32B-b79K. A folder's configuration overrides them.
+Facts that shapes do not tell: the encoders of supported models are CLIP H, with 16 heads at any width and exact GELU,
+and CLIP L of OpenAI, with an approximation of it. Source: config.json of laion/CLIP-ViT-H-14-laion2B-s32B-b79K and
+openai/clip-vit-large-patch14. A folder's configuration overrides them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
 Config: TypeAlias = dict[str, Any]
 
-HEADS, ACTIVATION = 16, "gelu"
+HEADS, ACTIVATION, OPENAI_ACTIVATION = 16, "gelu", "quick_gelu"
+#: width and patch size of OpenAI's CLIP L
+_OPENAI_L = (1024, 14)
 #: fields that a folder's configuration may set in addition to sizes
 _CONFIG_ONLY = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "image_size", "patch_size", "projection_dim")
@@ -93,7 +96,7 @@ def measured_vision(named: Mapping[str, Shape]) -> Config:
         "num_attention_heads": HEADS,
         "patch_size": patch,
         "image_size": side * patch,
-        "hidden_act": ACTIVATION,
+        "hidden_act": OPENAI_ACTIVATION if (width, patch) == _OPENAI_L else ACTIVATION,
     }
     if _PROJECTION in bare:
         config["projection_dim"] = bare[_PROJECTION][0]

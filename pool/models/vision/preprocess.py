@@ -37,7 +37,7 @@ def preprocess_image(pixels_HWC: PixelArray, side: int, vision_use: VisionEncode
             pixels_BCHW = (_squeezed(_between_ones(pixels_HWC), side) + 1.0) / 2.0
         case VisionEncoderUse.PENULTIMATE | VisionEncoderUse.WORDS | VisionEncoderUse.CENTER_PROJECTED:
             pixels_BCHW = _unit(_middle(pixels_HWC, side))
-        case VisionEncoderUse.LAST:
+        case VisionEncoderUse.LAST | VisionEncoderUse.POOLED:
             resized = Image.fromarray(pixels_HWC).resize((side, side), Image.Resampling.BICUBIC)
             return _unit(np.asarray(resized)) * 2.0 - 1.0
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
@@ -54,6 +54,9 @@ def states(module: nn.Module, shown_BCHW: Tensor, vision_use: VisionEncoderUse) 
     if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
         projected_BLD: Tensor = seen.image_embeds.unsqueeze(1)
         return projected_BLD
+    if vision_use is VisionEncoderUse.POOLED:
+        pooled_BLD: Tensor = seen.pooler_output.unsqueeze(1)
+        return pooled_BLD
     states_BLD: Tensor = seen.last_hidden_state if vision_use is VisionEncoderUse.LAST else seen.hidden_states[-2]
     return states_BLD
 
@@ -63,6 +66,8 @@ def states_shape(module: nn.Module, vision_use: VisionEncoderUse) -> tuple[int, 
     config: Any = module.config  # transformers is not typed
     if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
         return 1, int(config.projection_dim)
+    if vision_use is VisionEncoderUse.POOLED:
+        return 1, int(config.hidden_size)
     if vision_use is VisionEncoderUse.LAST:
         return (int(config.image_size) // int(config.patch_size)) ** 2, int(config.hidden_size)
     if vision_use is VisionEncoderUse.WORDS:

@@ -11,14 +11,21 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import diffusers
+import torch
 from diffusers.models import transformers
 from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from diffusers.models.transformers import auraflow_transformer_2d
-from torch import nn
+from diffusers.models.transformers.transformer_flux import (
+    FluxAttention,
+    FluxSingleTransformerBlock,
+    FluxTransformerBlock,
+)
+from torch import Tensor, nn
 
 #: lists of blocks of a transformer -> the name of its blocks in options
 BLOCK_LISTS = {
@@ -37,6 +44,12 @@ VECTOR_ARGUMENTS = ("temb", "temb_mod", "temb_mod_img", "adaln_input", "embedded
 POSITION_ARGUMENTS = ("image_rotary_emb", "rotary_emb", "freqs_cis")
 #: columns of `img_ids`: time, height, width
 IDS_T, IDS_Y, IDS_X = 0, 1, 2
+
+#: classes that make the rotary embeddings of a grid of patches, of Wan and of HunyuanVideo
+_WAN_ROPES = frozenset({"WanRotaryPosEmbed"})
+_HUNYUAN_ROPES = frozenset({"HunyuanVideoRotaryPosEmbed", "HunyuanVideo15RotaryPosEmbed"})
+#: the base of Wan's frequencies, which its class does not keep
+_WAN_THETA = 10000.0
 
 #: blocks that return (text, image), and those that return (image, text)
 TEXT_FIRST = frozenset(
@@ -140,6 +153,14 @@ def cross_attentions(unet: nn.Module) -> tuple[tuple[str, int, nn.Module], ...]:
     return tuple((order[id(attention)], places[id(attention)], attention) for attention in found)
 
 
+def joint_attention(block: nn.Module) -> nn.Module | None:
+    """Return the attention of a block of Flux: `norm_q` returns the queries of the image (of all tokens in a single
+    block), `to_out.0` of a double block gets the result for the image. None for other blocks."""
+    attention = getattr(block, "attn", None)
+    known = isinstance(block, FluxTransformerBlock | FluxSingleTransformerBlock)
+    return attention if known and isinstance(attention, FluxAttention) else None
+
+
 def is_plain_attention(attention: nn.Module) -> bool:
     """Whether `attention` only projects, multiplies and projects, so that a patched one omits nothing."""
     a: Any = attention
@@ -161,6 +182,45 @@ def block_lists(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
             yield kind, blocks
 
 
+@dataclass(frozen=True, slots=True)
+class RopeSettings:
+    """How a module makes rotary embeddings of a grid of patches.
+
+    patch   cells of a patch in time, height and width
+    widths  of the embedding of each of these axes
+    theta   base of the frequencies
+    dtype   in which they are computed
+    is_4d   its results are [1, patches, 1, width], else [patches, width]
+    """
+
+    patch: tuple[int, int, int]
+    widths: tuple[int, int, int]
+    theta: float
+    dtype: torch.dtype
+    is_4d: bool
+
+
+def rope_settings(rope: nn.Module) -> RopeSettings | None:
+    """Return how the module `rope` makes its embeddings; None for an unknown class."""
+    classes, plain = {base.__name__ for base in type(rope).__mro__}, cast(Any, rope)
+    if classes & _WAN_ROPES:
+        widths = (plain.t_dim, plain.h_dim, plain.w_dim)
+        return RopeSettings(tuple(plain.patch_size), widths, _WAN_THETA, torch.float64, True)
+    if classes & _HUNYUAN_ROPES:
+        patch = (plain.patch_size_t, plain.patch_size, plain.patch_size)
+        return RopeSettings(patch, tuple(plain.rope_dim), plain.theta, torch.float32, False)
+    return None
+
+
+def rotary_table(settings: RopeSettings, axis: int, positions_L: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of one axis at these positions, each [L, width], float32."""
+    positions_L = positions_L.to(settings.dtype)
+    made: tuple[Tensor, Tensor] = get_1d_rotary_pos_embed(
+        settings.widths[axis], positions_L, settings.theta, use_real=True, freqs_dtype=settings.dtype
+    )
+    return made
+
+
 def text_comes_first(block: nn.Module) -> bool | None:
     """Whether a block that returns two results returns the text's first; None if unknown."""
     names = {base.__name__ for base in type(block).__mro__}
@@ -180,8 +240,32 @@ def self_test() -> None:
     for _, name, attention in attentions_of(nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})):
         if not is_plain_attention(attention):
             problems.append(f"{name} of BasicTransformerBlock is not a plain attention")
+    for kind in (FluxTransformerBlock, FluxSingleTransformerBlock):
+        joint = joint_attention(kind(8, 2, 4))
+        if joint is None or not {"norm_q", "to_q"} <= {name for name, _ in joint.named_children()}:
+            problems.append(f"{kind.__name__} has no attention with normalized queries")
+    problems += _rope_problems()
     if problems:
         raise NamesChangedError("diffusers differs from what options act on: " + "; ".join(problems))
+
+
+def _rope_problems() -> Iterator[str]:
+    """Yield the classes whose embeddings of a small grid are not what `rotary_table` makes of its positions."""
+    axes = (4, 4, 4)
+    ropes: tuple[nn.Module, ...] = (
+        transformers.transformer_wan.WanRotaryPosEmbed(12, (1, 2, 2), 8),
+        transformers.transformer_hunyuan_video.HunyuanVideoRotaryPosEmbed(2, 1, list(axes), 256.0),
+        transformers.transformer_hunyuan_video15.HunyuanVideo15RotaryPosEmbed(2, 1, list(axes), 256.0),
+    )
+    for rope in ropes:
+        settings = rope_settings(rope)
+        cosines, _ = rope(torch.zeros(1, 1, 2, 4, 6))
+        if settings is None or settings.widths != axes or settings.patch != (1, 2, 2):
+            yield f"{type(rope).__name__} has other settings"
+            continue
+        last, _ = rotary_table(settings, 2, torch.arange(3.0))
+        if not torch.equal(cosines.reshape(2, 2, 3, -1)[1, 1, :, 8:], last):
+            yield f"{type(rope).__name__} makes other embeddings"
 
 
 _ORDERS = {

@@ -4,7 +4,7 @@ positions.
 Works on every transformer of diffusers whose blocks are in lists: argument names come from a block's signature, the
 order of its results from `diffusers_names`.
 
-Shape legend: B batch, L tokens, D model width.
+Shape legend: B batch, L tokens, D model width, H heads, E width of a head.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from modelpool.pool.options.transformer_options import (
     Patch,
     PatchPoint,
     ReplacePoint,
-    RopeOptions,
     TransformerOptions,
 )
 from modelpool.pool.patcher.blocks import diffusers_names as names
 from modelpool.pool.patcher.blocks.overlays import Overlays
+from modelpool.pool.patcher.blocks.rotary import PlacedGrid, grid_rope, placed_ids
 
 Values = dict[str, Any]
 #: options that apply to a transformer
-_SUPPORTED = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
+_SUPPORTED = (
+    PatchPoint.DOUBLE_BLOCK,
+    PatchPoint.POST_INPUT,
+    PatchPoint.DIT_ATTENTION_ADDITION,
+    PatchPoint.DIT_BLOCK_ADDITION,
+)
 
 
 class DitInstaller:
@@ -44,16 +49,20 @@ class DitInstaller:
             (kind, number, block) for kind, blocks in names.block_lists(module) for number, block in enumerate(blocks)
         ]
         self._signature = inspect.signature(type(module).forward)
+        self._has_ids = "img_ids" in self._signature.parameters
         self._call: Values = {}
 
     def install(self) -> None:
         """Install all overlays. Raises UnusableField, with some of them installed, if an option does not apply here."""
         self._refuse_unsupported()
         self._overlays.put(self._module, self._enter)
+        if self._options.rope is not None and not self._has_ids and (rope := grid_rope(self._module)) is not None:
+            self._overlays.put(rope, PlacedGrid(rope, self._options.rope))
         table = self._options.patches_replace.get(ReplacePoint.DIT, {})
         after = self._options.patches.get(PatchPoint.DOUBLE_BLOCK, ())
         first = self._options.patches.get(PatchPoint.POST_INPUT, ())
-        for kind, number, block in self._blocks:
+        for place, (kind, number, block) in enumerate(self._blocks):
+            self._install_additions(place, (kind, number), block)
             replacement = table.get((kind, number))
             patches = after if kind == "double_block" else ()
             inputs = first if block is self._blocks[0][2] else ()
@@ -69,7 +78,11 @@ class DitInstaller:
             found.append(PatchPoint.POST_INPUT.value)
         if "double_block" not in kinds and self._options.patches.get(PatchPoint.DOUBLE_BLOCK):
             found.append(PatchPoint.DOUBLE_BLOCK.value)
-        if self._options.rope is not None and "img_ids" not in self._signature.parameters:
+        for point in (PatchPoint.DIT_ATTENTION_ADDITION, PatchPoint.DIT_BLOCK_ADDITION):
+            attentions = [names.joint_attention(block) for _, _, block in self._blocks]
+            if self._options.patches.get(point) and (None in attentions or not attentions):
+                found.append(point.value)
+        if self._options.rope is not None and not self._has_ids and grid_rope(self._module) is None:
             found.append("rope_options")
         if found:
             raise unusable_field("transformer options", ", ".join(found), f"options that apply to {kind}")
@@ -78,12 +91,56 @@ class DitInstaller:
             if key not in known:
                 raise unusable_field("block replacement", key, f"a block of this {kind}: {sorted(known)}")
 
+    def _install_additions(self, place: int, key: tuple[str, int], block: nn.Module) -> None:
+        """Install what is added to the attention of `block`, and to its image after it."""
+        inside = self._options.patches.get(PatchPoint.DIT_ATTENTION_ADDITION, ())
+        is_double = key[0] == "double_block"
+        after = self._options.patches.get(PatchPoint.DIT_BLOCK_ADDITION, ()) if is_double else ()
+        if not inside and not after:
+            return
+        attention: Any = names.joint_attention(block)
+        queries: list[Tensor] = []
+
+        def keep(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            q_BLHE = forward(*args, **kwargs)
+            queries.append(q_BLHE.flatten(2))
+            return q_BLHE
+
+        def added(x_BLD: Tensor, patches: tuple[Patch, ...]) -> Tensor:
+            sizes = {"n_heads": attention.heads, "dim_head": attention.head_dim}
+            extra = self._extra(block=key, block_index=key[1], transformer_index=place, **sizes)
+            for patch in patches:
+                out_BLD = patch(queries[0], extra)
+                x_BLD = x_BLD if out_BLD is None else x_BLD + out_BLD
+            return x_BLD
+
+        def in_double(forward: Callable[..., Tensor], x_BLD: Tensor) -> Tensor:
+            return forward(added(x_BLD, inside))
+
+        def in_single(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            return added(forward(*args, **kwargs), inside)
+
+        form = BlockForm.of(block, key[0])
+
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            queries.clear()
+            try:
+                out = form.result(forward(*args, **kwargs))
+                return form.packed({**out, "img": added(out["img"], after)} if after else out)
+            finally:
+                queries.clear()
+
+        self._overlays.put(attention.norm_q, keep)
+        if inside:
+            self._overlays.put(attention.to_out[0] if is_double else attention, in_double if is_double else in_single)
+        self._overlays.put(block, around)
+
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(self._module, *args, **kwargs)
-        if self._options.rope is not None:
+        if self._options.rope is not None and self._has_ids:
             if not isinstance(bound.arguments.get("img_ids"), Tensor):
                 raise unusable_field("rope_options", "a call without img_ids", "positions of the image to change")
-            bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
+            bound.arguments["img_ids"] = placed_ids(bound.arguments["img_ids"], self._options.rope)
         self._call = bound.arguments
         try:
             return forward(*bound.args[1:], **bound.kwargs)
@@ -213,14 +270,3 @@ class BlockForm:
     def only_tokens(self, values: Values) -> Values:
         """Return the tokens of both kinds among `values`."""
         return {k: v for k, v in values.items() if k in ("img", "txt")}
-
-
-def _placed(ids_L3: Tensor, rope: RopeOptions) -> Tensor:
-    placed = ids_L3.clone()
-    for column, scale, shift in (
-        (names.IDS_T, rope.scale_t, rope.shift_t),
-        (names.IDS_Y, rope.scale_y, rope.shift_y),
-        (names.IDS_X, rope.scale_x, rope.shift_x),
-    ):
-        placed[..., column] = ids_L3[..., column] * scale + shift
-    return placed

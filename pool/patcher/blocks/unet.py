@@ -29,7 +29,12 @@ from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attenti
 from modelpool.pool.patcher.blocks.overlays import ForwardWrapper, Overlays
 
 #: options that do not apply to a UNet
-_UNSUPPORTED = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
+_UNSUPPORTED = (
+    PatchPoint.DOUBLE_BLOCK,
+    PatchPoint.POST_INPUT,
+    PatchPoint.DIT_ATTENTION_ADDITION,
+    PatchPoint.DIT_BLOCK_ADDITION,
+)
 
 
 class UnetInstaller:

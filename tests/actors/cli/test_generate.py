@@ -49,6 +49,24 @@ def test_every_option_of_a_image_reaches_the_pool(command: Command) -> None:
     assert pool.closed
 
 
+def test_options_of_a_run_and_loras_that_change_reach_the_pool(command: Command) -> None:
+    pool = FakePool()
+    ended = command(
+        "generate", "x", "--model", "shapes", "--seed", "1", "--lora", "light:0.2@0,1@0.5:interpolation=linear",
+        "--lora", "outline:0.8:only=negative", "--option", "rope.scale_x=0.5", "--option", "rope.shift_y=-2", pool=pool,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert pool.submitted == [
+        GenerateRequest(
+            model="shapes", prompt="x", seed=1, options={"rope": {"scale_x": 0.5, "shift_y": -2}},
+            loras=[
+                {"name": "light", "keyframes": [[0, 0.2], [0.5, 1]], "interpolation": "linear"},
+                {"name": "outline", "strength": 0.8, "only": ["negative"]},
+            ],
+        )
+    ]  # fmt: skip
+
+
 def test_every_option_about_images_reaches_the_pool(command: Command, tmp_path: Path) -> None:
     pool = FakePool()
     file, mask = tmp_path / "a.png", tmp_path / "m.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 from modelpool.pool.ops.layer_choice import Products
+from modelpool.pool.patcher.compiled_blocks import CACHE_VARIABLE
 from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.specs.spec import TaskId
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
@@ -99,6 +101,23 @@ def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> N
     assert engine._tools.graphs is None
     assert engine._tools.attention.choices is None
     engine.close()
+
+
+def test_compiled_code_is_kept_for_the_kind_of_device_and_never_on_sim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELPOOL_CACHE_DIR", str(tmp_path))
+    for device, compiles in (("cpu", True), ("sim", False)):
+        with monkeypatch.context() as patching:
+            patching.setenv(CACHE_VARIABLE, "of the user")
+            patching.delenv(CACHE_VARIABLE)
+            config = PoolConfig.model_validate({"pool": {"device": device, "vram": "64MiB", "compile": "blocks"}})
+            engine = plan_pool(config, 0, can_grow=False).open_engine()
+            assert (engine._tools.compiler is not None) == compiles
+            folder = os.environ.get(CACHE_VARIABLE, "")
+            engine.close()
+        expected = f"CPU-torch-{torch.__version__.replace('+', '-')}"
+        assert folder == (str(tmp_path / "compiled" / expected) if compiles else "")
 
 
 def test_the_configured_products_reach_the_engine() -> None:

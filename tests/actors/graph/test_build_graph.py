@@ -227,6 +227,8 @@ def test_a_strength_that_changes_over_the_steps_is_not_added_up_on_the_text_enco
         (of_text,) = {work.loras for work in job.works.values() if isinstance(work, EncodeParams)}
         assert [lora.strength for lora in of_text] == expected, said
         assert all((lora.start, lora.end) == (0.0, 1.0) for lora in of_text)
+        ignored = [each for each in job.warnings if "strength 0.1 on the text encoders is not used" in each]
+        assert len(ignored) == ("words:0.1:0.4@0.5-1" in said)
 
 
 def test_strengths_of_a_lora_reach_the_stages_that_they_are_for() -> None:

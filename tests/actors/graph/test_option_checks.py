@@ -26,7 +26,7 @@ def check(family: str, options: Any, **fields: Any) -> None:
         ("sd1", {"freeu": True, "pag": 3, "sag": True, "hypertile": True, "deepcache": True, "rescale_cfg": True}),
         ("sdxl", {"tiled": True, "rescale_cfg": 0.7}),
         ("sd3", {"slg": True, "fbcache": True, "cfg_zero": True}),
-        ("flux_dev", {"teacache": 0.3}),
+        ("flux_dev", {"teacache": 0.3, "rope.scale_x": 0.5}),
         ("wan_t2v", {"slg.layers": 9, "cfg_zero": True, "fbcache": 0.1}),
     ],
     ids=str,
@@ -40,6 +40,13 @@ def test_a_family_takes_its_options(family: str, options: Any) -> None:
     [
         ("sd3", {"freeu": True}, r"options\.freeu: not supported by model 'm' of the family sd3; families .*sd1.*sdxl"),
         ("sd1", {"slg": True}, r"options\.slg: not supported by model 'm' of the family sd1; families .*sd3"),
+        (
+            "sd3",
+            {"rope.scale_x": 2},
+            r"options\.rope: not supported by model 'm' of the family sd3; families .*flux_dev",
+        ),
+        ("sd3", {"attention_scale.image": "IN*0"}, r"options\.attention_scale: not supported .* sd3; families .*sd1"),
+        ("sd1", {"block_scale.blocks": "D*0"}, r"options\.block_scale: not supported .* sd1; families .*flux_dev"),
         ("sd1", {"fbcache": True}, r"options\.fbcache: not supported"),
         ("flux_dev", {"cfg_zero": True}, r"options\.cfg_zero: not supported by model 'm' of the family flux_dev"),
         ("flux_dev", {"rescale_cfg": True}, r"options\.rescale_cfg: not supported"),

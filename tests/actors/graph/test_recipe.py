@@ -20,13 +20,17 @@ from modelpool.actors.graph.recipe import (
     RecipeRegion,
     RecipeUpscale,
 )
-from modelpool.actors.graph.recipe_request import requests_of
+from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
+from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
+from modelpool.pool.core.refs import LoraRef
+from modelpool.pool.core.run_options import AttentionScale, RunOptions, SkipLayers
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
     cfg=5.0, sampler="euler", schedule="normal", width=64, height=64, seed=1, versions={"torch": "2.13"},
 )  # fmt: skip
+REF = LoraRef("light", "light.safetensors", "cd", 0.5)
 OTHER = {
     "model": "forms", "model_sha256": "xx", "prompt": "q", "negative": "", "loras": (), "steps": 5, "cfg": 4.0,
     "sampler": "ddim", "schedule": "karras", "width": 72, "height": 72, "seed": 2,
@@ -131,3 +135,26 @@ def test_strengths_of_a_lora_over_steps_blocks_and_encoders_come_back_from_json_
     (found,) = requests_of(read, str)[0].loras
     assert (found.strength, found.text_strength, found.start, found.end) == (0.5, 0.25, 0.5, 0.75)
     assert found.blocks == blocks
+
+
+def test_settings_of_options_that_are_lists_come_back_from_json() -> None:
+    """Found by `modelpool verify`, which named them as differences."""
+    options = RunOptions(slg=SkipLayers(layers=(7, 8)), attention_scale=AttentionScale(text=(("IN04", 0.5),)))
+    recipe = replace(RECIPE, options=options.settings())
+    read = recipe_from_json(json.loads(json.dumps(recipe.as_json())))
+    assert read == recipe
+    assert read.digest == recipe.digest
+    assert differing_fields(read, recipe) == ()
+    assert requests_of(read, str)[0].options == options
+
+
+def test_keyframes_and_texts_of_a_lora_come_back_from_json_as_a_request_and_as_text() -> None:
+    lora = replace(RECIPE.loras[0], keyframes=((0.0, 0.25), (0.5, 0.5)), interpolation="ease_in", only=("negative",))
+    recipe = replace(RECIPE, loras=(lora,))
+    read = recipe_from_json(json.loads(json.dumps(recipe.as_json())))
+    assert read == recipe
+    others = (replace(lora, interpolation=""), replace(lora, only=()), replace(lora, keyframes=((0.0, 0.5),)))
+    assert len({one.digest for one in (RECIPE, recipe, *(replace(recipe, loras=(other,)) for other in others))}) == 5
+    (found,) = requests_of(read, str)[0].loras
+    expected = replace(REF, keyframes=lora.keyframes, interpolation="ease_in", only=("negative",))
+    assert found.applied(REF) == LoraChoice(**parse_lora(lora_text("light", lora))).applied(REF) == expected

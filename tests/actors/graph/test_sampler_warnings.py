@@ -8,6 +8,8 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.schedule_guidance import sampler_warnings
+from modelpool.actors.http.a1111_parameters import fields_of_parameters
+from modelpool.actors.outputs.image_file import parameters_text, parse_parameters
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, SamplingFacts, VideoFacts
@@ -60,6 +62,17 @@ def test_noise_fields_that_a_sampler_does_not_read_are_warned_of(
     found = warnings_of("shapes", sampler, **fields)
     assert len(found) == bool(warning)
     assert "".join(found).startswith(warning)
+
+
+def test_eta_of_ddim_has_the_key_of_a1111() -> None:
+    """It writes "Eta DDIM" for DDIM, and "Eta" for samplers that add noise; both are read back."""
+    for sampler, key in (("ddim", "Eta DDIM"), ("euler_ancestral", "Eta")):
+        request = GenerateRequest(model="shapes", prompt="p", seed=1, sampler=sampler, eta=0.4)
+        recipe, _ = build_graph(request, JobId("job"), FakeCatalog())
+        read = parse_parameters(parameters_text(recipe))
+        assert {name for name in read.values if name.startswith("Eta")} == {key}
+        assert fields_of_parameters(read).fields["eta"] == 0.4
+        assert not [note for note in fields_of_parameters(read).notes if "Eta" in note]
 
 
 def test_listed_levels_are_refused_by_samplers_that_place_their_own() -> None:

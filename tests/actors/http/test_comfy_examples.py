@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -69,6 +70,22 @@ def test_stable_diffusion_3_with_a_shift() -> None:
     assert "set to zero" in refusal(graph)
 
 
+def unpadded(graph: Any, min_padding: int = 1) -> Any:
+    """With the tokens of T5 as the template for Chroma has them."""
+    graph["tokens"] = examples.node("T5TokenizerOptions", clip=["clip", 0], min_padding=min_padding, min_length=0)
+    for name in ("positive", "negative"):
+        graph[name]["inputs"]["clip"] = ["tokens", 0]
+    return graph
+
+
+def test_other_padding_than_chromas_is_refused() -> None:
+    for family, padding in (("Chroma", 2), ("Lumina 2", 1)):
+        graph = unpadded(examples.from_parts("flow", ("ModelSamplingAuraFlow", 1.0)), padding)
+        names = PoolNames({"flow": family}, [])
+        with pytest.raises(NodeUnsupported, match=f"found min_padding {padding} and min_length 0 with {family}, exp"):
+            requests_of(outputs_of(graph, names)[0], names, read_image)
+
+
 def test_templates_of_flow_models_with_a_shift_are_accepted() -> None:
     """As far as the pool decides it: the models' own shift is no shift of the recipe, another one is its."""
     families = running_families()
@@ -76,7 +93,7 @@ def test_templates_of_flow_models_with_a_shift_are_accepted() -> None:
         ("qwen_image", examples.from_parts("flow", ("ModelSamplingAuraFlow", 3.1)), 3.1),
         ("z_image", examples.from_parts("flow", ("ModelSamplingAuraFlow", 3.0), "res_multistep", 1.0, zero=True), 0.0),
         ("lumina2", examples.from_parts("flow", ("ModelSamplingAuraFlow", 6.0), "res_multistep"), 0.0),
-        ("chroma", examples.from_parts("flow", ("ModelSamplingAuraFlow", 1.0)), 0.0),
+        ("chroma", unpadded(examples.from_parts("flow", ("ModelSamplingAuraFlow", 1.0))), 0.0),
         ("hidream_i1", examples.from_parts("flow", ("ModelSamplingSD3", 3.0), "uni_pc", 5.0), 0.0),
         ("hidream_i1", examples.from_parts("flow", ("ModelSamplingSD3", 6.0), "lcm", 1.0, zero=True), 6.0),
     ]
@@ -118,6 +135,12 @@ def test_samplers_with_settings_become_fields() -> None:
             ("dpm_adaptive", None, 1.0),
         ),
     ]
+    solver = {"sde_start_percent": 0.2, "sde_end_percent": 0.8, "predictor_order": 3, "corrector_order": 4}
+    solver |= {"model": ["model", 0], "simple_order_2": False}
+    cases += [
+        (node("SamplerER_SDE", solver_type="ER-SDE", max_stage=3, eta=1.0, s_noise=0.9), ("er_sde", None, 0.9)),
+        (node("SamplerSASolver", **solver, eta=0.5, s_noise=1.0, use_pece=True), ("sa_solver_pece", 0.5, 1.0)),
+    ]
     for sampler, expected in cases:
         (request,) = made(examples.with_parts(sampler, levels))
         assert (request.sampler, request.eta, request.s_noise) == expected
@@ -126,6 +149,11 @@ def test_samplers_with_settings_become_fields() -> None:
         (node("SamplerEulerCFGpp", version="alternative"), "version: found alternative, expected regular"),
         (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.0, r=0.3, noise_device="gpu"), "r: found 0.3, expected 0.5"),
         (node("SamplerLMS", order=2), "order: found 2, expected 4"),
+        (node("SamplerER_SDE", solver_type="ODE", max_stage=3, eta=1.0, s_noise=1.0), "solver_type: found ODE"),
+        (
+            node("SamplerSASolver", **{**solver, "predictor_order": 2}, eta=1.0, s_noise=1.0, use_pece=False),
+            "predictor_order: found 2, expected 3",
+        ),
         (node("SamplerEulerAncestral", eta=2.0, s_noise=1.0), "eta: found 2.0, expected at most 1"),
     ):
         assert said in refusal(examples.with_parts(sampler, levels))
@@ -351,6 +379,11 @@ def test_changes_of_a_model_become_options_of_its_runs() -> None:
     slg = made(graph)[0].run_options.slg
     assert slg is not None
     assert (slg.layers, slg.end) == ((7, 8), 0.2)
+    positions = {"scale_x": 0.5, "shift_x": 0.0, "scale_y": 1.0, "shift_y": -2.0, "scale_t": 1.0, "shift_t": 0.0}
+    graph["rescaled"] = node("ScaleROPE", model=["freeu", 0], **positions)
+    rope = made(graph)[0].run_options.rope
+    assert rope is not None
+    assert dataclasses.asdict(rope) == positions
 
 
 def test_redux_is_an_image_prompt() -> None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from modelpool.actors.control.status_values import ResidentPart
 from modelpool.actors.http.live_board import MOST_REMOVED, LiveBoard
-from modelpool.actors.http.live_entries import MOST_CHARACTERS, MOST_ENDS, MOST_TASKS, latest_ends, submission_sections
+from modelpool.actors.http.live_entries import (
+    MOST_CHARACTERS,
+    MOST_ENDS,
+    MOST_TASKS,
+    latest_ends,
+    resident_entry,
+    submission_sections,
+)
 from modelpool.actors.http.live_view import ActiveSubmission, EndRates
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd, RunningTask, Submissions
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.stage_params import component_key
+from modelpool.pool.specs.spec import Role
+from modelpool.scheduler.core.snapshot import model_of
 
 
 def changes(board: LiveBoard, since: int) -> dict[str, Any]:
@@ -107,3 +118,12 @@ def test_a_submission_and_its_ends_are_of_one_owner(tmp_path: Any) -> None:
     known._add(HttpSubmission("abc", "ann", "native", 1, lambda: None, False))
     assert known.has_job("ann", "abc-0")
     assert not known.has_job("bob", "abc-0")
+
+
+def test_the_commit_in_the_name_of_a_hub_model_hides_no_part_of_the_keys_of_its_components() -> None:
+    """Views take a key apart: model, role and hash."""
+    model = "someone/toy/toy.safetensors@" + "1f" * 20
+    key = component_key(model, Role.VAE, "ab" * 32)
+    assert model_of(key) == model
+    found = resident_entry(ResidentPart(key, 1, 2, patched=False))
+    assert (found["model"], found["role"]) == (model, "vae")

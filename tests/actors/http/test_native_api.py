@@ -66,14 +66,28 @@ def test_jobs_are_followed_to_their_outputs(server: str) -> None:
 
 def test_options_of_a_run_are_applied_or_refused_by_name(server: str) -> None:
     ends = []
-    for options in ({}, {"freeu": True, "pag.scale": 2}):
+    for options in ({}, {"freeu": True, "pag.scale": 2}, {"attention_scale": {"text": {"OUT": 0.5}}}):
         events = events_of(server, submitted(server, {**REQUEST, "options": options}))
         ends += [data for kind, data in events if kind == "job"]
     files = [requests.get(server + end["url"], timeout=60).content for end in ends]
-    plain, changed = (Image.open(BytesIO(file)).tobytes() for file in files)
-    assert plain != changed
+    assert len({Image.open(BytesIO(file)).tobytes() for file in files}) == 3
+    lacking = {**REQUEST, "options": {"attention_scale.text": "IN00*0"}}
+    refused = requests.post(f"{server}/api/jobs", json=lacking, timeout=60)
+    assert (refused.status_code, "found 'IN00', expected a block with attention" in refused.text) == (400, True)
     refused = requests.post(f"{server}/api/jobs", json={**REQUEST, "options": {"slg": True}}, timeout=60)
     assert (refused.status_code, "options.slg: not supported by model" in refused.text) == (400, True)
+
+
+def test_a_lora_changes_over_the_steps_and_from_text_to_text(server: str) -> None:
+    keyframes = {"name": "light", "keyframes": [[0, 0.2], [0.5, 1]], "interpolation": "linear"}
+    submission = submitted(
+        server, [{**REQUEST, "loras": [lora]} for lora in ("light:1", keyframes, "light:1:only=negative")]
+    )
+    ends = [data for kind, data in events_of(server, submission) if kind == "job"]
+    files = [requests.get(server + end["url"], timeout=60).content for end in ends]
+    assert len({Image.open(BytesIO(file)).tobytes() for file in files}) == 3
+    refused = requests.post(f"{server}/api/jobs", json={**REQUEST, "loras": ["light:1:only=region0"]}, timeout=60)
+    assert (refused.status_code, "loras.only: found 'region0'" in refused.text) == (400, True)
 
 
 def test_a_reader_that_connects_again_continues_after_its_last_event(server: str) -> None:

@@ -385,6 +385,8 @@ def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], t
         ("union", ("union", None)),
         ("@canny", ("@canny", None)),
         ("me@home/union", ("me@home/union", None)),
+        ("org/union@" + "1f" * 20, ("org/union@" + "1f" * 20, None)),
+        ("org/union@" + "1f" * 20 + "@2", ("org/union@" + "1f" * 20, 2)),
         ("a/union@2.safetensors", ("a/union@2.safetensors", None)),
         ("union@2.safetensors@2", ("union@2.safetensors", 2)),
         pytest.param("union@" + "9" * 5000, ("union", "9" * 5000), id="no number"),

@@ -32,7 +32,7 @@ def test_a_service_that_ray_starts_again_on_a_full_disk_waits_for_room(monkeypat
     monkeypatch.setattr(job_actor, "Journal", opened)
     monkeypatch.setattr(job_actor, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(job_actor, "_controller", nobody)
-    service = JobServiceActor(tmp_path / "journal.sqlite", "modelpool", "mine")
+    service = JobServiceActor(tmp_path / "journal.sqlite", "modelpool", "mine", by_nodes=False)
     if is_again:
         service.ready()
         assert service.submissions() == ()

@@ -63,7 +63,10 @@ def test_fields_of_some_models_may_be_options() -> None:
     for options, message in (
         ({"motion": 300}, "motion: found 300"),
         ({"moton": 3}, "unknown option 'moton'.*motion"),
-        ({"rope": 2}, "unknown option 'rope'.*Options of a run: cfg_zero, .*teacache, tiled.*; fields .*motion"),
+        (
+            {"twist": 2},
+            "unknown option 'twist'.*Options of a run: attention_scale, .*teacache, tiled.*; fields .*motion",
+        ),
         ({"steps": 3}, "unknown option 'steps'"),
         (["motion"], "options: found"),
         ({1: 2}, "unknown option '1'"),

@@ -36,6 +36,12 @@ def choice(said: Any) -> LoraChoice:
         ("light:0.8:lbw=IN04*0.5,mid*0", {"strength": 0.8, "blocks": {"MID": 0, "IN04": 0.5}}),
         (f"light:0.8:lbw={_LIST_12}", {"strength": 0.8, "blocks": [float(n) for n in _LIST_12.split(",")]}),
         ("light:1:1:lbw=OUTALL", {"text_strength": 1, "blocks": numbered_factors([1] + [0] * 7 + [1] * 9)}),
+        ("light:0.2@0,1@0.5", {"keyframes": [[0, 0.2], [0.5, 1]]}),
+        ("light:0.2@0,1@.5:interpolation=ease-in", {"keyframes": {0: 0.2, 0.5: 1}, "interpolation": "ease_in"}),
+        ("light:0.5:0.2@0,-1@0.5", {"text_strength": 0.5, "strength": -1, "keyframes": "0.2@0,-1@0.5"}),
+        ("light:te=0.5:keyframes=0.2@0,1@0.5", {"text_strength": 0.5, "keyframes": [[0.5, 1], [0, 0.2]]}),
+        ("light:0.8:only=Negative,region0", {"strength": 0.8, "only": ["region0", "negative"]}),
+        ("light:0.8:only=negative,positive", {"strength": 0.8}),
         ("C:/loras/light.safetensors:0.5@0-0.5", {"name": "C:/loras/light.safetensors", "strength": 0.5, "end": 0.5}),
     ],
 )
@@ -55,6 +61,15 @@ def test_loras_may_be_a_mapping() -> None:
         ("light:0.8@0.5-0.5", "loras.start, loras.end: found '0.5 to 0.5'"),
         ("light:0.8@x", "loras: found 'x', expected the part of the schedule"),
         ("light:1:2:3", "up to two strengths"),
+        ("light:0.2@0.1,1@0.5", "loras.keyframes: found .*, expected strengths with the share .*, the first from 0"),
+        ("light:0.2@0,1@1.5", r"loras.keyframes: found \['1.5', '1'\]"),
+        ("light:0.2@0,1@0", r"loras.keyframes: found \['0', '1'\], expected 0 once"),
+        ({"name": "light", "keyframes": [[k / 40, 1] for k in range(33)]}, "loras.keyframes: .* up to 32"),
+        ({"name": "light", "keyframes": [[0, float("nan")]]}, "loras.keyframes"),
+        ({"name": "light", "strength": 0.8, "keyframes": [[0, 1]]}, "loras.strength: found 0.8, expected .* keyframes"),
+        ({"name": "light", "interpolation": "linear"}, "loras.interpolation: found 'linear', expected two keyframes"),
+        ("light:0.2@0,1@0.5:interpolation=cubic", "loras.interpolation: found 'cubic', expected linear, ease_in"),
+        ("light:0.8:only=region", "loras.only: found 'region', expected positive, negative, prompt, regions, or"),
         (
             "light:0.8@0-0.3:0.4@0.3-1",
             r'found .0.4@0.3-1., .*twice, as in "light:0.8@0-0.3" and "light:0.4@0.3-1"',
@@ -98,6 +113,15 @@ def test_a1111_prompts_have_the_same_forms_with_steps_as_numbers() -> None:
         end=st.sampled_from([1.0, 0.5, 0.25]),
         noise=st.sampled_from(["", "low"]),
         blocks=st.sampled_from([(), (("IN04", 0.5), ("MID", 0.0))]),
+        only=st.sampled_from([(), ("negative",), ("prompt", "region12")]),
+    )
+    | st.builds(
+        LoraChoice,
+        name=st.just("light"),
+        text_strength=st.none() | st.integers(-40, 40).map(lambda n: n / 10),
+        start=st.sampled_from([0.0, 0.25]),
+        keyframes=st.sampled_from([((0.0, 0.2), (0.5, 1.0)), ((0.0, -1.0), (0.25, 0.0), (1.0, 1.0))]),
+        interpolation=st.sampled_from(["", "linear", "ease_in_out"]),
     )
 )
 def test_a_lora_as_text_is_read_back(lora: LoraChoice) -> None:

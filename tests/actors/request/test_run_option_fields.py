@@ -14,13 +14,24 @@ from modelpool.pool.core.run_options import (
     MAIN_SETTING,
     NO_OPTIONS,
     RUN_OPTIONS,
+    AttentionScale,
+    BlockScale,
     DeepCache,
     FreeU,
     PerturbedAttention,
+    RotaryPositions,
     RunOptions,
     SkipLayers,
     limits_of,
 )
+
+ATTENTION = AttentionScale(image=(("IN04", 0.5), ("MID", 0.0)))
+#: settings of options that change nothing by their defaults
+CHANGES: dict[str, Any] = {
+    "rope": {"scale_x": 0.5},
+    "attention_scale": {"text": (("IN04", 0.5),)},
+    "block_scale": {"blocks": (("D", 0.5),)},
+}
 
 
 def request(options: Any, **fields: Any) -> GenerateRequest:
@@ -40,6 +51,10 @@ def request(options: Any, **fields: Any) -> GenerateRequest:
         ({"slg": {"layers": "9, 7"}}, RunOptions(slg=SkipLayers(layers=(7, 9)))),
         ({"slg.layers": 7}, RunOptions(slg=SkipLayers(layers=(7,)))),
         ({"deepcache": {}}, RunOptions(deepcache=DeepCache())),
+        ({"attention_scale": {"image": {"mid": 0, "in4": "0.5"}}}, RunOptions(attention_scale=ATTENTION)),
+        ({"attention_scale.image": "MID*0,IN04*0.5"}, RunOptions(attention_scale=ATTENTION)),
+        ({"block_scale.blocks": [["d7", -1]]}, RunOptions(block_scale=BlockScale((("D07", -1.0),)))),
+        ({"rope.scale_x": "0.5", "rope.shift_y": -2}, RunOptions(rope=RotaryPositions(scale_x=0.5, shift_y=-2.0))),
         ({"pag": "off"}, None),
         ({}, None),
         (None, None),
@@ -75,6 +90,11 @@ def test_fields_of_some_models_may_be_among_the_options() -> None:
         ({"slg": {"layers": [True]}}, r"options\.slg\.layers: found True"),
         ({"pag": {"start": 0.5, "end": 0.5}}, r"options\.pag\.end: found 0\.5, expected a number above start, 0\.5"),
         ({"tiled": {"tile": 128}}, r"options\.tiled\.overlap: found 128, expected less than tile, 128"),
+        ({"rope": True}, r"options\.rope: found 'the positions of the model', expected a scale or a shift"),
+        ({"rope": {"scale_x": -1}}, r"options\.rope\.scale_x: found -1, expected a number from 0 to 100"),
+        ({"block_scale": True}, r"options\.block_scale: found 'no blocks', expected factors by block"),
+        ({"attention_scale.image": "MID"}, r"options\.attention_scale\.image: found \['MID'\], expected factors"),
+        ({"block_scale.blocks": "D07*11"}, r"options\.block_scale\.blocks D07: found '11', expected a number from -10"),
         ({"pag": 2, "pag.scale": 3}, r"options\.pag: found 'scale', expected scale once"),
         ({"pag": "off", "pag.scale": 3}, r"options\.pag: found 'off', expected on, together with pag\.scale"),
         ("freeu", r"options: found 'freeu'"),
@@ -98,8 +118,9 @@ def test_words_of_the_command_line_become_options() -> None:
 def test_the_table_describes_every_setting() -> None:
     """Defaults are within their limits, and the main setting of each option exists."""
     for name, kind in RUN_OPTIONS.items():
-        settings = {key: getattr(kind(), key) for key in limits_of(kind)}
-        defaults: Any = {name: kind()}
+        one = kind(**CHANGES.get(name, {}))
+        settings = {key: getattr(one, key) for key in limits_of(kind)}
+        defaults: Any = {name: one}
         assert request({name: settings}).options == RunOptions(**defaults)
         assert MAIN_SETTING.get(name, next(iter(settings))) in settings
     assert list(RUN_OPTIONS) == [*RunOptions.__dataclass_fields__]

@@ -33,6 +33,7 @@ PIPELINES: Mapping[str, type] = {
     "sd1_ip2p": diffusers.StableDiffusionInstructPix2PixPipeline,
     "sdxl_ip2p": diffusers.StableDiffusionXLInstructPix2PixPipeline,
     "sd_x4": diffusers.StableDiffusionUpscalePipeline,
+    "sd2_depth": diffusers.StableDiffusionDepth2ImgPipeline,
     "flux_fill": diffusers.FluxFillPipeline,
     "flux_control": diffusers.FluxControlPipeline,
     "flux_dev": diffusers.FluxKontextPipeline,
@@ -79,6 +80,31 @@ def test_a_image_is_changed_as_a_text_says_as_diffusers_does(
     ).images  # fmt: skip
     assert_equal(made.latents[0], expected)
     assert made.pixels.shape == (HEIGHT, WIDTH, 3)
+    tiny.close()
+
+
+def test_a_depth_map_is_followed_as_diffusers_does(tmp_path: Path) -> None:
+    """Its pipeline begins with an image, of which nothing is left at full strength: here with noise alone. A map that
+    is larger than the output, and in color."""
+    tiny = TinyModel(tmp_path, SHOWN_LAYOUTS["sd2_depth"]())
+    assert tiny.family.name == "sd2_depth"
+    tiny.module(Role.DIFFUSION_MODEL).register_to_config(sample_size=64)  # the pipeline compares it
+    pipeline = unet_pipeline(tiny, PIPELINES["sd2_depth"], euler(), depth_estimator=None, feature_extractor=None)
+    pipeline.prepare_latents = lambda *_: (
+        ImageNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8)) * (pipeline.scheduler.init_noise_sigma)
+    )
+    for given in (image(), image(2 * WIDTH, 2 * HEIGHT), image().convert("L")):
+        made = tiny.made(image=given, width=WIDTH, height=HEIGHT, negative="blurry", **UNET_FIELDS)
+        grey = Image.fromarray(covering(np.asarray(given.convert("RGB")), WIDTH, HEIGHT)).convert("L")
+        expected = pipeline(
+            **made.texts, image=image(), depth_map=torch.from_numpy(np.asarray(grey).astype(np.float32))[None],
+            strength=1.0, num_inference_steps=STEPS, guidance_scale=5.0, output_type="latent",
+        ).images  # fmt: skip
+        assert_equal(made.latents[0], expected)
+        assert made.pixels.shape == (HEIGHT, WIDTH, 3)
+    flat = tiny.made(image=Image.new("L", (WIDTH, HEIGHT), 9), negative="blurry", **UNET_FIELDS)
+    assert bool(flat.latents[0].isfinite().all())
+    assert not torch.allclose(flat.latents[0], made.latents[0], atol=1e-2)
     tiny.close()
 
 

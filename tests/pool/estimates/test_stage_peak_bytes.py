@@ -17,6 +17,7 @@ import torch
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.run_options import (
+    AttentionScale,
     DeepCache,
     FreeU,
     HyperTile,
@@ -32,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     GuidanceParams,
     Latent,
+    LoraRef,
     OutputShape,
     RunHooks,
     SampleParams,
@@ -121,7 +123,7 @@ def cut_task(catalog: Catalog, work: StageParams) -> TaskSpec:
         1.0,
         divisions=tuple(divided),
         counted_bytes=whole.counted_bytes,
-        options=work.options.names if isinstance(work, SampleParams) else (),
+        options=work.measured_apart if isinstance(work, SampleParams) else (),
     )
 
 
@@ -179,6 +181,7 @@ OPTIONS = {
     "tiles of the attention": RunOptions(hypertile=HyperTile(tile=64, depth=1)),
     "tiles of the latent": RunOptions(tiled=TiledDiffusion(tile=64, overlap=16), pag=PerturbedAttention()),
     "another guidance": RunOptions(rescale_cfg=RescaleCfg()),
+    "scaled attention": RunOptions(attention_scale=AttentionScale(image=(("IN", 0.5),), text=(("MID", 0.0),))),
 }  # fmt: skip
 
 
@@ -203,16 +206,20 @@ def test_options_hold_what_was_estimated(bench: Bench, cfg: float) -> None:
 
 
 def test_runs_with_options_are_corrected_apart_from_those_without(bench: Bench) -> None:
-    with_one = replace(sampling(bench), options=RunOptions(freeu=FreeU()))
-    catalog = Catalog([Path(bench.model.path).parent], [], "cuda")
-    task = cut_task(catalog, with_one)
-    assert task.options == ("freeu",)
-    before = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, sampling(bench))]
-    for _ in range(20):
-        catalog.learn(task, RunCost(working_bytes=task.activation_bytes // 2))
-    after = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, sampling(bench))]
-    assert after[0] < before[0], "runs with the option took less"
-    assert after[1] == before[1]
+    plain, lora = sampling(bench), LoraRef("one", "one", "1", 1.0, only=("negative",))
+    for names, with_one in (
+        (("freeu",), replace(plain, options=RunOptions(freeu=FreeU()))),
+        (("loras.only",), replace(plain, loras=(lora,))),  # its texts are predicted apart
+    ):
+        catalog = Catalog([Path(bench.model.path).parent], [], "cuda")
+        task = cut_task(catalog, with_one)
+        assert task.options == names
+        before = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, plain)]
+        for _ in range(20):
+            catalog.learn(task, RunCost(working_bytes=task.activation_bytes // 2))
+        after = [catalog.figures.activation_bytes(bench.model, work) for work in (with_one, plain)]
+        assert after[0] < before[0], "runs with the option took less"
+        assert after[1] == before[1]
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:

@@ -44,6 +44,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.engine import stages
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.guidance import guided_steps
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
@@ -191,6 +192,27 @@ def test_a_run_without_options_uses_nothing_of_them(unet_runs: Runs, monkeypatch
         unet_runs.run(replace(WORK, schedule=replace(WORK.schedule, steps=1)))
         with pytest.raises(AssertionError, match="an option was prepared"):
             unet_runs.run(replace(WORK, options=RunOptions(freeu=FreeU())))
+
+
+def test_a_run_without_changing_loras_changes_no_weights(unet_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither are its texts predicted apart, nor are weights looked at in its steps."""
+    calls: list[str] = []
+    batches, realize = guided_steps.batches, ModelPatcher.realize
+
+    def counted_batches(*args: Any) -> Any:
+        found = batches(*args)
+        calls.append(f"{len(found)} batches")
+        return found
+
+    def counted_realize(*args: Any) -> Any:
+        calls.append("realize")
+        return realize(*args)
+
+    monkeypatch.setattr(guided_steps, "batches", counted_batches)
+    monkeypatch.setattr(ModelPatcher, "realize", counted_realize)
+    monkeypatch.setattr(stages, "with_text_loras", lambda *_: calls.append("texts"))
+    unet_runs.run(WORK)
+    assert calls == ["1 batches"]
 
 
 def test_cfg_plus_plus_reads_the_negative_prompt_at_cfg_1(unet_runs: Runs) -> None:

@@ -49,12 +49,22 @@ def check(made: Made, most_over: float) -> None:
         ("sd1_ip2p", {"image": PIXELS, "negative": LONG, "image_cfg": 1.0}),
         ("sd1_ip2p", {"image": PIXELS, "negative": LONG, "regions": [{"prompt": "a", "box": (0, 0, 32, 32)}]}),
         ("sd_x4", {"image": PIXELS[:24, :32]}),
+        ("sd2_depth", {"image": PIXELS}),
         ("flux_fill", {"image": PIXELS, "mask": MASK}),
         ("flux_control", {"image": PIXELS}),
         ("flux_dev", {"reference": PIXELS, "width": 64, "height": 128}),
     ],
-    ids=["instructed", "image by itself", "instructed in regions", "enlarged", "filled", "followed", "referred to"],
-)
+    ids=[
+        "instructed",
+        "image by itself",
+        "instructed in regions",
+        "enlarged",
+        "by depth",
+        "filled",
+        "followed",
+        "referred to",
+    ],
+)  # fmt: skip
 def test_runs_hold_what_was_estimated(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
     tiny = on_sim(tmp_path, name)
     try:

@@ -32,6 +32,12 @@ def instructed(name: str) -> Layout:
     return {**whole, **ldm_unet(unet)}
 
 
+def following_depth() -> Layout:
+    """A file of Stable Diffusion 2 for depth maps: a UNet of 5 channels."""
+    unet = replace(layouts.TINY_SDXL_UNET, depths=(1, 1), middle_depth=1, context_width=32, label_width=None)
+    return {**layouts.tiny_sd2(), **ldm_unet(replace(unet, in_channels=5))}
+
+
 def upscaler() -> Layout:
     """A file of the x4 upscaler: a UNet of 7 channels that is told a level, its first level without attention among
     cells, and a VAE of three levels."""
@@ -61,6 +67,7 @@ SHOWN_LAYOUTS: Mapping[str, Callable[[], Layout]] = {
     "sdxl_ip2p": lambda: instructed("sdxl"),
     "cosxl_edit": lambda: instructed("sdxl"),
     "sd_x4": upscaler,
+    "sd2_depth": following_depth,
 }
 #: what those files have beside random tensors
 SHOWN_TENSORS: Mapping[str, Mapping[str, torch.Tensor]] = {

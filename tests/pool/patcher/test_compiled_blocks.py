@@ -5,7 +5,10 @@ With a backend that only records, which computes what the graph says: results ar
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +20,16 @@ from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.classes import Casting
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.transformer_options import TransformerOptions
-from modelpool.pool.patcher.compiled_blocks import BlockCompiler, compiled_classes, repeated_blocks, shapes_of
+from modelpool.pool.patcher.compiled_blocks import (
+    CACHE_VARIABLE,
+    BlockCompiler,
+    compiled_classes,
+    repeated_blocks,
+    shapes_of,
+)
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.toy import make_patch
@@ -226,3 +235,42 @@ def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None
         assert_equal(case.run(), plain.run())
     assert (graphs.compiled, graphs.runs) == (1, 4)
     assert is_as_before(case.module)
+
+
+def test_blocks_that_are_never_compiled_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Found in a review: nothing told that `compile` has no effect on a model in 8 bits."""
+    case, graphs = build("qwenimage", torch.float8_e4m3fn), Graphs()
+    store_in(case.module, torch.float8_e4m3fn)
+    form, tools = WeightForm(torch.float32, ResidentForm.STORED), RunTools(compiler=BlockCompiler(graphs))
+    patcher = ModelPatcher.of(ComponentKey("model"), Role.DIFFUSION_MODEL, case.module, CPU, form, tools)
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
+    for _ in range(2):
+        output(patcher, case)
+    assert graphs.compiled == 0
+    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("modelpool"))
+    assert "8 bits" in said
+    assert "2 QwenImageTransformerBlock" in said
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's own modules, about one another
+def test_the_compiler_of_torch_computes_the_same_within_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph for both blocks, also after a switch of LoRAs; its code is in the folder for it."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("torch's compiler for CPUs needs a C++ compiler")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    case, plain = build("qwenimage", torch.float16), build("qwenimage", torch.float16)
+    compiler = BlockCompiler()
+    patcher, uncompiled = patcher_of(case, compiler), patcher_of(plain, None)
+    for strength in (0.0, 1.0):
+        for each in (patcher, uncompiled):
+            patches = lora(each.module, strength)
+            each.patches = patches
+            each.realize(WeightsTarget(each.resident_modules(), patches))
+        for found, expected in zip(output(patcher, case), output(uncompiled, plain), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert compiler.refused == {}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert any(path.suffix in (".py", ".cpp", ".so") for path in tmp_path.rglob("*"))

@@ -12,6 +12,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,13 @@ def test_a_lora_of_a_part_of_the_schedule_cannot_be_merged(tmp_path: Path, lora:
     model = opened(write_tiny_checkpoint(tmp_path / "toy.safetensors"))
     with pytest.raises(UnusableField, match=r"'light' from 0 to 0\.5 of the schedule, expected all steps"):
         save_checkpoint(model, tmp_path / "merged.safetensors", loras=[replace(lora_ref(lora, 0.7), end=0.5)])
+    for changes, found in (
+        ({"keyframes": ((0.0, 0.2), (0.5, 0.7))}, "with keyframes"),
+        ({"only": ("negative", "region0")}, "with only for negative, region0"),
+    ):
+        changing: Any = {**changes}
+        with pytest.raises(UnusableField, match=rf"'light' {found}, expected one strength"):
+            save_checkpoint(model, tmp_path / "merged.safetensors", loras=[replace(lora_ref(lora, 0.7), **changing)])
     assert not (tmp_path / "merged.safetensors").exists()
 
 

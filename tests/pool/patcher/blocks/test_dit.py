@@ -148,6 +148,48 @@ def test_rope_options_scale_and_shift_the_positions_of_the_image() -> None:
     assert not torch.equal(out, run(module, inputs))
 
 
+def test_rope_options_scale_and_shift_the_grid_of_a_video() -> None:
+    """Whole positions are in Wan's table; HunyuanVideo's are every second one of a larger grid."""
+    options = TransformerOptions().with_rope_options(RopeOptions(scale_x=2.0, shift_x=3.0, shift_t=1.0))
+    module, inputs = wan()
+    moved = copy.deepcopy(module)
+    table: Any = module.rope
+    for name in ("freqs_cos", "freqs_sin"):
+        rows = getattr(table, name)
+        changed = rows.clone()
+        changed[:8, : table.t_dim] = rows[1:9, : table.t_dim]
+        changed[:8, table.t_dim + table.h_dim :] = rows[3:19:2, table.t_dim + table.h_dim :]
+        setattr(moved.rope, name, changed)
+    out = with_options(module, inputs, options)
+    assert torch.equal(out, run(moved, inputs))
+    assert not torch.equal(out, run(module, inputs))
+    same = TransformerOptions().with_rope_options(RopeOptions())
+    assert torch.equal(with_options(module, inputs, same), run(module, inputs))
+    case = build("hunyuanvideo")
+    hunyuan: Any = case.module
+    rope: Any = hunyuan.rope
+
+    def every_second(x: Tensor) -> list[Tensor]:
+        times, rows, columns = (
+            x.shape[2] // rope.patch_size_t,
+            x.shape[3] // rope.patch_size,
+            x.shape[4] // rope.patch_size,
+        )
+        larger = x.new_zeros(1, 1, x.shape[2] + rope.patch_size_t, x.shape[3], 2 * x.shape[4] + 2 * rope.patch_size)
+        grids = (each.view(times + 1, rows, 2 * columns + 2, -1) for each in rope(larger))
+        return [grid[1:, :, 3::2][:, :, :columns].reshape(times * rows * columns, -1) for grid in grids]
+
+    moved = copy.deepcopy(hunyuan)
+    moved.rope.forward = every_second
+    with torch.no_grad():
+        expected, plain = moved(**case.inputs)[0], case.run()
+        with applied(hunyuan, ModelOptions(options)):
+            found = hunyuan(**case.inputs)[0]
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(found, plain[0])
+    assert overlaid(hunyuan) == []
+
+
 @MODELS
 def test_a_block_that_raises_leaves_nothing_on_the_module(build: Build) -> None:
     module, inputs = build()

@@ -1,0 +1,86 @@
+"""`PlaceWriter`: writes outputs to a place that another process owns. Also finds out whether this process can.
+
+The owner of a place, such as the driver, knows its manifest. A writer knows only what an order says. Both follow the
+rules of the place, by which an output is created once: it does no harm if two of them write the same output, or if a
+writer ends in between.
+
+Whether two processes mean the same place by an address, with the same credentials and endpoint, or the same disk, is
+not decided by guesses: the owner leaves a mark there, and the other process must find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
+from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.outputs.layout import LayoutKind, objects_at, read_layout
+from modelpool.actors.outputs.objects import TEMPORARY_FOLDER
+from modelpool.actors.outputs.place import WriteOrder, WriteReport
+from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.settings.output_address import OutputAddress
+from modelpool.pool.core.stage_params import Output
+from modelpool.pool.fetch.source_url import scheme_of
+
+#: file systems that each process has for itself
+_OF_ONE_PROCESS = frozenset({"memory"})
+
+
+class OtherPlace(FolderFailed):
+    """This process does not see the place that its owner means by the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMark:
+    """A small object that shows whether two processes see the same place."""
+
+    name: str
+    content: bytes
+
+
+def is_seen_by_others(address: OutputAddress) -> bool:
+    """Whether another process can see a place with this address at all."""
+    return isinstance(address, Path) or scheme_of(address) not in _OF_ONE_PROCESS
+
+
+@contextlib.contextmanager
+def place_mark(address: OutputAddress) -> Iterator[PlaceMark]:
+    """Leave a mark in a place until the end of the block. Raises FolderFailed."""
+    name = f"mark-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+    mark = PlaceMark(f".{name}" if isinstance(address, Path) else f"{TEMPORARY_FOLDER}{name}", uuid.uuid4().bytes)
+    objects = objects_at(address)
+    objects.replace(mark.name, mark.content)
+    try:
+        yield mark
+    finally:
+        objects.remove([mark.name])
+
+
+class PlaceWriter:
+    """Writes what the owner of a place orders. Thread-safe."""
+
+    def __init__(self, address: OutputAddress, mark: PlaceMark | None = None) -> None:
+        """Raises FolderFailed if this process cannot write there: OtherPlace if it does not find the mark."""
+        self._objects = objects_at(address)
+        if mark is not None and self._objects.read_one(mark.name) != mark.content:
+            raise OtherPlace(f"{address}: another place for this process than for the owner of the outputs")
+        self._layout = read_layout(address)
+        self._folder: OutputFolder | None = None
+        if isinstance(address, Path) and self._layout.kind is LayoutKind.FILES:
+            self._folder = OutputFolder(address, self._layout.thumbnail_pixels)
+        else:
+            self._objects.check_writable()
+
+    def write(self, order: WriteOrder, output: Output) -> WriteReport:
+        """Write and list an output, unless it is complete. Raises as `OutputPlace.write`."""
+        image = order.facts.with_output(output)
+        if self._folder is not None:
+            return self._folder.write_ordered(order, image)
+        is_sharded = self._layout.kind is not LayoutKind.FILES
+        store = OutputStore.ordered(self._objects, order, self._layout.thumbnail_pixels, is_sharded)
+        return store.reported(store.write(image), image.key)

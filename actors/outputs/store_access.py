@@ -1,0 +1,61 @@
+"""`StoreAccess`: what a process needs of another one's settings to reach the same object stores: variables, and
+fsspec's configuration.
+
+It may contain passwords: it is passed to processes directly, and is printed nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: beginnings of the names of variables that the libraries of stores read
+_PREFIXES = ("AWS_", "S3_", "FSSPEC_", "GOOGLE_", "GCLOUD_", "GCS_", "GCSFS_", "CLOUDSDK_", "AZURE_", "HF_", "OSS_")
+_NAMES = frozenset({"BOTO_CONFIG", "STORAGE_EMULATOR_HOST", "HUGGING_FACE_HUB_TOKEN"})
+_PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """How a process reaches object stores.
+
+    variables  of its environment
+    settings   fsspec's configuration: the default options of each scheme
+    """
+
+    variables: Mapping[str, str] = field(repr=False)
+    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of_this_process(cls) -> StoreAccess:
+        """Return the settings of this process, as far as they can be passed on."""
+        variables = {name: value for name, value in os.environ.items() if _is_of_stores(name)}
+        config = sys.modules.get("fsspec.config")
+        settings = {} if config is None else {scheme: dict(options) for scheme, options in config.conf.items()}
+        return cls(variables, {scheme: options for scheme, options in settings.items() if _can_travel(options)})
+
+    def apply(self) -> None:
+        """Have this process reach them in the same way, from the next file system on that it opens."""
+        os.environ.update(self.variables)
+        if not self.settings:
+            return
+        conf = importlib.import_module("fsspec.config").conf
+        for scheme, options in self.settings.items():
+            conf[scheme] = {**conf.get(scheme, {}), **options}
+
+
+def _is_of_stores(name: str) -> bool:
+    return name.startswith(_PREFIXES) or name in _NAMES or name.upper() in _PROXIES
+
+
+def _can_travel(options: Mapping[str, Any]) -> bool:
+    try:
+        pickle.dumps(options)
+    except Exception:  # an option may be any object
+        return False
+    return True

@@ -1,0 +1,308 @@
+"""`RayNodeWriters`: processes on the nodes of a pool that write the outputs of a driver, or of the job service.
+
+Each belongs to the process that started it, has its access to object stores, and ends with it. The pixels of an output
+go from the object store of the node to the place of the outputs; the owner gets the entry of the manifest.
+
+Rules
+1. A process is started once a node has made some outputs. Until it has started, the owner writes them.
+2. It writes to a place only if it finds a mark there that the owner has left (`actors.outputs.place_writer`). To a
+   folder, only on the node of the owner: other nodes may share it, but not its lock.
+3. Whatever happens to it, the owner writes in its place.
+4. One that has nothing to do for a while is ended.
+
+Imports Ray at once: import this module after a session is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+
+from modelpool.actors.control.connection import ResultGone
+from modelpool.actors.control.output_commit import NoWriter
+from modelpool.actors.outputs.place import WriteOrder, WriteReport
+from modelpool.actors.outputs.place_writer import PlaceMark, PlaceWriter, is_seen_by_others, place_mark
+from modelpool.actors.outputs.store_access import StoreAccess
+from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.ray.control_service import ControlService
+from modelpool.actors.ray.node_affinity import on_node
+from modelpool.actors.ray.ray_connection import check
+from modelpool.actors.ray.ray_nodes import this_node
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.output_address import OutputAddress
+from modelpool.actors.wire.messages import ResultRef
+from modelpool.actors.wire.packing import packed, result_of, unpacked
+from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.specs.spec import NodeId
+
+logger = logging.getLogger(__name__)
+
+#: outputs that the owner writes of a node before a process is started there: a few images are not worth one
+START_AFTER = 4
+#: outputs that a process writes at a time: most of the time is that of the store
+WRITES_AT_A_TIME = 16
+#: limit of the start of a process, and of one output: a video in a slow store takes minutes
+START_SECONDS = 60.0
+WRITE_SECONDS = 600.0
+#: time until a node is tried again on which a process could not write, or has ended
+AGAIN_SECONDS = 60.0
+#: a process that has written nothing for so long is ended: the next output starts another one
+IDLE_SECONDS = 300.0
+#: interval of looking for those, and whether this process still wants an answer
+LOOK_SECONDS = 1.0
+#: threads that start processes
+STARTERS = 8
+#: the tasks of the GPU come first
+_NICENESS = 5
+
+
+class OutputWriterActor:
+    """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap what is raised."""
+
+    def __init__(self, access: StoreAccess) -> None:
+        with suppress(OSError):
+            os.nice(_NICENESS)
+        access.apply()
+        self._places: dict[OutputAddress, PlaceWriter] = {}
+
+    def open(self, address: OutputAddress, mark: PlaceMark) -> str:
+        """Open a place; return why this process cannot write there, or ""."""
+        try:
+            self._places[address] = PlaceWriter(address, mark)
+        except (UserError, OSError) as problem:
+            return str(problem)
+        return ""
+
+    def write(self, address: OutputAddress, order: bytes, result: Any) -> bytes:
+        """Write an output; return the report, or the problem, packed."""
+        wanted: WriteOrder = unpacked(order)
+        answer: WriteReport | _Problem
+        try:
+            answer = self._places[address].write(wanted, result_of(result))
+        except UserError as problem:
+            kind = "folder" if isinstance(problem, FolderFailed) else "output"
+            answer = _Problem(kind if isinstance(problem, OutputFailed) else "field", str(problem))
+        return packed(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    kind: str
+    message: str
+
+    def as_error(self) -> UserError:
+        return {"folder": FolderFailed, "output": OutputFailed}.get(self.kind, UserError)(self.message)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A place on a node.
+
+    outputs     that the node has made so far
+    not_before  time of the next attempt to open it, on the monotonic clock
+    """
+
+    outputs: int = 0
+    is_opening: bool = False
+    is_open: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process of a node.
+
+    writes   that it is asked for now
+    used_at  the last time that it was asked or has answered, on the monotonic clock
+    """
+
+    actor: ActorHandle[Any]
+    used_at: float
+    writes: int = 0
+
+
+class RayNodeWriters:
+    """See `NodeWriters`."""
+
+    def __init__(
+        self, controller: Callable[[], ActorHandle[Any]], note: Callable[[str], None] = logger.warning
+    ) -> None:
+        """`controller` is that of the pool, whose processes have its code. `note` is called with a sentence, once for
+        each place to which a node that has outputs cannot write.
+        """
+        self._controller = controller
+        self._note = note
+        self._node = this_node()
+        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+        self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="start output writers")
+        self._starting = threading.Lock()
+        self._closing = threading.Event()
+        #: guards everything below
+        self._lock = threading.Lock()
+        self._opened: dict[tuple[NodeId, OutputAddress], _Opened] = {}
+        self._processes: dict[NodeId, _Process] = {}
+        self._noted: set[OutputAddress] = set()
+        #: ends processes that are idle; runs while there are some
+        self._idle_watch: threading.Thread | None = None
+
+    def can_write(self, node: NodeId, address: OutputAddress) -> bool:
+        """See `NodeWriters`."""
+        if not is_seen_by_others(address) or (isinstance(address, Path) and node != self._node):
+            return False
+        with self._lock:
+            opened = self._opened.setdefault((node, address), _Opened())
+            opened.outputs += 1
+            if opened.is_open:
+                return True
+            is_due = opened.outputs >= START_AFTER and time.monotonic() >= opened.not_before
+            if is_due and not opened.is_opening and not self._closing.is_set():
+                opened.is_opening = True
+                self._starters.submit(self._open, node, address, opened)
+            return False
+
+    def write(self, node: NodeId, address: OutputAddress, order: WriteOrder, result: ResultRef) -> WriteReport:
+        """See `NodeWriters`."""
+        with self._lock:
+            process = self._processes.get(node)
+            if process is None:
+                raise NoWriter("it has ended")
+            process.writes += 1
+        try:
+            answer = self._answer(process.actor.write.remote(address, packed(order), result), WRITE_SECONDS)
+        except NoWriter:
+            self._forget(node, process, time.monotonic() + AGAIN_SECONDS)
+            raise
+        finally:
+            with self._lock:
+                process.writes, process.used_at = process.writes - 1, time.monotonic()
+        found: WriteReport | _Problem = unpacked(answer)
+        if isinstance(found, _Problem):
+            raise found.as_error()
+        return found
+
+    def close(self) -> None:
+        """See `NodeWriters`."""
+        self._closing.set()
+        with self._lock:
+            processes, self._processes = self._processes, {}
+            idle_watch = self._idle_watch
+        for process in processes.values():
+            _end(process.actor)
+        self._starters.shutdown(wait=True, cancel_futures=True)  # no thread may use Ray after its end
+        if idle_watch is not None:
+            idle_watch.join()
+
+    def _open(self, node: NodeId, address: OutputAddress, opened: _Opened) -> None:
+        """Have a process of a node open a place, in a thread of its own."""
+        problem = ""
+        try:
+            with place_mark(address) as mark:
+                problem = self._answer(self._actor(node).open.remote(address, mark), START_SECONDS)
+        except FolderFailed:
+            problem = "?"  # nobody can write there now: the owner notices, too
+        except (NoWriter, PoolLost) as gone:
+            problem = str(gone)
+        except Exception as mistake:  # of code that a node lacks, say: the owner writes
+            problem = f"{type(mistake).__name__}: {' '.join(str(mistake).split())[:300]}"
+        with self._lock:
+            opened.is_opening, opened.is_open = False, not problem
+            opened.not_before = time.monotonic() + AGAIN_SECONDS
+            is_new = problem not in {"", "?"} and address not in self._noted and not self._closing.is_set()
+            if is_new:
+                self._noted.add(address)
+        if is_new:
+            self._note(f"outputs of node {node[:8]} are written to {address} by this process, and not there: {problem}")
+
+    def _actor(self, node: NodeId) -> ActorHandle[Any]:
+        """Return the process of a node, which may still start."""
+        with self._starting:
+            with self._lock:
+                if node in self._processes:
+                    self._processes[node].used_at = time.monotonic()
+                    return self._processes[node].actor
+            environment = self._answer(self._controller().process_environment.remote(), START_SECONDS)
+            options = {**on_node(node), "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+            if environment:
+                options["runtime_env"] = environment
+            actor: ActorHandle[Any] = (
+                ray.remote(OutputWriterActor)
+                .options(max_concurrency=WRITES_AT_A_TIME, **options)
+                .remote(StoreAccess.of_this_process())
+            )
+            with self._lock:
+                if not self._closing.is_set():
+                    self._processes[node] = _Process(actor, time.monotonic())
+                    self._watch_idle()
+                    return actor
+        _end(actor)
+        raise NoWriter("the pool is closed")
+
+    def _forget(self, node: NodeId, process: _Process, not_before: float) -> None:
+        """End a process; the owner writes until another one has started, `not_before` this time."""
+        with self._lock:
+            if self._processes.get(node) is process:
+                del self._processes[node]
+                for (other, _), opened in self._opened.items():
+                    if other == node:
+                        opened.is_open, opened.not_before = False, not_before
+        _end(process.actor)
+
+    def _watch_idle(self) -> None:
+        """Have idle processes ended. Requires the lock."""
+        if self._idle_watch is None or not self._idle_watch.is_alive():
+            self._idle_watch = threading.Thread(target=self._end_idle, name="end idle output writers", daemon=True)
+            self._idle_watch.start()
+
+    def _end_idle(self) -> None:
+        while not self._closing.wait(LOOK_SECONDS):
+            before = time.monotonic() - IDLE_SECONDS
+            with self._lock:
+                idle = [
+                    (node, each) for node, each in self._processes.items() if not each.writes and each.used_at < before
+                ]
+            for node, process in idle:
+                self._forget(node, process, 0.0)
+            with self._lock:
+                if not self._processes:
+                    self._idle_watch = None
+                    return
+
+    def _answer(self, ref: Any, limit_seconds: float) -> Any:
+        """Wait for a process. Raises NoWriter if it has ended or does not answer, ResultGone if the result for it is
+        lost, and PoolLost.
+        """
+        until = time.monotonic() + limit_seconds
+        while True:
+            try:
+                return ray.get(ref, timeout=LOOK_SECONDS)
+            except GetTimeoutError:
+                if self._closing.is_set():
+                    raise NoWriter("the pool is closed") from None
+                check(self._control_service)
+                if time.monotonic() >= until:
+                    raise NoWriter(f"it has not answered for {limit_seconds:.0f} s") from None
+            except RayTaskError as raised:
+                if isinstance(raised.cause, ObjectLostError):
+                    raise ResultGone(str(raised.cause).splitlines()[0]) from raised
+                raise raised.cause from None
+            except ObjectLostError as lost:
+                raise ResultGone(str(lost).splitlines()[0]) from lost
+            except (RayActorError, RayError) as ended:
+                raise NoWriter(f"it has ended: {' '.join(str(ended).split())[:300]}") from ended
+
+
+def _end(actor: ActorHandle[Any]) -> None:
+    with suppress(Exception):  # it has ended, or Ray has
+        ray.kill(actor)
