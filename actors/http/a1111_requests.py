@@ -17,6 +17,7 @@ from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.sampling.names import READS_ETA, resolve_sampler
 
 #: most images of one call
 MAX_IMAGES = 100
@@ -186,6 +187,9 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
     seed = secrets.randbits(32) if call.seed == -1 else call.seed
     try:
         first = GenerateRequest(**fields, seed=seed)
+        # clients send an eta with every call, which the web UI passes only to samplers that have one
+        if resolve_sampler(first.sampler)[0] not in READS_ETA:
+            first = first.model_copy(update={"eta": None})
     except UserError as problem:
         raise _in_its_words(problem) from None
     others = range(1, call.batch_size * call.n_iter)

@@ -31,6 +31,7 @@ class MemoryCalls:
     cap         limit this process to a fraction (0 to 1) of the device
     capped      the fraction that this process is limited to, 1 if it is not limited; None if unknown
     release     return the allocator's cache to the driver
+    refusals    how often the allocator had no memory
     """
 
     driver: Callable[[], tuple[int, int]] | None
@@ -41,6 +42,7 @@ class MemoryCalls:
     cap: Callable[[float], None]
     capped: Callable[[], float | None]
     release: Callable[[], None]
+    refusals: Callable[[], int] = lambda: 0
 
 
 def memory_calls(
@@ -103,6 +105,10 @@ class AcceleratorMemory:
         """As `DeviceMemory`."""
         self._calls.release()
 
+    def refusals(self) -> int:
+        """As `DeviceMemory`."""
+        return self._calls.refusals()
+
     def close(self) -> None:
         """As `DeviceMemory`: takes the memory of this engine off the cap of the process; the last one lifts it."""
         share, self._share = self._share, 0.0
@@ -129,6 +135,7 @@ def _usual_calls(module: Any, index: int) -> MemoryCalls:
         cap=lambda share: _capped(module, share, index),
         capped=lambda: _cap_of(module, index),
         release=lambda: _nothing(module.empty_cache()),
+        refusals=lambda: _refusals(module, index),
     )
 
 
@@ -178,6 +185,11 @@ def _capped(module: Any, share: float, index: int) -> None:
 def _cap_of(module: Any, index: int) -> float | None:
     ask = getattr(module, "get_per_process_memory_fraction", None)
     return None if ask is None else float(ask(index))
+
+
+def _refusals(module: Any, index: int) -> int:
+    stats = getattr(module, "memory_stats", None)
+    return 0 if stats is None else int(stats(index).get("num_ooms", 0))
 
 
 def _nothing(_: object) -> None:

@@ -63,6 +63,11 @@ class DeviceMemory(Protocol):
         """Return the allocator's cache to the driver."""
         ...
 
+    def refusals(self) -> int:
+        """Return how often the allocator had no memory, including when torch did something else instead; 0 if it is
+        not counted."""
+        ...
+
     def close(self) -> None:
         """Lift the limits that this engine put on the process. Idempotent."""
         ...
@@ -114,6 +119,10 @@ class SimMemory:
     def release_cached(self) -> None:
         """Nothing is cached."""
 
+    def refusals(self) -> int:
+        """Every one is an error."""
+        return 0
+
     def close(self) -> None:
         """The device keeps its budget."""
 
@@ -148,6 +157,10 @@ class CpuMemory:
 
     def release_cached(self) -> None:
         """Nothing is cached."""
+
+    def refusals(self) -> int:
+        """Every one is an error."""
+        return 0
 
     def close(self) -> None:
         """The device keeps its budget."""

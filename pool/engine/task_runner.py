@@ -7,6 +7,7 @@ activation estimates with the measurements of each run.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.pool.vram.preloader import Preloader, PreloadNeeds
 from modelpool.pool.vram.vram_manager import PatcherUse, VramManager
+
+_LOG = logging.getLogger(__name__)
 
 #: steps after which the same run with the same weights is tried again
 _SAME_AGAIN = (OomStep.DROP_AHEAD, OomStep.EMPTY_CACHE)
@@ -114,6 +117,7 @@ class TaskRunner:
         self._may_stream = may_stream
         self._works_around = works_around
         self._graph_calls = graph_calls
+        self._has_reported_plans = False
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         self._has_run_out = False
@@ -208,7 +212,7 @@ class TaskRunner:
             loaded = time.perf_counter()
             load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
             memory.reset_peak()
-            graph_calls = self._graph_calls()
+            graph_calls, refusals = self._graph_calls(), memory.refusals()
             crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
             result = run.compute(_mode_or_none(division, run.task))
             ended = time.perf_counter()
@@ -235,7 +239,23 @@ class TaskRunner:
                 ahead_bytes=self.preloader.uploaded_bytes,
             )
         self._learn(run, division, cost)
+        if memory.refusals() > refusals:
+            self._report_plans(run.task)
         return result, cost
+
+    def _report_plans(self, task: TaskSpec) -> None:
+        """Say, once, that torch went without memory, perhaps for the workspace of a convolution.
+
+        cuDNN then takes another plan, and torch keeps it for the shape and the thread, with nothing to clear it: the
+        cache of aten/src/ATen/native/cudnn/Conv_v8.cpp is keyed by shapes only.
+        """
+        if not self._has_reported_plans:
+            self._has_reported_plans = True
+            _LOG.warning(
+                "%s ran out of memory inside of torch, which went on with less: slower convolutions may stay in use "
+                "for its size until the worker restarts; lower `vram`, or raise `reserve_vram`",
+                task.task_id,
+            )
 
     def _after(
         self,

@@ -153,6 +153,9 @@ class GraphStore:
                 _LOG.warning("a call of %s is not captured as a graph: %s", key[0], error)
             self._refused.put(key, True)
             return None
+        if not all(_is_known(leaf) or isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(graph.output)):
+            self._refused.put(key, True)  # a tensor inside of an unknown object would be overwritten
+            return None
         return _Entry(graph, tuple(leaf for leaf in held if isinstance(leaf, Tensor)), version)
 
 
@@ -166,24 +169,28 @@ class GraphedCalls:
     @contextmanager
     def running(self, version: Callable[[], int | None]) -> Iterator[None]:
         """Inside the block, calls of the module may be graphs. `version` returns the version of the addresses of its
-        weights; None if it is not frozen now. Nests: the innermost block applies."""
-        before, own = self._version, self._module.__dict__.get("forward")
+        weights; None if it is not frozen now. Nests: the innermost block applies. A forward that others have put in
+        the place of the module's stays there, and no call is a graph.
+        """
+        before, is_first = self._version, "forward" not in self._module.__dict__
         self._version = version
-        self._module.__dict__["forward"] = self._call
+        if is_first:
+            self._module.__dict__["forward"] = self._call
         try:
             yield
         finally:
             self._version = before
-            if own is None:
-                self._module.__dict__.pop("forward", None)
-            else:
-                self._module.__dict__["forward"] = own
+            if is_first:
+                del self._module.__dict__["forward"]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Inside the block no call is a graph."""
-        with self.running(lambda: None):
+        before, self._version = self._version, lambda: None
+        try:
             yield
+        finally:
+            self._version = before
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         version = self._version()
@@ -203,8 +210,13 @@ def _shape_of(leaves: list[Any], tree: Any, device: torch.device) -> Hashable | 
             if leaf.device != device or type(leaf) is not torch.Tensor:
                 return None
             found.append((tuple(leaf.shape), leaf.dtype, leaf.stride()))
-        elif leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype | torch.device):
+        elif _is_known(leaf):
             found.append((type(leaf), leaf))
         else:
             return None
     return str(tree), tuple(found)
+
+
+def _is_known(leaf: Any) -> bool:
+    """Whether a value can be compared, and contains no tensor."""
+    return leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype | torch.device)

@@ -241,8 +241,10 @@ class SharedWeights:
             if self.compiled is not None:
                 fast.enter_context(self.compiled.running(is_plain))
             if self.graphed is not None:
-                version = self._frozen_version if is_plain and captures else _never
-                fast.enter_context(self.graphed.running(version))
+                is_graphed = is_plain and captures
+                fast.enter_context(
+                    self.graphed.running(self._frozen_version) if is_graphed else self.graphed.suspended()
+                )
             yield
 
     def thawed(self) -> AbstractContextManager[None]:
@@ -390,6 +392,8 @@ class SharedWeights:
         """Replace device copies by host views; the copies go to `cache`. Returns the bytes freed."""
         held_bytes = self.sizes[owner.name].resident_bytes
         self._address_changes += 1
+        if self.graphed is not None:
+            self.graphed.store.drop(self.key)  # they hold what leaves
         if cache is not None:
             parameters = {name: owner.module._parameters[name] for name in owner.parameters}
             buffers = {name: owner.module._buffers[name] for name in owner.buffers}
@@ -501,7 +505,3 @@ class SharedWeights:
         factors = patches.low_rank_factors(owner.full_name(name), tuple(owner.parameters[name].shape))
         assert factors is not None, f"{owner.full_name(name)} has a rank and no factors"
         return LowRankPath(*(factor.to(self.form.compute_dtype) for factor in factors))
-
-
-def _never() -> None:
-    """The version of weights whose calls are not captured."""

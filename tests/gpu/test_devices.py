@@ -37,8 +37,10 @@ def test_the_allocator_holds_to_the_budget() -> None:
         torch.empty(512 * MIB, dtype=torch.uint8, device="cuda:0")
     del held
     assert torch.cuda.memory_reserved(0) >= 64 * MIB, "cached"
+    assert memory.cached_bytes() >= 64 * MIB
     memory.release_cached()
     assert torch.cuda.memory_reserved(0) < 64 * MIB
+    assert memory.cached_bytes() < 64 * MIB
     memory.reset_peak()
     assert memory.peak_bytes() == torch.cuda.memory_allocated(0)
     assert 0 < memory.free_bytes() <= torch.cuda.mem_get_info(0)[1]

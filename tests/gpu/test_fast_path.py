@@ -18,15 +18,22 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.detection import capabilities_here
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.ops.attention import attention_priority
 from modelpool.pool.ops.attention_calls import AttentionKernels, torch_attention
 from modelpool.pool.ops.attention_choices import KernelChoices
 from modelpool.pool.ops.context import compute
-from modelpool.pool.patcher.weight_form import MemoryFormat
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.patcher.compute_context import RunTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
+from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.vram.vram_manager import VramManager, with_dependents
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import Pipeline
+from tests.pool.toy import make_toy, patches_for, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -136,3 +143,53 @@ def test_compiled_blocks_and_cuda_graphs_together_give_the_images_of_usual_calls
     usual = images_of(catalog, PLENTY, (0.0, 0.0, 0.8))
     both = images_of(catalog, replace(PLENTY, cuda_graphs=True, compiles=True), (0.0, 0.0, 0.8))
     assert all(np.abs(a - b).mean() <= 1.0 for a, b in zip(both, usual, strict=True))
+
+
+def test_factors_of_a_lora_stay_for_a_run_within_the_plan() -> None:
+    """On packed weights, through the real pipeline: values as on the CPU, equal in each call."""
+    results = {}
+    for name in ("cpu", "cuda"):
+        toy = make_toy(3, torch.float32)
+        for layer in (toy.wide, toy.narrow):
+            layer.weight = torch.nn.Parameter(quantize(layer.weight.detach(), "float8_e4m3fn"), requires_grad=False)
+        device = torch.device(name, 0) if name == "cuda" else torch.device(name)
+        pipeline = TransferPipeline.open(device, ahead_bytes=8)  # too little for any factor
+        form, tools = WeightForm(torch.float32), RunTools(pipeline=pipeline)
+        patcher = ModelPatcher.of(ComponentKey("toy"), Role.DIFFUSION_MODEL, toy, device, form, tools)
+        patcher.patches = patches_for(make_toy(), "a", ("wide.weight", "narrow.weight"))
+        vram = VramManager(1 << 24)
+        ids_BL = torch.tensor([[1, 4, 9, 49, 0], [2, 2, 7, 30, 5]], device=device)
+        with vram.lease(with_dependents(patcher), 1 << 20) as lease:
+            assert lease.kept_bytes == patcher.product_bytes > 0
+            with patcher.running() as module:
+                results[name] = [module(ids_BL).cpu() for _ in range(3)]
+        vram.close()
+        pipeline.close()
+    torch.testing.assert_close(results["cuda"], results["cpu"], rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(results["cuda"][0], later) for later in results["cuda"][1:])
+
+
+def test_a_switch_beside_a_run_is_seen_by_the_next_run_only() -> None:
+    """Weights are written in place on a stream of their own, after the last run that read them."""
+    device, names = torch.device("cuda", 0), ("wide.weight", "narrow.weight")
+    pipeline = TransferPipeline.open(device)
+    tools = RunTools(pipeline=pipeline)
+    toy, form = make_toy(), WeightForm(torch.float32)
+    patcher = ModelPatcher.of(ComponentKey("toy"), Role.DIFFUSION_MODEL, toy, device, form, tools)
+    everything = frozenset(module.name for module in patcher.modules())
+    patcher.realize(WeightsTarget(everything, PatchSet()))
+    ids_BL = torch.tensor([[1, 4, 9, 49, 0]], device=device)
+    expected = reference(make_toy(), PatchSet(), ids_BL.cpu())
+    for turn in range(20):
+        with patcher.running() as module:
+            torch.cuda._sleep(10_000_000)  # the run is far behind the host
+            found = module(ids_BL)
+        patches = patches_for(make_toy(), f"lora {turn}", names)
+        with pipeline.overlapping():
+            for _ in realize_in_steps(patcher, WeightsTarget(everything, patches)):
+                pass
+        pipeline.catch_up()
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+        expected = reference(make_toy(), patches, ids_BL.cpu())
+    patcher.unload()
+    pipeline.close()

@@ -87,6 +87,7 @@ def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(
 
 def test_the_processes_of_a_pool_are_forks_of_one_server(pool: ModelPool) -> None:
     """They had imported everything on their own: 7 CPU-seconds each."""
+    pool.wait_ready(120)
     family = [psutil.Process(memory.pid) for memory in pool.memory().values()]
     (server,) = {process.parent() for process in family}
     assert server is not None

@@ -111,7 +111,14 @@ def test_fields_become_those_of_a_request() -> None:
     ]
     assert made[0].hires is not None
     assert (made[0].hires.via, made[0].hires.strength) == ("image", 0.4)
-    assert (made[0].eta, made[0].s_churn, made[0].s_noise) == (0.5, 0.0, 1.1)
+    assert (made[0].eta, made[0].s_churn, made[0].s_noise) == (None, 0.0, 1.1), "the sampler has no eta"
+
+
+def test_the_eta_that_clients_always_send_is_for_samplers_that_have_one() -> None:
+    for sampler, eta in (("Euler a", 1.0), ("DDIM", 1.0), ("Euler", None), ("LCM", None)):
+        body = {"prompt": "x", "sampler_name": sampler, "eta": 1.0}
+        (made,) = requests_of(parse_call(body, is_img2img=False), "shapes", 1, CallerImages((), 1 << 20))
+        assert made.eta == eta, sampler
 
 
 def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:

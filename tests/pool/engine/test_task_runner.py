@@ -258,6 +258,26 @@ def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
     engine.close()
 
 
+def test_a_run_that_torch_made_with_less_memory_is_told_once(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found in a review: cuDNN keeps the plan of a convolution that it chose while memory was short; nothing told."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    refusals = 0
+    monkeypatch.setattr(engine.device.memory, "refusals", lambda: refusals)
+    for more, told in ((0, 0), (2, 1), (0, 1), (1, 1)):
+
+        def compute(division: ExecutionMode | None, more: int = more) -> ImagePixels:
+            nonlocal refusals
+            refusals += more
+            return ImagePixels(decoding.pixels)
+
+        engine._runner.run(decoding.run_of(engine, compute))
+        said = [record for record in caplog.records if "convolutions" in record.getMessage()]
+        assert len(said) == told
+    engine.close()
+
+
 def test_a_measured_peak_of_such_a_run_divides_it(decoding: Decoding) -> None:
     """What is known to be too much is not tried first."""
     lie = replace(

@@ -5,6 +5,7 @@ With a backend that only records, which computes what the graph says: results ar
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.ops.attention import DEFAULT_PRIORITY
+from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
 from modelpool.pool.ops.attention_calls import AttentionKernels
 from modelpool.pool.ops.classes import Casting
 from modelpool.pool.options.model_options import ModelOptions
@@ -224,6 +225,20 @@ def test_a_refusal_inside_compiled_code_affects_one_size_of_inputs(caplog: pytes
     assert len([record for record in caplog.records if record.name.startswith("modelpool")]) == 1
 
 
+def test_blocks_are_compiled_where_calls_of_attention_are_routed() -> None:
+    """As on CUDA: compiled code contains torch's function, and torch can trace the one in its place."""
+    case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
+    store_in(case.module, torch.float16)
+    compiler = BlockCompiler(graphs)
+    kernels = AttentionKernels((AttentionBackend.FLASH, AttentionBackend.MATH))
+    key, form, tools = ComponentKey("model"), WeightForm(torch.float32), RunTools(attention=kernels, compiler=compiler)
+    patcher = ModelPatcher.of(key, Role.DIFFUSION_MODEL, case.module, CPU, form, tools)
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
+    assert_equal(output(patcher, case), output(patcher_of(plain, None), plain))
+    assert compiler.refused == {}
+    assert (graphs.compiled, graphs.runs) == (1, 2)
+
+
 def test_weights_that_change_during_a_run_are_those_of_compiled_blocks() -> None:
     """As patches of a part of the steps do."""
     case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
@@ -252,6 +267,30 @@ def test_blocks_that_are_never_compiled_are_named_once(caplog: pytest.LogCapture
     assert "2 QwenImageTransformerBlock" in said
 
 
+class Small(nn.Module):
+    """A block of which torch makes one kernel: a C++ compiler takes seconds for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BL: Tensor) -> Tensor:
+        return x_BL + torch.relu(self.linear(x_BL)) * 0.5
+
+
+class SmallStack(nn.Module):
+    """Two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Small(), Small()])
+
+    def forward(self, x_BL: Tensor) -> Tensor:
+        for block in self.blocks:
+            x_BL = block(x_BL)
+        return x_BL
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own modules, about one another
 def test_the_compiler_of_torch_computes_the_same_within_rounding(
@@ -260,17 +299,29 @@ def test_the_compiler_of_torch_computes_the_same_within_rounding(
     """One graph for both blocks, also after a switch of LoRAs; its code is in the folder for it."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("torch's compiler for CPUs needs a C++ compiler")
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "simdlen", 0)  # else it compiles programs to find what the CPU has
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    case, plain = build("qwenimage", torch.float16), build("qwenimage", torch.float16)
-    compiler = BlockCompiler()
-    patcher, uncompiled = patcher_of(case, compiler), patcher_of(plain, None)
-    for strength in (0.0, 1.0):
-        for each in (patcher, uncompiled):
-            patches = lora(each.module, strength)
-            each.patches = patches
-            each.realize(WeightsTarget(each.resident_modules(), patches))
-        for found, expected in zip(output(patcher, case), output(uncompiled, plain), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    compiler, x_BL = BlockCompiler(), torch.randn(3, 8)
+    generator = torch.Generator().manual_seed(1)
+    module = SmallStack().requires_grad_(False).half()
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    results: dict[bool, list[Tensor]] = {}
+    for compiles in (False, True):
+        key, form = ComponentKey("small"), WeightForm(torch.float32)
+        tools = RunTools(compiler=compiler if compiles else None)
+        patcher = ModelPatcher.of(key, Role.DIFFUSION_MODEL, copy.deepcopy(module), CPU, form, tools)
+        everything = frozenset(m.name for m in patcher.modules())
+        for strength in (0.0, 1.0):
+            patches = PatchSet((make_patch("blocks.1.linear.weight", (8, 8), "lora", strength),))
+            patcher.patches = patches
+            patcher.realize(WeightsTarget(everything, patches))
+            with patcher.running() as run:
+                results.setdefault(compiles, []).append(run(x_BL))
+    torch.testing.assert_close(results[True], results[False])
+    assert not torch.equal(results[True][0], results[True][1])
     assert compiler.refused == {}
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert any(path.suffix in (".py", ".cpp", ".so") for path in tmp_path.rglob("*"))
+    assert any(path.suffix in (".cpp", ".so") for path in tmp_path.rglob("*"))

@@ -194,6 +194,32 @@ def test_arguments_whose_values_would_be_part_of_the_graph_are_told_apart(
     assert len(maker.made) == 2
 
 
+def test_what_else_replaces_or_returns_is_respected(maker: RecordedGraphs, store: GraphStore) -> None:
+    """A forward that a user put in place of the module's; a result whose tensors cannot be found; weights that leave
+    are not held by a graph."""
+    patcher = toy_patcher(store)
+    patcher.state = patcher.state.with_object_patch("forward", lambda ids_BL: ids_BL + 1)
+    for _ in range(3):
+        assert torch.equal(call(patcher), IDS_BL + 1)
+    assert maker.made == []
+
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    x = torch.ones(3)
+    for _ in range(3):
+        assert torch.equal(store.call(ComponentKey("a"), 0, lambda t: Box(t * 2), (x,), {}, CPU).tensor, x * 2)
+    assert len(store) == 0
+
+    usual = toy_patcher(store)
+    call(usual)
+    call(usual)
+    assert len(store) == 1
+    usual.evict_except(EVERYTHING - {"conv"})
+    assert len(store) == 0
+
+
 @pytest.mark.parametrize("family", ["unet", "flux", "wan", "qwenimage", "sd3"])
 def test_architectures_compute_the_same_as_graphs(family: str, maker: RecordedGraphs, store: GraphStore) -> None:
     """Also with compiled blocks in them. Tables that a module makes at its first call and keeps are read again."""
