@@ -119,11 +119,9 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
     # images
-    _marked(
-        "sana", "Sana", "",
-        published("attention_y_norm.weight", "blocks.0.cross_attn.q_linear.weight"),
-        diffusers("patch_embed.proj.weight", "caption_norm.weight", "time_embed.linear.weight"),
-        runs="SanaTransformer2DModel",
+    _shared(
+        image.SANA, "sana_sprint", "Sana Sprint", "", having(guidance_embed=True), "SanaTransformer2DModel",
+        latent="sana",
     ),
     _shared(image.PIXART, "allegro", "Allegro", "", having(hidden_size=2304), "AllegroTransformer3DModel"),
     _shared(

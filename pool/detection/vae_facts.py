@@ -120,6 +120,8 @@ _FOLDED_VIDEO: tuple[Numbers, Numbers] = (
 _TINY_VIDEO_ENCODE = _tiny_video(700, 1, 0.66, 0.11)
 _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
     "flux2": (lambda s: 4 * 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s)),
+    # estimated, not measured: of a residual block at full size, whose norms are computed in float32
+    "dc": (lambda s: 1200 * _last_two(s) * 32**2, lambda s: 1200 * _last_two(s)),
     "hunyuan_image": (lambda s: 700 * _last_two(s) * 32**2, lambda s: 700 * _last_two(s)),
     "hunyuan_image_3": (lambda s: 2800 * _last_three(s) * 16**2, lambda s: 2800 * _last_two(s)),
     "hunyuan_video_15": _FOLDED_VIDEO,

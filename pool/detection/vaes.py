@@ -237,13 +237,14 @@ _OOBLECK = VaeFacts(
     working_dtypes=HALF_FIRST, latent_formats=("stable_audio",), may_offload=False,
 )  # fmt: skip
 _MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, working_dtypes=(F16, F32), latent_formats=("mochi",))
+_DC = VaeFacts("dc", "Sana", 32, encode_ratio=32, decode_ratio=32, latent_formats=("sana",))
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
 #: facts of kinds with one architecture, by name; sizes as published
 FACTS: Mapping[str, VaeFacts] = {
     facts.name: facts
     for facts in (
-        _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _LTX_V0, _LTX_V1, _LTX_V2, _LTX_2,
-        _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
+        _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _LTX_V0, _LTX_V1, _LTX_V2,
+        _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
     )
 }  # fmt: skip
 
@@ -286,6 +287,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight",), _ltx),
     VaeSignature(("decoder.conv_in.conv.weight",), _with_causal_convolutions),
     VaeSignature(("decoder.unpatcher3d.wavelets",), _COSMOS),
+    VaeSignature(("encoder.project_in.conv.bias", "decoder.project_in.main.conv.weight"), _DC),
     VaeSignature(("decoder.middle.0.residual.0.gamma",), _wan),
     VaeSignature(
         ("geo_decoder.cross_attn_decoder.ln_1.bias",),

@@ -3,7 +3,7 @@
 Torch-free. Facts that no tensor determines, as in the published folders. Writes nothing. Source: model_index.json and
 scheduler_config.json of the published folders of each family, and diffusers' `convert_*_to_diffusers.py`. Published
 folders of Wan, HiDream and HunyuanVideo 1.5 have multistep schedulers, which are not part of the training: here they
-have Euler's with the same shift.
+have Euler's with the same shift. Sana's keep theirs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _BY_CONFIG = {key: name for family in defined_families() for key, name in family
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
 )
+#: flows whose folders have a multistep solver: their pipelines pass no levels, and those of Euler's would be others
+_MULTISTEP = frozenset(family.name for family in defined_families() if family.is_multistep)
 _MISSING = {family.name: family.missing for family in defined_families() if family.missing}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
@@ -100,6 +102,9 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
     """
     noise = family.sampling.noise
     match noise.kind:
+        case NoiseKind.FLOW if family.name in _MULTISTEP:
+            settings = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}
+            return SchedulerFacts("DPMSolverMultistepScheduler", settings)
         case NoiseKind.FLOW:
             return SchedulerFacts("FlowMatchEulerDiscreteScheduler", _CUSTOM_SCHEDULES.get(family.name) or _flow(noise))
         case NoiseKind.EDM:

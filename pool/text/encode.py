@@ -27,6 +27,7 @@ from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
 from modelpool.pool.text.image_tokens import ImageStates, image_states_inserted, with_images
 from modelpool.pool.text.templates import (
+    end_positions,
     pad_id_of,
     padded,
     real_positions,
@@ -110,12 +111,14 @@ def read_texts(
         empty_NTD = z_NTD[from_N] if len(empties) > 1 else z_NTD[len(rows) :]
         z_NTD = _weigh(z_NTD[: len(rows)], empty_NTD, weights_NT)
     read, first = [], 0
-    for prompt in prompts:
+    for prompt, side in zip(prompts, sides, strict=True):
         pooled_V = None if pooled_NV is None else pooled_NV[first]
         states = z_NTD[first : first + len(prompt)]
         kept = None
         if reading.images_every and isinstance(tokenizer, TextTokenizer):
             kept = state_positions(prompt[0], reading, tokenizer, counts)
+        elif reading.keeps_ends and isinstance(tokenizer, TextTokenizer):
+            kept = end_positions(tokenizer, reading, side)
         read.append(_read_text(states, pooled_V, prompt, reading, kept))
         first += len(prompt)
     return tuple(read)

@@ -50,7 +50,8 @@ def whole_text(
     plain = "".join(part.text for part in parts)
     tokens = _in_template(tokenizer, plain, reading, is_negative) if tokens is None else tokens
     around = len(tokenizer.begin) + len(tokenizer.end)
-    room = max(0, reading.most_tokens - around) if reading.most_tokens else len(tokens.ids)
+    least, most = _row_tokens(tokenizer, reading, is_negative)
+    room = max(0, most - around) if most else len(tokens.ids)
     content = tokens.ids[:room]
     at = [1.0] * len(before) + [part.weight for part in parts for _ in part.text] + [1.0] * len(after)
     weights = [at[end - 1] if 0 < end <= len(at) else 1.0 for end in tokens.ends[:room]]
@@ -63,7 +64,25 @@ def whole_text(
     )
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)
-    return padded(row, reading.least_tokens, pad_id_of(tokenizer, reading), left=reading.pads_left)
+    return padded(row, least, pad_id_of(tokenizer, reading), left=reading.pads_left)
+
+
+def _row_tokens(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -> tuple[int, int]:
+    """Return the least and the most tokens of a row."""
+    if not reading.keeps_ends:
+        return reading.least_tokens, reading.most_tokens
+    tokens = end_positions(tokenizer, reading, is_negative)[-1] + 1
+    return tokens, tokens
+
+
+def end_positions(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -> list[int]:
+    """Return the positions of a row whose states are read, for a reading that keeps both ends: the first one, and
+    `least_tokens` less 1 from the last token of the template's beginning on."""
+    before, _ = reading.around(is_negative)
+    start = 1
+    if before:
+        start = len(tokenizer.begin) + len(tokenizer.encode(before).ids) + len(tokenizer.end) - 1
+    return [0, *range(start, start + reading.least_tokens - 1)]
 
 
 def _parts(text: str, reading: Reading) -> tuple[WeightedText, ...]:

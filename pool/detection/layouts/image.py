@@ -71,6 +71,41 @@ PIXART = Layout(
     ),
 )
 
+SANA = Layout(
+    "Sana",
+    (
+        published(
+            "attention_y_norm.weight",
+            "blocks.0.cross_attn.q_linear.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                patch_size=dim("x_embedder.proj.weight", 2, 4),
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                depth=count("blocks."),
+                context_dim=dim("y_embedder.y_proj.fc1.weight", 1),
+                # files have the table of positions even where the model does not add it
+                input_size=either(("pos_embed", square_side("pos_embed", 1, 3))),
+                guidance_embed=has("cfg_embedder.mlp.0.weight"),
+            ),
+        ),
+        diffusers(
+            "patch_embed.proj.weight",
+            "caption_norm.weight",
+            "time_embed.linear.weight",
+            measure=sizes(
+                in_channels=dim("patch_embed.proj.weight", 1, 4),
+                patch_size=dim("patch_embed.proj.weight", 2, 4),
+                hidden_size=dim("patch_embed.proj.weight", 0, 4),
+                depth=count("transformer_blocks."),
+                context_dim=dim("caption_projection.linear_1.weight", 1),
+                # the configuration of a folder has it
+                input_size=always(None),
+                guidance_embed=has("time_embed.guidance_embedder.linear_1.weight"),
+            ),
+        ),
+    ),
+)
+
 _LUMINA_2 = sizes(
     patch_size=always(2),
     in_channels=dim("x_embedder.weight", 1, divide=_PATCH),

@@ -100,6 +100,7 @@ class FamilyDefinition:
     missing   components of the pipeline that no checkpoint has: by folder, what to provide
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    is_multistep      whether its folders have a multistep solver with the levels of a flow
     shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
                       are refused otherwise
     guiders           guiders of the pipeline, by folder
@@ -130,6 +131,7 @@ class FamilyDefinition:
     missing: Mapping[str, str] = field(default_factory=dict)
     config_pipelines: Mapping[str, str] = field(default_factory=dict)
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
+    is_multistep: bool = False
     shifts_by_size: bool = True
     guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()

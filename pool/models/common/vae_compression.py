@@ -56,6 +56,10 @@ def _ltx(config: Config) -> Measures:
     return config["latent_channels"], config["patch_size"] * 2**sides, 2**times
 
 
+def _dc(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["decoder_block_out_channels"]) - 1), 1
+
+
 def _explicit_ratios(config: Config) -> Measures:
     """Classes with both ratios as arguments."""
     return (
@@ -90,6 +94,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "hunyuan_video_15": _explicit_ratios,
     "hunyuan_image_refiner": _explicit_ratios,
     "cosmos": _explicit_ratios,
+    "dc": _dc,
     "wan21": _wan,
     "wan22": _wan,
 }

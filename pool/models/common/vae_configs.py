@@ -174,6 +174,68 @@ def hunyuan_image_config(shapes: Shapes) -> Config:
     }
 
 
+def dc_config(shapes: Shapes) -> Config:
+    """Return the arguments of `diffusers.AutoencoderDC`, for models with norms by root mean square only. A half that
+    the file lacks mirrors the other. Raises UnknownArchitecture for one with batch norms, whose activations differ."""
+    if any(key.endswith(".running_mean") for key in shapes):
+        raise UnknownArchitecture("VAE: found batch norms, expected norms by root mean square, as Sana's has")
+    encoder, decoder = _dc_half(shapes, "encoder"), _dc_half(shapes, "decoder")
+    halves = {"encoder": encoder or decoder, "decoder": decoder or encoder}
+    scaling = {}
+    if len(encoder.get("block_out_channels", ())) > 1:
+        folds = _dc_folds(shapes, "encoder", encoder, encoder["block_out_channels"][1])
+        scaling["downsample_block_type"] = "pixel_unshuffle" if folds else "conv"
+    if len(decoder.get("block_out_channels", ())) > 1:
+        folds = _dc_folds(shapes, "decoder", decoder, decoder["block_out_channels"][0])
+        scaling["upsample_block_type"] = "pixel_shuffle" if folds else "interpolate"
+    latent = size_of(shapes, "decoder.project_in.main.conv.weight", 1) if decoder else 0
+    heads = (key for key in shapes if key.endswith(".aggreg.0.1.weight"))
+    head = next((size_of(shapes, key, 1) for key in heads), 0)
+    return {
+        "latent_channels": latent or size_of(shapes, "encoder.project_out.main.op_list.0.conv.weight"),
+        **{f"{half}_{name}": values for half, found in halves.items() for name, values in found.items()},
+        **({"attention_head_dim": head} if head else {}),
+        **scaling,
+    }
+
+
+def _dc_half(shapes: Shapes, half: str) -> Config:
+    """Return kind, width, number and attention kernels of the blocks of each stage of a half; empty if there is
+    none."""
+    types, widths, layers, kernels = [], [], [], []
+    for stage in range(count_all(shapes, rf"{half}\.stages\.(\d+)\.")):
+        beginning = rf"{re.escape(f'{half}.stages.{stage}.op_list.')}(\d+)\."
+        plain = _numbers(shapes, rf"{beginning}main\.conv2\.conv\.weight")
+        attending = _numbers(shapes, rf"{beginning}context_module\.")
+        if bool(plain) == bool(attending):
+            raise UnknownArchitecture(f"VAE: found {half}.stages.{stage} of both kinds or none, expected one kind")
+        block = f"{half}.stages.{stage}.op_list.{min(plain or attending)}"
+        end = "main.conv2.conv.weight" if plain else "local_module.main.point_conv.conv.weight"
+        scales = count_all(shapes, rf"{re.escape(block)}\.context_module\.main\.aggreg\.(\d+)\.")
+        types.append("ResBlock" if plain else "EfficientViTBlock")
+        widths.append(size_of(shapes, f"{block}.{end}"))
+        layers.append(len(plain or attending))
+        kernels.append(
+            tuple(size_of(shapes, f"{block}.context_module.main.aggreg.{i}.0.weight", 2) for i in range(scales))
+        )
+    if not widths:
+        return {}
+    return {
+        "block_types": tuple(types),
+        "block_out_channels": tuple(widths),
+        "layers_per_block": tuple(layers),
+        "qkv_multiscales": tuple(kernels),
+    }
+
+
+def _dc_folds(shapes: Shapes, half: str, found: Config, width: int) -> bool:
+    """Return whether the first stage of a half changes sides by folding pixels into channels: its convolution has other
+    rows than the `width` beyond it."""
+    place = found["layers_per_block"][0] if half == "encoder" else 0
+    key = f"{half}.stages.0.op_list.{place}.main.conv"
+    return shape_of(shapes, f"{key}.weight", f"{key}.conv.weight")[0] != width
+
+
 def taesd_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.AutoencoderTiny`. A half that the file lacks mirrors the other."""
     shapes = with_both_halves_names(shapes)

@@ -63,6 +63,8 @@ def length_read(
     length = len(row.token_ids) - reading.dropped_tokens
     if reading.images_every:
         length = len(state_positions(row, reading, tokenizer, counts))
+    elif reading.keeps_ends:
+        length = reading.least_tokens
     elif reading.padding is Padding.DROPPED:
         length = len(list(real_positions(row, reading.dropped_tokens)))
     return ReadLength(length, row.is_weighted, not all(row.mask), len(row.token_ids))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLCosmos,
     AutoencoderKLFlux2,
@@ -81,6 +82,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "hunyuan_image_refiner": VaeArchitecture(
         AutoencoderKLHunyuanImageRefiner, CONFIGS["hunyuan_image_refiner"], ldm_names.convert_hunyuan_video_15
     ),
+    "dc": VaeArchitecture(AutoencoderDC, CONFIGS["dc"], other_names.convert_dc),
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
     "wan22": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
@@ -110,6 +112,7 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
         AutoencoderKLHunyuanVideo,
         AutoencoderKLHunyuanVideo15,
         AutoencoderKLHunyuanImageRefiner,
+        AutoencoderDC,
         AutoencoderKLCosmos,
         AutoencoderKLWan,
         AutoencoderKLQwenImage,

@@ -53,8 +53,8 @@ class VaeCodec:
         if hasattr(encoded, "latent_dist"):
             spread = encoded.latent_dist
             z = spread.mode() if generator is None else spread.sample(generator)
-        else:
-            z = encoded.latents
+        else:  # Sana's has one latent, the others a batch of them
+            z = encoded.latent if self.facts.name == "dc" else encoded.latents
         if is_video:
             z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
         return self._from_vae(z)

@@ -1,8 +1,8 @@
 """Convert names in single files to those of diffusers' modules, for VAEs outside the latent diffusion naming.
 
-TAESD, Stable Cascade's stage A, Oobleck (audio), Mochi, LTX-Video and Wan. Like `pool.models.vae.ldm_names`: tensors
-are renamed, split and reshaped, unknown ones are dropped, and the order of blocks is read off the keys, so that every
-size of a model converts.
+TAESD, Stable Cascade's stage A, Sana, Oobleck (audio), Mochi, LTX-Video and Wan. Like `pool.models.vae.ldm_names`:
+tensors are renamed, split and reshaped, unknown ones are dropped, and the order of blocks is read off the keys, so that
+every size of a model converts.
 
 Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and those of the modules.
 """
@@ -36,6 +36,43 @@ def convert_taesd(tensors: Tensors) -> dict[str, Tensor]:
 def convert_cascade_a(tensors: Tensors) -> dict[str, Tensor]:
     """Convert Stable Cascade's stage A: only the codebook has another name."""
     return {key.replace("vquantizer.codebook.", "vquantizer.embedding."): tensor for key, tensor in tensors.items()}
+
+
+_DC: Rules = (
+    (r"^encoder\.project_in\.conv\.", "encoder.conv_in."),
+    (r"^encoder\.project_out\.main\.op_list\.0\.conv\.", "encoder.conv_out."),
+    (r"^decoder\.project_in\.main\.conv\.", "decoder.conv_in."),
+    (r"^decoder\.project_out\.op_list\.0\.", "decoder.norm_out."),
+    (r"^decoder\.project_out\.op_list\.2\.conv\.", "decoder.conv_out."),
+    (r"^encoder\.stages\.(\d+)\.op_list\.", r"encoder.down_blocks.\1."),
+    (r"^decoder\.stages\.(\d+)\.op_list\.", r"decoder.up_blocks.\1."),
+    (r"\.main\.conv1\.conv\.", ".conv1."),
+    (r"\.main\.conv2\.conv\.", ".conv2."),
+    (r"\.main\.conv2\.norm\.", ".norm."),
+    (r"\.main\.conv\.(?:conv\.)?(weight|bias)$", r".conv.\1"),
+    (r"\.context_module\.main\.aggreg\.(\d+)\.0\.", r".attn.to_qkv_multiscale.\1.proj_in."),
+    (r"\.context_module\.main\.aggreg\.(\d+)\.1\.", r".attn.to_qkv_multiscale.\1.proj_out."),
+    (r"\.context_module\.main\.proj\.norm\.", ".attn.norm_out."),
+    (r"\.context_module\.main\.proj\.conv\.", ".attn.to_out."),
+    (r"\.local_module\.main\.inverted_conv\.conv\.", ".conv_out.conv_inverted."),
+    (r"\.local_module\.main\.depth_conv\.conv\.", ".conv_out.conv_depth."),
+    (r"\.local_module\.main\.point_conv\.conv\.", ".conv_out.conv_point."),
+    (r"\.local_module\.main\.point_conv\.norm\.", ".conv_out.norm."),
+)
+_DC_QUERIES = ".context_module.main.qkv.conv.weight"
+
+
+def convert_dc(tensors: Tensors) -> dict[str, Tensor]:
+    """Convert Sana's: linear attention has convolutions with a kernel of one, which are matrices in diffusers."""
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        name = renamed(key.removesuffix(_DC_QUERIES), _DC)
+        if key.endswith(_DC_QUERIES):
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                converted[f"{name}.attn.to_{part}.weight"] = rows.reshape(rows.shape[:2])
+        else:
+            converted[name] = tensor.reshape(tensor.shape[:2]) if name.endswith(".attn.to_out.weight") else tensor
+    return converted
 
 
 _WEIGHT_NORM: Rules = (

@@ -223,6 +223,12 @@ def test_relatives_of_published_models_are_told_apart(name: str) -> None:
     assert found.name == name
 
 
+_SANA: Shapes = {
+    "attention_y_norm.weight": (2240,),
+    "blocks.0.cross_attn.q_linear.weight": (2240, 2240),
+    "x_embedder.proj.weight": (2240, 32, 1, 1),
+    "y_embedder.y_proj.fc1.weight": (2240, 2304),
+}
 #: families by one tensor, of which no list of keys is known
 BY_NAME: dict[str, Shapes] = {
     "pid": {"lq_proj.latent_proj.0.weight": (64, 16, 3, 3)},
@@ -248,11 +254,8 @@ BY_NAME: dict[str, Shapes] = {
     "qwen_image_21": {"txt_in.text_norm.weight": (4096,)},
     "flux3": {"early_stream_modulations.image.lin.weight": (9216, 3072)},
     "minimax_h3": {"video_patch_proj.weight": (5376, 96), "audio_patch_proj.weight": (5376, 32)},
-    "sana": {
-        "attention_y_norm.weight": (2240,),
-        "blocks.0.cross_attn.q_linear.weight": (2240, 2240),
-        "x_embedder.proj.weight": (2240, 32, 1, 1),
-    },
+    "sana": _SANA,
+    "sana_sprint": {**_SANA, "cfg_embedder.mlp.0.weight": (2240, 256)},
 }
 
 

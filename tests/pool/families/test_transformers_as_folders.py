@@ -46,7 +46,7 @@ ALL: dict[str, TinyFamily] = {
     **FAMILIES, ONE.name: ONE, BOTH.name: BOTH, LEADING_CELL.name: LEADING_CELL, "qwen_image that sees": SEEING,
 }  # fmt: skip
 #: tried in tests/pool/families/modules
-IN_OWN_TESTS = {"bria", "kandinsky5_image", "kandinsky5_video", "longcat_image", "ovis_image", "skyreels_i2v"}
+IN_OWN_TESTS = {"bria", "kandinsky5_image", "kandinsky5_video", "longcat_image", "ovis_image", "sana", "skyreels_i2v"}
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev"}
 #: of a BERT, which its class has and no file and no pipeline

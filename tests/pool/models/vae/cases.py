@@ -158,6 +158,21 @@ def _hunyuan_video() -> Any:
     )
 
 
+def dc(**more: Any) -> Any:
+    """Sana's, with other blocks in each half."""
+    return diffusers.AutoencoderDC(
+        **{
+            "latent_channels": 4, "attention_head_dim": 4, "downsample_block_type": "conv",
+            "encoder_block_out_channels": (8, 8, 16), "decoder_block_out_channels": (8, 16, 16),
+            "encoder_layers_per_block": (1, 2, 1), "decoder_layers_per_block": (2, 1, 2),
+            "encoder_block_types": ("ResBlock", "ResBlock", "EfficientViTBlock"),
+            "decoder_block_types": ("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+            "encoder_qkv_multiscales": ((), (), ()), "decoder_qkv_multiscales": ((), (5,), (3, 5)),
+            "upsample_block_type": "interpolate",
+        } | more
+    )  # fmt: skip
+
+
 def _hunyuan_image() -> Any:
     return diffusers.AutoencoderKLHunyuanImage(
         in_channels=3, out_channels=3, latent_channels=4, block_out_channels=(32, 64, 64), layers_per_block=2,
@@ -239,6 +254,12 @@ CASES: dict[str, Case] = {
     "hunyuan_image": Case(
         "hunyuan_image", _hunyuan_image, published.hunyuan_image, (1, 4, 4, 4), (1, 3, 8, 8), "hunyuan_image_2.1"
     ),
+    "dc": Case("dc", dc, published.dc, (1, 4, 4, 4), (1, 3, 16, 16)),
+    "dc that folds": Case(
+        "dc",
+        lambda: dc(downsample_block_type="pixel_unshuffle", upsample_block_type="pixel_shuffle"),
+        partial(published.dc, folds=True), (1, 4, 4, 4), (1, 3, 16, 16),
+    ),
     "hunyuan_video_15": Case(
         "hunyuan_video_15", lambda: _folded(diffusers.AutoencoderKLHunyuanVideo15), _UPWARDS, (1, 4, 2, 2, 2),
         (1, 3, 3, 8, 8),
@@ -271,4 +292,6 @@ def decode(case: Case, module: Any, latents: Tensor) -> Tensor:
 def encode(module: Any, pixels: Tensor) -> Tensor:
     """The mean of what diffusers' own call gives."""
     encoded = module.encode(pixels)
-    return encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+    if hasattr(encoded, "latent_dist"):
+        return encoded.latent_dist.mode()
+    return encoded.latent if hasattr(encoded, "latent") else encoded.latents

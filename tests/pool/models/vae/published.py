@@ -130,6 +130,41 @@ def cosmos(state: State) -> File:
     return file
 
 
+_DC = (
+    (r"^encoder\.conv_in\.", "encoder.project_in.conv."),
+    (r"^encoder\.conv_out\.", "encoder.project_out.main.op_list.0.conv."),
+    (r"^decoder\.conv_in\.", "decoder.project_in.main.conv."),
+    (r"^decoder\.norm_out\.", "decoder.project_out.op_list.0."),
+    (r"^decoder\.conv_out\.", "decoder.project_out.op_list.2.conv."),
+    (r"_blocks\.(\d+)\.(\d+)\.(conv1|conv2)\.", r"_blocks.\1.\2.main.\3.conv."),
+    (r"_blocks\.(\d+)\.(\d+)\.norm\.", r"_blocks.\1.\2.main.conv2.norm."),
+    (r"\.up_blocks\.(\d+)\.(\d+)\.conv\.", r".up_blocks.\1.\2.main.conv.conv."),
+    (r"\.down_blocks\.(\d+)\.(\d+)\.conv\.", r".down_blocks.\1.\2.main.conv."),
+    (r"\.attn\.to_q\.", ".context_module.main.qkv.conv."),
+    (r"\.attn\.to_out\.", ".context_module.main.proj.conv."),
+    (r"\.attn\.norm_out\.", ".context_module.main.proj.norm."),
+    (r"\.attn\.to_qkv_multiscale\.(\d+)\.proj_in\.", r".context_module.main.aggreg.\1.0."),
+    (r"\.attn\.to_qkv_multiscale\.(\d+)\.proj_out\.", r".context_module.main.aggreg.\1.1."),
+    (r"\.conv_out\.conv_(inverted|depth|point)\.", r".local_module.main.\1_conv.conv."),
+    (r"\.conv_out\.norm\.", ".local_module.main.point_conv.norm."),
+    (r"\.(?:down|up)_blocks\.(\d+)\.(\d+)\.", r".stages.\1.op_list.\2."),
+)
+
+
+def dc(state: State, *, folds: bool = False) -> File:
+    """Sana: queries, keys and values are one convolution with a kernel of one. Convolutions of folds have one more
+    level."""
+    names = (*_DC, (r"^(encoder\..+\.main\.conv)\.(weight|bias)$", r"\1.conv.\2")) if folds else _DC
+    file = {}
+    for key, tensor in state.items():
+        if ".attn.to_q." in key:
+            tensor = torch.cat([state[key.replace("to_q", part)] for part in ("to_q", "to_k", "to_v")])
+        if ".attn.to_k." not in key and ".attn.to_v." not in key:
+            is_matrix = tensor.dim() == 2
+            file[_after(key, *names)] = tensor[..., None, None] if is_matrix else tensor
+    return file
+
+
 def taesd(state: State) -> File:
     """TAESD, with the two numbers that one program stores beside it."""
     file = {"vae_scale": torch.tensor(1.0), "vae_shift": torch.tensor(0.0)}
