@@ -86,8 +86,8 @@ class Reading:
     dropped_tokens    number of first tokens, of the template, whose states are dropped
     least_tokens      texts are padded to this length; 0: to the longest of the batch
     most_tokens       longer texts are truncated, dropped tokens included
-    keeps_ends        the template's beginning and `least_tokens` less 2 fit, and of the states the first one and the
-                      last ones are read, `least_tokens` in all
+    keeps_ends        rows have the tokens of the template before the prompt and `least_tokens` less 2 others; the first
+                      state and the last `least_tokens` less 1 are read
     pads_left        padding is on the left
     is_masked         the encoder reads an attention mask
     padding, mask     treatment of the states of padding, and the mask that the model reads

@@ -181,7 +181,7 @@ def dc_config(shapes: Shapes) -> Config:
         raise UnknownArchitecture("VAE: found batch norms, expected norms by root mean square, as Sana's has")
     encoder, decoder = _dc_half(shapes, "encoder"), _dc_half(shapes, "decoder")
     halves = {"encoder": encoder or decoder, "decoder": decoder or encoder}
-    scaling = {}
+    scaling: dict[str, str] = {}
     if len(encoder.get("block_out_channels", ())) > 1:
         folds = _dc_folds(shapes, "encoder", encoder, encoder["block_out_channels"][1])
         scaling["downsample_block_type"] = "pixel_unshuffle" if folds else "conv"
@@ -202,7 +202,10 @@ def dc_config(shapes: Shapes) -> Config:
 def _dc_half(shapes: Shapes, half: str) -> Config:
     """Return kind, width, number and attention kernels of the blocks of each stage of a half; empty if there is
     none."""
-    types, widths, layers, kernels = [], [], [], []
+    types: list[str] = []
+    widths: list[int] = []
+    layers: list[int] = []
+    kernels: list[tuple[int, ...]] = []
     for stage in range(count_all(shapes, rf"{half}\.stages\.(\d+)\.")):
         beginning = rf"{re.escape(f'{half}.stages.{stage}.op_list.')}(\d+)\."
         plain = _numbers(shapes, rf"{beginning}main\.conv2\.conv\.weight")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.single_file_utils import convert_sana_transformer_to_diffusers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
@@ -18,21 +22,25 @@ from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.modules import sana
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.lengths import length_read
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded, words
 from tests.pool.families.whole_transformer import STEPS, Whole
 from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import published
 from tests.pool.text.tiny_tokenizers import for_transformers, tiny
+from tests.pool.zoo.case import quiet_libraries
 
 (READING,) = sana.FAMILIES[0].texts
 
@@ -188,6 +196,28 @@ def test_levels_are_those_of_the_published_scheduler_and_saved_folders_have_it()
     assert (read.shift, read.shift_by_size) == (6.0, None)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_saved_folder_is_a_pipeline_that_reads_prompts_alike_and_generates(tmp_path: Path) -> None:
+    save_file(CASE.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, CASE.tiny)
+    save_diffusers(open_checkpoint(tmp_path / "tiny.safetensors"), tmp_path / "folder")
+    with quiet_libraries():
+        pipeline = diffusers.SanaPipeline.from_pretrained(tmp_path / "folder", local_files_only=True)
+    instruction = READING.template.removesuffix("{}").split("\n")
+    with torch.no_grad():
+        theirs, _, _, _ = pipeline.encode_prompt("A cat", False, complex_human_instruction=instruction)
+        image = pipeline(
+            "A cat", height=64, width=96, num_inference_steps=2, use_resolution_binning=False, output_type="np"
+        ).images[0]
+    own = TextTokenizer(tiny("gemma"), "gemma")
+    (found,) = read_texts(pipeline.text_encoder, own, ("A cat",), torch.device("cpu"), READING, negative=(False,))
+    torch.testing.assert_close(found.context_LD, theirs[0], rtol=1e-4, atol=2e-5)
+    assert image.shape == (64, 96, 3)
+    assert np.isfinite(image).all()
+    assert type(pipeline.scheduler).__name__ == "DPMSolverMultistepScheduler"
+    assert pipeline.vae.config.scaling_factor == pytest.approx(0.41407)
+
+
 def test_published_names_are_those_that_diffusers_converts() -> None:
     state = seeded(_model, 1).state_dict()
     file = _publish(state) | {"pos_embed": torch.zeros(1, 1024, 160), "y_embedder.y_embedding": torch.zeros(300, WIDTH)}
@@ -202,6 +232,15 @@ def test_the_table_of_positions_of_a_file_tells_its_size(cells: int, scale: floa
     shapes = {key: tuple(value.shape) for key, value in _publish(seeded(_model, 1).state_dict()).items()}
     config = plan_diffusion_model({**shapes, "pos_embed": (1, cells**2, 160)}).config
     assert (config["sample_size"], config["interpolation_scale"]) == (cells, scale)
+
+
+def test_saved_folders_of_larger_models_keep_the_size_that_positions_are_relative_to(tmp_path: Path) -> None:
+    """The size of the family was written, at which diffusers computes other positions."""
+    file = {f"model.diffusion_model.{key}": value for key, value in _publish(seeded(_model, 1).state_dict()).items()}
+    save_file(file | {"model.diffusion_model.pos_embed": torch.zeros(1, 64**2, 160)}, tmp_path / "tiny.safetensors")
+    save_diffusers(open_checkpoint(tmp_path / "tiny.safetensors", whole=False), tmp_path / "folder")
+    config = json.loads((tmp_path / "folder/transformer/config.json").read_text())
+    assert (config["sample_size"], config["interpolation_scale"]) == (64, 1.0)
 
 
 def test_sana_15_has_norms_of_queries_and_keys() -> None:

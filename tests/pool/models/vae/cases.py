@@ -160,17 +160,16 @@ def _hunyuan_video() -> Any:
 
 def dc(**more: Any) -> Any:
     """Sana's, with other blocks in each half."""
-    return diffusers.AutoencoderDC(
-        **{
-            "latent_channels": 4, "attention_head_dim": 4, "downsample_block_type": "conv",
-            "encoder_block_out_channels": (8, 8, 16), "decoder_block_out_channels": (8, 16, 16),
-            "encoder_layers_per_block": (1, 2, 1), "decoder_layers_per_block": (2, 1, 2),
-            "encoder_block_types": ("ResBlock", "ResBlock", "EfficientViTBlock"),
-            "decoder_block_types": ("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
-            "encoder_qkv_multiscales": ((), (), ()), "decoder_qkv_multiscales": ((), (5,), (3, 5)),
-            "upsample_block_type": "interpolate",
-        } | more
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "latent_channels": 4, "attention_head_dim": 4, "downsample_block_type": "conv",
+        "encoder_block_out_channels": (8, 8, 16), "decoder_block_out_channels": (8, 16, 16),
+        "encoder_layers_per_block": (1, 2, 1), "decoder_layers_per_block": (2, 1, 2),
+        "encoder_block_types": ("ResBlock", "ResBlock", "EfficientViTBlock"),
+        "decoder_block_types": ("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+        "encoder_qkv_multiscales": ((), (), ()), "decoder_qkv_multiscales": ((), (5,), (3, 5)),
+        "upsample_block_type": "interpolate",
+    }  # fmt: skip
+    return diffusers.AutoencoderDC(**sizes | more)
 
 
 def _hunyuan_image() -> Any:

@@ -197,7 +197,10 @@ def test_without_a_convolution_at_the_latent_numbers_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("name", "half"),
-    [("kl", "decoder"), ("kl", "encoder"), ("taesd", "decoder"), ("mochi", "decoder"), ("mochi", "encoder")],
+    [
+        *(("kl", "decoder"), ("kl", "encoder"), ("taesd", "decoder"), ("mochi", "decoder"), ("mochi", "encoder")),
+        ("dc", "decoder"),
+    ],
 )
 def test_half_a_vae_runs_and_the_other_half_says_what_is_missing(name: str, half: str) -> None:
     case = CASES[name]
@@ -220,6 +223,15 @@ def test_half_a_vae_runs_and_the_other_half_says_what_is_missing(name: str, half
         with pytest.raises(UnknownArchitecture, match=r"has no decoder: use one that has it"):
             decode(case, ours, latents)
     assert plan.save(ours, file).keys() == file.keys()
+
+
+def test_a_relative_of_sanas_with_batch_norms_is_refused() -> None:
+    """Its blocks have other activations, which no tensor tells; its running means would be left out."""
+    case = CASES["dc"]
+    shapes = {key: tuple(tensor.shape) for key, tensor in case.file(case.module()).items()}
+    assert plan_vae(shapes).facts.name == "dc"
+    with pytest.raises(UnknownArchitecture, match="found batch norms, expected norms by root mean square"):
+        plan_vae({**shapes, "decoder.stages.0.op_list.1.main.conv2.norm.running_mean": (8,)})
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
