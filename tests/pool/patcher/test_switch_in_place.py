@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.ops.packed import PackedWeight, packed_weight
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
 from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.formats import INPUT_SCALE
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.devices.fake_streams import Trace
@@ -66,11 +67,15 @@ def addresses(patcher: ModelPatcher) -> dict[str, int]:
 
 
 def stored(storage: str) -> Toy:
-    if storage != "packed":
+    if not storage.startswith("packed"):
         return make_toy(3, getattr(torch, storage))
     toy = make_toy(3, torch.float32)
     for layer in (toy.wide, toy.narrow):
-        layer.weight = torch.nn.Parameter(quantize(layer.weight.detach(), "float8_e4m3fn"), requires_grad=False)
+        packed = quantize(layer.weight.detach(), "float8_e4m3fn")
+        if storage == "packed with input scale":
+            parts = {**packed.parts, INPUT_SCALE: torch.tensor(0.5)}
+            packed = packed_weight(packed.codec, parts, packed.shape, packed.dtype)
+        layer.weight = torch.nn.Parameter(packed, requires_grad=False)
     return toy
 
 
@@ -82,6 +87,7 @@ def stored(storage: str) -> Toy:
         ("float8_e4m3fn", ResidentForm.STORED),
         ("float8_e4m3fn", ResidentForm.STORED_MERGED),
         ("packed", ResidentForm.STORED_MERGED),
+        ("packed with input scale", ResidentForm.STORED_MERGED),
     ],
 )
 def test_tensors_keep_their_addresses_and_get_the_values_of_a_load(storage: str, form: ResidentForm) -> None:
