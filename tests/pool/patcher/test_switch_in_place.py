@@ -227,3 +227,26 @@ def test_a_switch_beside_a_run_waits_for_the_last_run_of_its_weights() -> None:
     pipeline.catch_up()
     assert trace.compute.seen[side.name] == side.steps
     patcher.unload()
+
+
+@pytest.mark.parametrize("first", ["load", "switch"])
+def test_a_switch_beside_a_run_waits_for_writes_that_no_run_has_followed(first: str) -> None:
+    """Found in a review: after a load or a switch for a run that was cancelled, the next switch beside the run of
+    another component did not wait, so that the first one, still queued, could write last."""
+    trace = Trace()
+    pipeline = TransferPipeline(torch.device("sim", 0), CopyStreams(trace.maker))
+    patcher, old = patcher_of(make_toy(), tools=RunTools(pipeline=pipeline)), patches_for(make_toy(), "a", WEIGHTS[:2])
+    if first == "switch":
+        patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
+        output(patcher)
+    trace.compute.steps += 3
+    patcher.realize(WeightsTarget(EVERYTHING, old))
+    last = trace.compute.steps
+    trace.compute.steps += 4  # another component runs
+    trace.lending.add("copy 2")
+    with pipeline.overlapping():
+        for _ in realize_in_steps(patcher, WeightsTarget(EVERYTHING, PatchSet())):
+            pass
+    assert trace.streams[2].seen["compute"] == last
+    pipeline.catch_up()
+    patcher.unload()
