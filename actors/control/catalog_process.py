@@ -107,18 +107,28 @@ class _Process:
             return await answer
         finally:
             self._waiting.pop(question.number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # else asyncio reports one that nobody has read
 
     async def tell(self, question: Question) -> None:
         """Send a question. Raises _Lost."""
+        message = _packed(question)
         try:
-            if self._writer is None:
-                reader, self._writer = await asyncio.open_connection(sock=self._socket)
-                self._reading = asyncio.ensure_future(self._read(reader))
-            message = _packed(question)
-            self._writer.writelines((LENGTH.pack(len(message)), message))
-            await self._writer.drain()
+            writer = self._writer or await self._connected()
+            writer.writelines((LENGTH.pack(len(message)), message))
+            await writer.drain()
         except OSError as closed:
+            self.end()  # now: the caller may ask again before the reader notices
             raise _Lost(str(closed)) from closed
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        except asyncio.CancelledError:  # asyncio has closed the socket
+            self.end()
+            raise
+        self._reading = asyncio.ensure_future(self._read(reader))
+        return self._writer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

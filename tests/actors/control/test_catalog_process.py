@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -86,8 +87,9 @@ def pids(folder: Path) -> list[int]:
 
 
 async def until_gone(pid: int) -> None:
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        await asyncio.sleep(0.01)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.01)
 
 
 def wanted_of(*requests: GenerateRequest) -> list[tuple[JobId, GenerateRequest]]:
@@ -207,6 +209,45 @@ def test_a_process_that_ends_is_replaced_and_nothing_that_waits_is_lost(python, 
             assert results[3] == models
         finally:
             process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_process_whose_end_is_noticed_by_a_question_is_replaced_at_once(python, tmp_path) -> None:
+    """The question failed as if three processes had ended: all its tries were for the one that had."""
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            models = await process.models()
+            (first,) = pids(tmp_path)
+            assert process._process is not None
+            process._process._process.kill()  # the client, and thus its fork
+            process._process._process.wait()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(first).wait()  # without a turn of the event loop
+            assert await process.models() == models
+            assert len(pids(tmp_path)) == 2
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_path) -> None:
+    """The first one opens the connection, and a cancellation closes its socket."""
+
+    async def talk() -> None:
+        for turns in range(5):
+            process = opened(tmp_path, python)
+            try:
+                cancelled = asyncio.ensure_future(process.models())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled.cancel()
+                assert await process.models()
+            finally:
+                process.close()
 
     asyncio.run(talk())
 
