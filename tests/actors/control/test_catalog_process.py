@@ -36,6 +36,10 @@ SLOW, DEADLY = "slow", "deadly"
 SLOW_SECONDS = 0.1
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
 class TestedCatalog(FakeCatalog):
     """A catalog that is slow, ends its process, and notes what it learns, as its folder says."""
 
@@ -55,6 +59,11 @@ class TestedCatalog(FakeCatalog):
             if left:
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().tokenize(work)
+
+    def loras(self):  # type: ignore[no-untyped-def]
+        if (problem := self._folder / "problem").exists():
+            raise Panic(problem.read_text())
+        return super().loras()
 
     def learn(self, task, cost) -> None:  # type: ignore[no-untyped-def]
         with (self._folder / "learnt").open("a") as file:
@@ -248,6 +257,24 @@ def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_
                 assert await process.models()
             finally:
                 process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_panic_of_a_library_fails_its_question_and_no_other(python, tmp_path) -> None:
+    """It ended the thread that answers, but not the process: every question waited for ever."""
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            (tmp_path / "problem").write_text("a byte that is none")
+            with pytest.raises(RuntimeError, match="a byte that is none") as raised:
+                await asyncio.wait_for(process.loras(), 60)
+            assert any("in loras" in note for note in raised.value.__notes__)
+            assert await process.models()
+            assert len(pids(tmp_path)) == 1
+        finally:
+            process.close()
 
     asyncio.run(talk())
 
