@@ -157,7 +157,8 @@ class _Process:
             if not waiting.done():
                 waiting.set_exception(problem)
         if self._writer is not None:
-            self._writer.close()
+            # close() would go on writing, to a file descriptor that the next process may get
+            self._writer.transport.abort()
         self._socket.close()
         self._process.kill()
         self._process.wait()

@@ -261,6 +261,27 @@ def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_
     asyncio.run(talk())
 
 
+def test_a_process_that_is_ended_while_it_is_sent_much_leaves_the_next_one_alone(python, tmp_path) -> None:
+    """The event loop went on writing to its file descriptor, which is that of the next one: it had no answers."""
+
+    async def talk() -> None:
+        deaf = opened(tmp_path, (sys.executable, "-c", "import time; time.sleep(60)"))
+        asking = asyncio.ensure_future(deaf.weights("x" * 10_000_000))
+        while deaf._process is not None and deaf._process._writer is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        deaf.close()
+        process = opened(tmp_path, python)
+        try:
+            assert await asyncio.wait_for(process.models(), 30)
+        finally:
+            process.close()
+        with pytest.raises(UserError, match="closed"):
+            await asking
+
+    asyncio.run(talk())
+
+
 def test_a_panic_of_a_library_fails_its_question_and_no_other(python, tmp_path) -> None:
     """It ended the thread that answers, but not the process: every question waited for ever."""
 
