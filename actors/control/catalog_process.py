@@ -240,11 +240,14 @@ class CatalogProcess:
             process.end()
 
     async def _flush(self) -> None:
-        """Send measurements that have no question after them."""
+        """Send measurements that have no question after them. Without a process they are lost, too: the next question
+        may be long in coming."""
         async with self._turn:
-            if self._process is not None and not self._process.is_over:
-                with contextlib.suppress(_Lost):  # the next question notices
-                    await self._send_measured(self._process)
+            if self._process is None or self._process.is_over:
+                self._measured.clear()
+                return
+            with contextlib.suppress(_Lost):  # the next question notices
+                await self._send_measured(self._process)
 
     async def _ask(self, method: str, *arguments: object) -> object:
         async with self._turn:

@@ -363,6 +363,32 @@ def test_measurements_reach_it_before_the_next_question_and_without_one(
     asyncio.run(talk())
 
 
+def test_measurements_are_not_collected_for_a_process_that_has_ended(
+    python, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller kept those of all tasks until somebody submitted again."""
+    monkeypatch.setattr(catalog_process, "LEARN_BATCH", 3)
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            (built,) = await process.build_some(wanted_of(request(cfg=1.0)), None)
+            assert not isinstance(built, UserError)
+            assert process._process is not None
+            os.kill(pids(tmp_path)[0], signal.SIGKILL)
+            while not process._process.is_over:
+                await asyncio.sleep(0.01)
+            for _ in range(30):
+                process.learn(built.graph.job.tasks[0], RunCost())
+                await asyncio.sleep(0)
+            assert len(process._measured) <= 6
+            assert await process.models()
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
 def test_an_error_that_cannot_be_sent_is_replaced_by_its_text() -> None:
     class Local(Exception):
         pass
