@@ -55,6 +55,12 @@ def _blocks(meaning: str) -> Any:
     return field(default=(), metadata={"limits": Limits("blocks", meaning, -_MAX_FACTOR, _MAX_FACTOR)})
 
 
+def _later(setting: Any) -> Any:
+    """Mark a setting that was added to an option after its first version: records leave out its default, so that it
+    changes no existing digest."""
+    return field(default=setting.default, metadata={**setting.metadata, "later": True})
+
+
 def _name(default: str, names: tuple[str, ...], meaning: str) -> Any:
     return field(default=default, metadata={"limits": Limits("name", meaning, names=names)})
 
@@ -133,7 +139,9 @@ class SkipLayers(_Timed, WireValue):
     single: tuple[int, ...] = _wholes((), "skipped blocks among those that read text and image together, from 0")
     start: float = _start(0.01)
     end: float = _end(0.2)
-    rescale: float = _number(0.0, 0.0, 10.0, "share of the result that has the standard deviation of the prompt's")
+    rescale: float = _later(
+        _number(0.0, 0.0, 10.0, "share of the result that has the standard deviation of the prompt's")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +306,8 @@ class RunOptions(WireValue):
         return tuple(name for name, _ in self.used())
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return all settings of the options that are on, by name."""
-        return {name: dataclasses.asdict(value) for name, value in self.used()}
+        """Return all settings of the options that are on, by name; later ones only if they are not the default."""
+        return {name: _recorded(value) for name, value in self.used()}
 
     @property
     def is_empty(self) -> bool:
@@ -316,6 +324,14 @@ class RunOptions(WireValue):
         """Whether it depends on the latents which steps are computed in full: such a run has one image, so that others
         do not change it, and no state between two steps from which another run could continue."""
         return self.fbcache is not None or self.teacache is not None
+
+
+def _recorded(option: RunOption) -> dict[str, Any]:
+    return {
+        each.name: value
+        for each in dataclasses.fields(option)
+        if (value := getattr(option, each.name)) != each.default or "later" not in each.metadata
+    }
 
 
 NO_OPTIONS = RunOptions()
