@@ -21,6 +21,9 @@ BlockFactors: TypeAlias = tuple[tuple[str, float], ...]
 _MAX_BLOCK, _MAX_SIDE, _MAX_INTERVAL = 999, 16384, 1000
 #: factors of a block
 _MAX_FACTOR = 10.0
+#: marks options, and settings of options, that were added after their first version: records leave out their default,
+#: so that they change no existing digest
+_LATER: Mapping[str, bool] = {"later": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,7 @@ def _blocks(meaning: str) -> Any:
 
 
 def _later(setting: Any) -> Any:
-    """Mark a setting that was added to an option after its first version: records leave out its default, so that it
-    changes no existing digest."""
-    return field(default=setting.default, metadata={**setting.metadata, "later": True})
+    return field(default=setting.default, metadata={**setting.metadata, **_LATER})
 
 
 def _name(default: str, names: tuple[str, ...], meaning: str) -> Any:
@@ -289,9 +290,9 @@ class RunOptions(WireValue):
     deepcache: DeepCache | None = None
     fbcache: FirstBlockCache | None = None
     teacache: TeaCache | None = None
-    rope: RotaryPositions | None = None
-    attention_scale: AttentionScale | None = None
-    block_scale: BlockScale | None = None
+    rope: RotaryPositions | None = field(default=None, metadata=_LATER)
+    attention_scale: AttentionScale | None = field(default=None, metadata=_LATER)
+    block_scale: BlockScale | None = field(default=None, metadata=_LATER)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -308,6 +309,16 @@ class RunOptions(WireValue):
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return all settings of the options that are on, by name; later ones only if they are not the default."""
         return {name: _recorded(value) for name, value in self.used()}
+
+    def recorded(self) -> dict[str, dict[str, Any] | None]:
+        """Return what seeds of job files are derived from: `settings`, and None for options of the first version that
+        are off."""
+        values = {each.name: (each, getattr(self, each.name)) for each in dataclasses.fields(self)}
+        return {
+            name: None if value is None else _recorded(value)
+            for name, (each, value) in values.items()
+            if value is not None or "later" not in each.metadata
+        }
 
     @property
     def is_empty(self) -> bool:
