@@ -220,3 +220,45 @@ def test_processes_end_when_they_are_idle_and_with_their_owner(
 
 def _own_pid(_: Any) -> int:
     return os.getpid()
+
+
+def test_the_owner_writes_what_a_process_cannot_because_of_its_code(
+    pool: ModelPool, fetched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module is missing on the node, say: that is no error of an output, and the process is not asked again soon."""
+    notes: list[str] = []
+    monkeypatch.setattr(writers_of(pool), "_note", notes.append)
+    address = tmp_path / "out"
+    wait_for_writer(pool, address)
+    pid = pid_of_writer(pool)
+    (process,) = writers_of(pool)._processes.values()
+    ray.get(process.actor.__ray_call__.remote(_lose_a_module))
+    fetched.clear()
+    assert pool.submit(requests(range(4, 10)), output=address).wait(60).succeeded == 6
+    assert len(fetched) == 6
+    assert seeds_at(address) == Counter(range(10))
+    (note,) = notes
+    assert "ModuleNotFoundError: No module named 'av'" in note
+    assert pid_of_writer(pool) == pid, "it still writes to other places"
+    assert not writers_of(pool).can_write(writers_of(pool)._node, address)
+
+
+def _lose_a_module(writer: Any) -> None:
+    def write(*_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'av'")
+
+    for place in writer._places.values():
+        place.write = write
+
+
+def test_a_process_that_ended_before_it_opened_a_place_is_replaced(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_writers, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(writers_of(pool), "_note", lambda note: None)
+    wait_for_writer(pool, tmp_path / "first")
+    process = psutil.Process(pid_of_writer(pool))
+    process.kill()
+    process.wait(60)
+    until(lambda: writers_of(pool).can_write(writers_of(pool)._node, tmp_path / "second"))
+    assert pid_of_writer(pool) != process.pid
