@@ -77,10 +77,14 @@ class PlaceWriter:
             self._objects.check_writable()
 
     def write(self, order: WriteOrder, output: Output) -> WriteReport:
-        """Write and list an output, unless it is complete. Raises as `OutputPlace.write`."""
+        """Write and list an output, unless it is complete. Raises as `OutputPlace.write`, and OtherPlace if the layout
+        has changed.
+        """
+        is_sharded = self._layout.kind is not LayoutKind.FILES
+        if (order.is_sharded, order.thumbnail_pixels) != (is_sharded, self._layout.thumbnail_pixels):
+            raise OtherPlace(f"{self._objects.url}: it has another layout since this process has opened it")
         image = order.facts.with_output(output)
         if self._folder is not None:
             return self._folder.write_ordered(order, image)
-        is_sharded = self._layout.kind is not LayoutKind.FILES
         store = OutputStore.ordered(self._objects, order, self._layout.thumbnail_pixels, is_sharded)
         return store.reported(store.write(image), image.key)
