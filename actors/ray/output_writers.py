@@ -7,7 +7,7 @@ Rules
 1. A process is started once a node has made some outputs. Until it has started, the owner writes them.
 2. It writes to a place only if it finds a mark there that the owner has left (`actors.outputs.place_writer`). To a
    folder, only on the node of the owner: other nodes may share it, but not its lock.
-3. Whatever happens to it, the owner writes in its place.
+3. Whatever happens to it, the owner writes in its place. Files have the user and the permissions of the owner.
 4. One that has nothing to do for a while is ended.
 
 Imports Ray at once: import this module after a session is open.
@@ -32,6 +32,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.output_commit import NoWriter
+from modelpool.actors.outputs.atomic_write import own_umask
 from modelpool.actors.outputs.place import WriteOrder, WriteReport
 from modelpool.actors.outputs.place_writer import PlaceMark, PlaceWriter, is_seen_by_others, place_mark
 from modelpool.actors.outputs.store_access import StoreAccess
@@ -71,10 +72,12 @@ _NICENESS = 5
 class OutputWriterActor:
     """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap what is raised."""
 
-    def __init__(self, access: StoreAccess) -> None:
+    def __init__(self, access: StoreAccess, umask: int | None) -> None:
         with suppress(OSError):
             os.nice(_NICENESS)
         access.apply()
+        if umask is not None:
+            os.umask(umask)
         self._places: dict[OutputAddress, PlaceWriter] = {}
 
     def open(self, address: OutputAddress, mark: PlaceMark) -> str:
@@ -265,7 +268,7 @@ class RayNodeWriters:
             actor: ActorHandle[Any] = (
                 ray.remote(OutputWriterActor)
                 .options(max_concurrency=WRITES_AT_A_TIME, **options)
-                .remote(StoreAccess.of_this_process())
+                .remote(StoreAccess.of_this_process(), own_umask())
             )
             with self._lock:
                 if not self._closing.is_set():

@@ -262,3 +262,21 @@ def test_a_process_that_ended_before_it_opened_a_place_is_replaced(
     process.wait(60)
     until(lambda: writers_of(pool).can_write(writers_of(pool)._node, tmp_path / "second"))
     assert pid_of_writer(pool) != process.pid
+
+
+def test_files_of_a_process_have_the_permissions_that_its_owner_gives(pool: ModelPool, tmp_path: Path) -> None:
+    """Ray may have been started by another shell, with a umask of its own."""
+    before = os.umask(0o057)
+    try:
+        other = RayNodeWriters(lambda: pool._connection.controller)  # type: ignore[attr-defined]
+        until(lambda: other.can_write(other._node, tmp_path / "out"))
+        assert ray.get(other._processes[other._node].actor.__ray_call__.remote(_own_umask)) == 0o057
+        other.close()
+    finally:
+        os.umask(before)
+
+
+def _own_umask(_: Any) -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
