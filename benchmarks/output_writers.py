@@ -11,7 +11,7 @@ driver       the driver does so in several threads: where no process of the pool
 node         a process on the node of the worker writes, and the driver gets the entry of the manifest
 
 Prints a Markdown table. "fetched" are the pixels that the driver has fetched, and "uploaded" the bytes that it has sent
-to the store.
+to the store; "CPU" is the time of the driver's process.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def slow_s3(put_seconds: float) -> Iterator[None]:
         server.wait()
 
 
-def measure(way: str, images: int, side: int, workers: int, patch: pytest.MonkeyPatch) -> tuple[float, Traffic]:
-    """Return the seconds of a batch, and the bytes that went through this process."""
+def measure(way: str, images: int, side: int, workers: int, patch: pytest.MonkeyPatch) -> tuple[float, float, Traffic]:
+    """Return the seconds of a batch, those of this process on the CPU, and the bytes that went through it."""
     patch.setattr(output_writer, "WRITE_THREADS", 1 if way == "one thread" else WRITE_THREADS)
     traffic = Traffic(patch)
     url = f"s3://bucket/{way.replace(' ', '-')}"
@@ -124,9 +124,9 @@ def measure(way: str, images: int, side: int, workers: int, patch: pytest.Monkey
         if way == "node":
             _wait_for_writers(pool, url)
         traffic.reset()
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         _run(pool, url, range(_WARM_UP, _WARM_UP + images))
-        return time.perf_counter() - started, traffic
+        return time.perf_counter() - started, time.process_time() - cpu_started, traffic
 
 
 def _run(pool: ModelPool, url: str, seeds: range) -> None:
@@ -150,14 +150,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     wanted = parser.parse_args()
-    print("| way | images/s | fetched KB per image | uploaded KB per image |")
-    print("|---|---|---|---|")
+    print("| way | images/s | fetched KB per image | uploaded KB per image | CPU ms per image |")
+    print("|---|---|---|---|---|")
     with slow_s3(wanted.put_ms / 1000):
         for way in wanted.ways:
             with pytest.MonkeyPatch.context() as patch:
-                seconds, traffic = measure(way, wanted.images, wanted.side, wanted.workers, patch)
+                seconds, cpu_seconds, traffic = measure(way, wanted.images, wanted.side, wanted.workers, patch)
             fetched, uploaded = (size / wanted.images / 1e3 for size in (traffic.fetched_bytes, traffic.uploaded_bytes))
-            print(f"| {way} | {wanted.images / seconds:.1f} | {fetched:.0f} | {uploaded:.1f} |", flush=True)
+            cpu_ms = cpu_seconds / wanted.images * 1e3
+            rate = wanted.images / seconds
+            print(f"| {way} | {rate:.1f} | {fetched:.0f} | {uploaded:.1f} | {cpu_ms:.1f} |", flush=True)
     print(f"\n{wanted.workers} workers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
 
 

@@ -46,7 +46,7 @@ RENAME = """([name, folder]) => {
     walker.currentNode.data = text.replaceAll(name, "node-1");
   }
 }"""
-COLORS, SHAPES = ("red", "green", "blue", "orange", "purple", "yellow"), ("circle", "square", "triangle")
+COLORS, SHAPES = ("red", "green", "blue", "cyan", "purple", "yellow"), ("circle", "square", "triangle")
 
 
 def main() -> int:

@@ -151,7 +151,11 @@ class ImageWriter:
         except FolderFailed as problem:
             if not self._may_retry(problem, listener):
                 raise
+            failed = problem
         with self._trying_again:  # the others wait here until a write succeeds, or until nothing is tried again
+            ends = self._given_up or self._closing or listener.wants_no_outputs
+            if ends and self._failing_since is not None:  # each attempt may take as long as the store is waited for
+                raise failed
             while True:
                 self._wake.clear()
                 try:

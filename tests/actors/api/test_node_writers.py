@@ -138,3 +138,26 @@ def test_a_driver_without_writers_writes_several_outputs_at_a_time(
     with opened(FakeWriters(can_write=False), tmp_path) as (pool, fetched):
         assert pool.submit(requests(2 * WRITES_HERE)).wait(60).succeeded == 2 * WRITES_HERE
         assert len(fetched) == 2 * WRITES_HERE
+
+
+def test_a_store_that_is_down_is_not_asked_for_each_output_when_the_pool_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt may take a quarter of a minute."""
+    monkeypatch.setattr("modelpool.actors.api.output_writer._RETRY_SECONDS", 30.0)
+    attempts: list[int] = []
+    down = threading.Event()
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        down.wait(60)
+        attempts.append(1)
+        raise FolderFailed("the store does not answer")
+
+    monkeypatch.setattr(OutputFolder, "write", write)
+    with opened(FakeWriters(can_write=False), tmp_path) as (pool, _):
+        jobs = pool.submit(requests(12))
+        until(lambda: not any(pool.status().waiting.values()) and not jobs.progress().running)
+        down.set()
+        until(lambda: len(attempts) == 13)  # each once, and one of them again
+    assert len(attempts) <= 14
+    assert jobs.summary().failed == 12

@@ -6,8 +6,10 @@ Every test compares the bytes of all images with those of a run without Ray.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +27,7 @@ from tests.actors.ray.local_cluster import (
     sim_pool,
     until,
 )
+from tests.s3_server import s3_server
 
 pytestmark = pytest.mark.ray
 
@@ -220,3 +223,61 @@ def test_finished_images_that_are_lost_with_their_node_are_generated_again(share
     """Larger ones than Ray sends with its answers: they stay on the node until they are fetched."""
     wanted = shapes_requests(6, width=256, height=256, steps=1)
     assert shared.run(lose_finished_images, wanted) == expected_of(wanted)
+
+
+def write_outputs(cluster: LocalCluster, access: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Write batches to a store and to a folder until the nodes write, then one more; return of each place the number of
+    outputs, whether only the driver's node writes, and of the last batch how many were fetched, and made elsewhere.
+    """
+    from modelpool.actors.outputs.open_outputs import existing_outputs
+    from modelpool.actors.ray.output_writers import RayNodeWriters
+    from modelpool.actors.ray.ray_connection import RayConnection
+
+    os.environ |= access
+    with sim_pool(cluster) as pool:
+        pool.wait_ready(READY_SECONDS)
+        writers, connection = pool._node_writers, pool._connection
+        assert isinstance(writers, RayNodeWriters)
+        assert isinstance(connection, RayConnection)
+        fetched: list[str] = []
+        fetch = connection.fetch
+        connection.fetch = lambda ref: (fetched.append(address), fetch(ref))[1]  # type: ignore[method-assign]
+        found: dict[str, Any] = {}
+        count = 0
+        for address, nodes in (("s3://bucket/cluster", 2), (str(folder), 1)):
+
+            def open_nodes(address: str = address) -> set[str]:
+                opened = writers._opened.items()
+                return {node for (node, place), each in opened if each.is_open and str(place) == address}
+
+            while len(open_nodes()) < nodes:
+                requests = shapes_requests(count + 12, width=128, height=128, steps=1)[count:]
+                assert pool.submit(requests, output=address).wait(120).succeeded == 12
+                count += 12
+            fetched.clear()
+            requests = shapes_requests(count + 12, width=128, height=128, steps=1)[count:]
+            results = list(pool.submit(requests, output=address).images())
+            count += 12
+            place = existing_outputs(folder if nodes == 1 else address)
+            assert not list(place.damaged())
+            assert len(place.kept()) == len(place.entries())
+            here = open_nodes() == {writers._node}
+            elsewhere = sum(image.tasks[-1].node != "head" for image in results)
+            found[address] = (len(place.entries()), here, len(fetched), elsewhere)
+        found["count"] = count
+        return found
+
+
+def test_each_node_writes_its_outputs_to_a_store_and_the_drivers_node_those_to_a_folder(
+    shared: LocalCluster, tmp_path: Path
+) -> None:
+    """The nodes were started without access to the store. The others' outputs for the folder are the driver's work."""
+    with s3_server():
+        access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "NO_PROXY"))}
+        found = shared.run(write_outputs, access, tmp_path / "out")
+    in_store, is_here, fetched, _ = found["s3://bucket/cluster"]
+    assert (is_here, fetched) == (False, 0)
+    in_folder, is_here, fetched, elsewhere = found[str(tmp_path / "out")]
+    assert is_here
+    assert fetched == elsewhere
+    assert in_store + in_folder == found["count"]

@@ -301,6 +301,7 @@ def test_the_compiler_of_torch_computes_the_same_within_rounding(
         pytest.skip("torch's compiler for CPUs needs a C++ compiler")
     from torch._inductor import config
 
+    graphs_before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     monkeypatch.setattr(config.cpp, "simdlen", 0)  # else it compiles programs to find what the CPU has
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     compiler, x_BL = BlockCompiler(), torch.randn(3, 8)
@@ -323,5 +324,5 @@ def test_the_compiler_of_torch_computes_the_same_within_rounding(
     torch.testing.assert_close(results[True], results[False])
     assert not torch.equal(results[True][0], results[True][1])
     assert compiler.refused == {}
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs_before == 1
     assert any(path.suffix in (".cpp", ".so") for path in tmp_path.rglob("*"))
