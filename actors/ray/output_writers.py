@@ -72,16 +72,18 @@ _NICENESS = 5
 class OutputWriterActor:
     """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap what is raised."""
 
-    def __init__(self, access: StoreAccess, umask: int | None) -> None:
+    def __init__(self) -> None:
         with suppress(OSError):
             os.nice(_NICENESS)
+        self._places: dict[OutputAddress, PlaceWriter] = {}
+
+    def open(self, address: OutputAddress, mark: PlaceMark, access: StoreAccess, umask: int | None) -> str:
+        """Open a place; return why this process cannot write there, or "". `access` and `umask` are those of the owner
+        now; arguments of the constructor, unlike these, would be kept in Ray's control service, and so on its disk.
+        """
         access.apply()
         if umask is not None:
             os.umask(umask)
-        self._places: dict[OutputAddress, PlaceWriter] = {}
-
-    def open(self, address: OutputAddress, mark: PlaceMark) -> str:
-        """Open a place; return why this process cannot write there, or ""."""
         try:
             self._places[address] = PlaceWriter(address, mark)
         except (UserError, OSError) as problem:
@@ -223,7 +225,8 @@ class RayNodeWriters:
         try:
             with place_mark(address) as mark:
                 process = self._process(node)
-                problem = self._answer(process.actor.open.remote(address, mark), START_SECONDS)
+                opening = process.actor.open.remote(address, mark, StoreAccess.of_this_process(), own_umask())
+                problem = self._answer(opening, START_SECONDS)
         except FolderFailed:
             problem = "?"  # nobody can write there now: the owner notices, too
         except (_Raised, PoolLost) as raised:
@@ -265,11 +268,8 @@ class RayNodeWriters:
             options = {**on_node(node), "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
             if environment:
                 options["runtime_env"] = environment
-            actor: ActorHandle[Any] = (
-                ray.remote(OutputWriterActor)
-                .options(max_concurrency=WRITES_AT_A_TIME, **options)
-                .remote(StoreAccess.of_this_process(), own_umask())
-            )
+            actor_class = ray.remote(OutputWriterActor)
+            actor: ActorHandle[Any] = actor_class.options(max_concurrency=WRITES_AT_A_TIME, **options).remote()
             with self._lock:
                 if not self._closing.is_set():
                     self._processes[node] = started = _Process(actor, time.monotonic())

@@ -264,6 +264,21 @@ def test_a_process_that_ended_before_it_opened_a_place_is_replaced(
     assert pid_of_writer(pool) != process.pid
 
 
+def test_a_process_has_the_access_that_its_owner_has_when_a_place_is_opened(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewed credentials are passed on, and none is an argument of the actor, which Ray would store."""
+    wait_for_writer(pool, tmp_path / "first")
+    monkeypatch.setenv("AWS_TEST_TOKEN", "renewed")
+    wait_for_writer(pool, tmp_path / "second")
+    (process,) = writers_of(pool)._processes.values()
+    assert ray.get(process.actor.__ray_call__.remote(_test_token)) == "renewed"
+
+
+def _test_token(_: Any) -> str | None:
+    return os.environ.get("AWS_TEST_TOKEN")
+
+
 def test_files_of_a_process_have_the_permissions_that_its_owner_gives(pool: ModelPool, tmp_path: Path) -> None:
     """Ray may have been started by another shell, with a umask of its own."""
     before = os.umask(0o057)
