@@ -16,7 +16,7 @@ import importlib.util
 import inspect
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from benchmarks.gpu.engine_jobs import EngineJobs, Extent, lora_ref, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.transfers import measured_file, median_seconds, synchronize, torch_device
-from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.core.stage_params import Encoded, LoraRef
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.ops.layer_choice import Products
+from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
 from modelpool.pool.specs.spec import Role
 
@@ -44,6 +45,15 @@ LEAST_RATE, MOST_HALF, MOST_SWITCH_SECONDS = 1.0, 1.1, 0.3
 LEAST_OF_PLAN = 0.95
 #: models for which the names in the LoRAs of `write_lora` are those of published files, so that diffusers reads them
 LORA_MODELS = ("sdxl", "flux")
+#: of the engine that are off by default, by name; the first is the default
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "default settings": {},
+    "convolution weights with channels last": {"memory_format": MemoryFormat.CHANNELS_LAST},
+    "attention kernels by measurement": {"measures_attention": True},
+    "CUDA graphs": {"cuda_graphs": True},
+    "CUDA graphs of compiled blocks": {"cuda_graphs": True, "compiles": True},
+    "a LoRA at run time": {"loras_at_run_time": True},
+}
 Texts = Sequence[Encoded]
 
 
@@ -115,6 +125,41 @@ def run_more(record: Record, setting: Setting, model: str) -> None:
     with record.attempting("half resident", least_seconds=_least(setting, 10.0)):
         measure_half_resident(record, setting, path, dtype, extent, texts, resident_seconds)
     _empty(setting)
+    measure_settings(record, setting, path, extent, texts, resident_seconds)
+
+
+def measure_settings(
+    record: Record, setting: Setting, path: Path, extent: Extent, texts: Texts, default_seconds: float
+) -> None:
+    """Record the seconds of a sampling run with each setting that is off by default, how far its latent differs, and,
+    with LoRAs applied at run time, those of a switch."""
+    expected: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    for name, chosen in SETTINGS.items():
+        with record.attempting(name, least_seconds=_least(setting, 5 * default_seconds + 5)):
+            engine = open_engine(setting.device, **chosen)
+            try:
+                jobs = EngineJobs(path, engine)
+                loras: tuple[LoraRef, ...] = ()
+                if chosen.get("loras_at_run_time"):
+                    loras = tuple(_loras(setting, path, 2)[:1])
+                work = jobs.sample_work(extent, loras)
+                jobs.sample(work, texts)
+                jobs.sample(work, texts)  # kernels are chosen, graphs are captured at the second use
+                seconds = statistics.median(jobs.sample_seconds(work, texts) for _ in range(TURNS))
+                latent = jobs.sample(work, texts).samples_CHW.astype(np.float32)
+                expected = latent if expected is None else expected
+                note = ""
+                if loras:
+                    switched = jobs.sample_work(extent, tuple(_loras(setting, path, 2)[1:]))
+                    first = jobs.sample_seconds(switched, texts)
+                    note = f"a switch takes {max(0.0, first - jobs.sample_seconds(switched, texts)):.3f} s"
+                else:
+                    difference = np.sqrt(np.mean((latent - expected) ** 2)) / np.sqrt(np.mean(expected**2))
+                    note = f"the latent differs by {float(difference):.2g} of its size"
+                record.add(f"sampling, {name}", seconds, "s", default_seconds, "", None, note)
+            finally:
+                engine.close()
+        _empty(setting)
 
 
 def measure_engine(record: Record, jobs: EngineJobs, extent: Extent, texts: Texts) -> float:
@@ -176,9 +221,7 @@ def measure_batches(record: Record, setting: Setting, jobs: EngineJobs, extent: 
 
 def measure_loras(record: Record, setting: Setting, jobs: EngineJobs, extent: Extent, texts: Texts, path: Path) -> None:
     """Record how much longer a run takes that switches LoRAs than the same run after it, with one and four at once."""
-    folder = setting.work / "loras"
-    folder.mkdir(exist_ok=True)
-    refs = [lora_ref(write_lora(folder / f"l{n}.safetensors", path, seed=n), 0.5) for n in range(4)]
+    refs = _loras(setting, path, 4)
     short = replace(extent, steps=2)
     for name, loras in (
         ("no LoRA", ()),
@@ -404,6 +447,17 @@ def _opened(record: Record, setting: Setting, model: str) -> tuple[Path, Extent,
     is_half = model in ("sd15", "sdxl")
     dtype = torch.float32 if setting.device != "cuda" else torch.float16 if is_half else torch.bfloat16
     return measured_file(record, setting, model), extent, dtype
+
+
+def _loras(setting: Setting, path: Path, count: int) -> list[LoraRef]:
+    """Return LoRAs for a model; each file is written once."""
+    folder = setting.work / "loras"
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"l{number}.safetensors" for number in range(count)]
+    for number, file in enumerate(files):
+        if not file.exists():
+            write_lora(file, path, seed=number)
+    return [lora_ref(file, 0.5) for file in files]
 
 
 def _texts(setting: Setting, path: Path) -> tuple[Encoded, ...]:
