@@ -55,7 +55,8 @@ def test_the_scale_in_the_configuration_tells_whose_latents_they_are(tmp_path: P
 
 def test_configurations_that_are_none_of_the_class_are_refused(tmp_path: Path) -> None:
     _, config, tensors = written(CASES["kl"], tmp_path)
-    with pytest.raises(UnknownArchitecture, match=r"found class 'AutoencoderX', expected one of AutoencoderDC, AutoencoderKL, "):
+    expected = r"found class 'AutoencoderX', expected one of AutoencoderDC, AutoencoderKL, "
+    with pytest.raises(UnknownArchitecture, match=expected):
         plan_folder_vae("AutoencoderX", config, {})
     with pytest.raises(UnknownArchitecture, match=r"found layers_per_block 1000000000, expected no more than its"):
         plan({**config, "layers_per_block": 10**9}, tensors)
