@@ -66,6 +66,9 @@ def sample_params(
     duration = duration_of(request, name, facts)
     reads_image = first_frame_mode(request, name, facts) is not None or concat.is_shown
     _check_mask(run)
+    varies = facts.image_labels is not None
+    if varies and request.image is None:
+        raise missing_field("image", f"model {name!r} varies an image")
     references = read_references(run, whole)
     first_step = 0 if reads_image else run.first_step
     conditions: list[SampleCondition] = []
@@ -74,6 +77,8 @@ def sample_params(
         conditions.append(
             ImageCondition(concat.noise_level, numbers.image_noise, numbers.motion, numbers.elevation, ends)
         )
+    elif varies and not run.is_second:
+        first_step = 0
     elif (run.is_second or request.image is not None) and not (facts.inpaints and first_step == 0):
         conditions.append(StartCondition())
     if request.mask is not None:
