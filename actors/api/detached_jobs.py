@@ -142,10 +142,9 @@ def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[t
                 connection.call(JobService.abandon, name)
         raise
     if is_new:
-        with _known_to_the_service():
-            connection.call(JobService.seal, name, count)
-    else:
-        require_same(begun, replace(new, request_count=count))
+        with _known_to_the_service():  # another driver may have handed it over meanwhile
+            begun = connection.call(JobService.seal, name, count)
+    require_same(begun, replace(new, request_count=count))
 
 
 @contextmanager

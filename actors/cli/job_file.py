@@ -130,7 +130,8 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) ->
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
     fields = request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset})
-    content = json.dumps(fields if request.hires is None else {**fields, "hires": request.hires.recorded()})
+    parts = {"hires": request.hires, "options": request.options}
+    content = json.dumps(fields | {name: part.recorded() for name, part in parts.items() if part is not None})
     key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
     digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()
     occurrences[key] += 1

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ class _SameThread(Executor):
         called: Future[Any] = Future()
         try:
             called.set_result(fn(*args, **kwargs))
-        except Exception as raised:
+        except BaseException as raised:
             called.set_exception(raised)
         return called
 
@@ -49,10 +49,10 @@ async def answer_all(
         question, value, error = questions.get(), None, None
         try:
             value = await getattr(service, question.method)(*question.arguments)
-        except Exception as raised:
-            if not isinstance(raised, UserError):
-                raised.add_note(traceback.format_exc())
-            error = raised
+        except BaseException as raised:  # panics of libraries in Rust, too; the controller must not end with one
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"the catalog failed: {raised!r}")
+            if not isinstance(error, UserError):
+                error.add_note(traceback.format_exc())
         if question.number:
             line.sendall(answer_of(question.number, value, error, service.files_address))
 
@@ -68,7 +68,7 @@ def main() -> None:
         questions: _Questions = queue.SimpleQueue()
         opener, computed_by = read_message(line)
         answers = answer_all(line, pickle.loads(opener), computed_by, questions)
-        threading.Thread(target=asyncio.run, args=(answers,), name="answer questions", daemon=True).start()
+        threading.Thread(target=_run_or_end, args=(answers,), name="answer questions", daemon=True).start()
         while True:
             questions.put(read_message(line))
     except (EOFError, OSError):
@@ -77,6 +77,16 @@ def main() -> None:
         traceback.print_exc()
     finally:
         os._exit(code)  # without waiting for threads: what they do is for this controller
+
+
+def _run_or_end(answers: Coroutine[Any, Any, None]) -> None:
+    """Answer questions. If that fails, end the process: the next one has the question that waits."""
+    try:
+        asyncio.run(answers)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -107,18 +107,28 @@ class _Process:
             return await answer
         finally:
             self._waiting.pop(question.number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # else asyncio reports one that nobody has read
 
     async def tell(self, question: Question) -> None:
         """Send a question. Raises _Lost."""
+        message = _packed(question)
         try:
-            if self._writer is None:
-                reader, self._writer = await asyncio.open_connection(sock=self._socket)
-                self._reading = asyncio.ensure_future(self._read(reader))
-            message = _packed(question)
-            self._writer.writelines((LENGTH.pack(len(message)), message))
-            await self._writer.drain()
+            writer = self._writer or await self._connected()
+            writer.writelines((LENGTH.pack(len(message)), message))
+            await writer.drain()
         except OSError as closed:
+            self.end()  # now: the caller may ask again before the reader notices
             raise _Lost(str(closed)) from closed
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        except asyncio.CancelledError:  # asyncio has closed the socket
+            self.end()
+            raise
+        self._reading = asyncio.ensure_future(self._read(reader))
+        return self._writer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -147,7 +157,8 @@ class _Process:
             if not waiting.done():
                 waiting.set_exception(problem)
         if self._writer is not None:
-            self._writer.close()
+            # close() would go on writing, to a file descriptor that the next process may get
+            self._writer.transport.abort()
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -229,11 +240,14 @@ class CatalogProcess:
             process.end()
 
     async def _flush(self) -> None:
-        """Send measurements that have no question after them."""
+        """Send measurements that have no question after them. Without a process they are lost, too: the next question
+        may be long in coming."""
         async with self._turn:
-            if self._process is not None and not self._process.is_over:
-                with contextlib.suppress(_Lost):  # the next question notices
-                    await self._send_measured(self._process)
+            if self._process is None or self._process.is_over:
+                self._measured.clear()
+                return
+            with contextlib.suppress(_Lost):  # the next question notices
+                await self._send_measured(self._process)
 
     async def _ask(self, method: str, *arguments: object) -> object:
         async with self._turn:

@@ -160,9 +160,13 @@ class Journal:
         return self._write(change)
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
-        """Add requests, as `records.request_text` writes them, to a submission that is being received."""
+        """Add requests, as `records.request_text` writes them, to a submission that is being received. Has no effect on
+        one that was acknowledged meanwhile: another driver has handed it over under the same id.
+        """
 
         def change(connection: sqlite3.Connection) -> None:
+            if _required(connection, submission_id).state is not SubmissionState.RECEIVING:
+                return
             number = _number(connection, submission_id)
             rows = [(number, place, text) for place, text in enumerate(texts, start=first_place)]
             connection.executemany("INSERT OR REPLACE INTO request (submission, place, request) VALUES (?, ?, ?)", rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,15 @@ IMAGE_FORMAT = "png"
 _LATER: Mapping[str, bool] = {"later": True}
 #: fields of a recipe that are not part of its digest: how and where it was computed, and what was said about it
 INFORMATIVE = ("versions", "computed_by", "warnings")
+
+
+#: the end of a name on the hub, which has the commit
+_COMMIT = re.compile(r"@[0-9a-f]{40}$")
+
+
+def _without_commit(name: str) -> str:
+    """Return the name of a file in the digest, which has the hash of the file: other commits may have the same file."""
+    return _COMMIT.sub("", name)
 
 
 def _is_used_or_first(kind: type[Any], name: str, value: Any) -> bool:
@@ -179,6 +189,8 @@ class RecipeImages:
         content["controls"] = [
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
+        for each in (*content["controls"], *content["image_prompts"]):
+            each |= {name: _without_commit(each[name]) for name in ("name", "encoder") if name in each}
         content["image_prompts"] = tuple(
             {
                 k: v
@@ -274,7 +286,16 @@ class Recipe:
     @property
     def digest(self) -> str:
         """20 hexadecimal digits that identify the output."""
+        return hashlib.sha256(json.dumps(self.determining(), sort_keys=True).encode()).hexdigest()[:20]
+
+    def determining(self) -> dict[str, Any]:
+        """Return the part that determines the output."""
         content = {k: v for k, v in self.as_json().items() if k not in INFORMATIVE}
+        content["model"] = _without_commit(self.model)
+        content["loras"] = tuple({**lora, "name": _without_commit(lora["name"])} for lora in content["loras"])
+        for name in ("decoder", "upscale"):
+            if part := content.get(name):
+                part["model"] = _without_commit(part["model"])
         if self.pictures is not None:
             content["pictures"] = self.pictures.digest_content()
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+        return content

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from modelpool.actors.graph.recipe import (
-    INFORMATIVE,
     Recipe,
     RecipeControl,
     RecipeImagePrompt,
@@ -77,14 +76,7 @@ def differing_fields(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     """Return the fields in which two recipes differ, as far as they determine the output. Sorted; fields of parts are
     named with their part, such as "pictures.image_sha256".
     """
-    return tuple(sorted(_differing(_determining(recipe), _determining(other))))
-
-
-def _determining(recipe: Recipe) -> dict[str, Any]:
-    fields = {name: value for name, value in recipe.as_json().items() if name not in INFORMATIVE}
-    if recipe.pictures is not None:
-        fields["pictures"] = recipe.pictures.digest_content()
-    return fields
+    return tuple(sorted(_differing(recipe.determining(), other.determining())))
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:

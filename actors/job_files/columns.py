@@ -39,6 +39,8 @@ class ColumnChoice:
                 raise unknown_field(f"field in {_OPTION}", name, GenerateRequest.model_fields)
             if name in found:
                 raise unusable_field(_OPTION, text, f"one column for {name}")
+            if column and _plain(column) in map(_plain, found.values()):
+                raise unusable_field(_OPTION, text, f"one field for column {column!r}")
             found[name] = column
         return cls(MappingProxyType(found), ignores)
 

@@ -28,6 +28,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def own_umask() -> int | None:
+    """Return which permissions new files of this process lack; None if the system does not tell. `os.umask` tells only
+    by changing it, also for other threads.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = next((line for line in status.splitlines() if line.startswith("Umask:")), None)
+    return None if found is None else int(found.split()[1], 8)
+
+
 def sync_folder(path: Path) -> None:
     """Make a rename durable. File systems that cannot sync a folder do not need it."""
     folder = os.open(path, os.O_RDONLY)

@@ -132,7 +132,7 @@ class OutputFolder:
         """See `OutputPlace`: who writes reads the manifest."""
         with self._failures_named(self.path), self._lock:
             self._read_new_entries()
-            return WriteOrder(facts, self._own_run())
+            return WriteOrder(facts, self._own_run(), thumbnail_pixels=self._thumbnail_pixels)
 
     def write_ordered(self, order: WriteOrder, image: FinishedOutput) -> WriteReport:
         """Write an output that the owner of the place has ordered from this process."""

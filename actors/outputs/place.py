@@ -85,12 +85,15 @@ class WriteOrder:
     run      number of the run, of the owner
     listed   the fields of its entry in the manifest; None if it is not listed
     taken    those of its possible names that other outputs are listed with
+    is_sharded, thumbnail_pixels  the layout of the place, as its owner knows it
     """
 
     facts: OutputFacts
     run: int
     listed: Mapping[str, Any] | None = None
     taken: tuple[str, ...] = ()
+    is_sharded: bool = False
+    thumbnail_pixels: int = 0
 
 
 @dataclass(frozen=True, slots=True)

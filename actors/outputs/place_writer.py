@@ -11,9 +11,10 @@ not decided by guesses: the owner leaves a mark there, and the other process mus
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
@@ -37,10 +38,14 @@ class OtherPlace(FolderFailed):
 
 @dataclass(frozen=True, slots=True)
 class PlaceMark:
-    """A small object that shows whether two processes see the same place."""
+    """A small object that shows whether two processes see the same place.
+
+    user  of the process that owns the place
+    """
 
     name: str
     content: bytes
+    user: int = field(default_factory=os.geteuid)
 
 
 def is_seen_by_others(address: OutputAddress) -> bool:
@@ -69,6 +74,8 @@ class PlaceWriter:
         self._objects = objects_at(address)
         if mark is not None and self._objects.read_one(mark.name) != mark.content:
             raise OtherPlace(f"{address}: another place for this process than for the owner of the outputs")
+        if mark is not None and isinstance(address, Path) and mark.user != os.geteuid():
+            raise OtherPlace(f"{address}: files of this process would belong to user {os.geteuid()}, not {mark.user}")
         self._layout = read_layout(address)
         self._folder: OutputFolder | None = None
         if isinstance(address, Path) and self._layout.kind is LayoutKind.FILES:
@@ -77,10 +84,14 @@ class PlaceWriter:
             self._objects.check_writable()
 
     def write(self, order: WriteOrder, output: Output) -> WriteReport:
-        """Write and list an output, unless it is complete. Raises as `OutputPlace.write`."""
+        """Write and list an output, unless it is complete. Raises as `OutputPlace.write`, and OtherPlace if the layout
+        has changed.
+        """
+        is_sharded = self._layout.kind is not LayoutKind.FILES
+        if (order.is_sharded, order.thumbnail_pixels) != (is_sharded, self._layout.thumbnail_pixels):
+            raise OtherPlace(f"{self._objects.url}: it has another layout since this process has opened it")
         image = order.facts.with_output(output)
         if self._folder is not None:
             return self._folder.write_ordered(order, image)
-        is_sharded = self._layout.kind is not LayoutKind.FILES
         store = OutputStore.ordered(self._objects, order, self._layout.thumbnail_pixels, is_sharded)
         return store.reported(store.write(image), image.key)

@@ -170,7 +170,8 @@ class OutputStore:
             listed = self._entries.get(facts.key)
             names = possible_names(facts.recipe, facts.labels)
             taken = tuple(name for name in names if self._owners.get(name, facts.key) != facts.key)
-            return WriteOrder(facts, self._own_run(), None if listed is None else listed.fields, taken)
+            fields = None if listed is None else listed.fields
+            return WriteOrder(facts, self._own_run(), fields, taken, self._is_sharded, self._thumbnail_pixels)
 
     def note(self, report: WriteReport) -> WrittenOutput:
         """See `OutputPlace`. The record of the output becomes one of this process, which merges it."""

@@ -37,11 +37,15 @@ def main(ports: str, node: str, seconds: float, command: list[str]) -> None:
         while os.getppid() == raylet:  # where the kernel does not end it
             time.sleep(_LOOK_SECONDS)
         return
-    with socket.socket() as kept:
-        kept.bind(("127.0.0.1", 0))  # it does not listen: Ray tries again until the agent does
-        port = kept.getsockname()[1]
-        announce(ports, ENVIRONMENT_PORT, node, port)
-        time.sleep(seconds)
+    # it does not listen: Ray tries again until the agent does. The agent has it, too: a port that another program took
+    # before it listens would end the agent, and with it the raylet. Both may have it, as both allow its reuse
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))  # of all addresses: the agent listens at that of its node
+    kept.set_inheritable(True)
+    port = kept.getsockname()[1]
+    announce(ports, ENVIRONMENT_PORT, node, port)
+    time.sleep(seconds)
     os.execv(command[0], [*command, f"{ENVIRONMENT_PORT_OPTION}{port}"])
 
 

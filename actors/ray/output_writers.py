@@ -7,7 +7,7 @@ Rules
 1. A process is started once a node has made some outputs. Until it has started, the owner writes them.
 2. It writes to a place only if it finds a mark there that the owner has left (`actors.outputs.place_writer`). To a
    folder, only on the node of the owner: other nodes may share it, but not its lock.
-3. Whatever happens to it, the owner writes in its place.
+3. Whatever happens to it, the owner writes in its place. Files have the user and the permissions of the owner.
 4. One that has nothing to do for a while is ended.
 
 Imports Ray at once: import this module after a session is open.
@@ -32,6 +32,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.output_commit import NoWriter
+from modelpool.actors.outputs.atomic_write import own_umask
 from modelpool.actors.outputs.place import WriteOrder, WriteReport
 from modelpool.actors.outputs.place_writer import PlaceMark, PlaceWriter, is_seen_by_others, place_mark
 from modelpool.actors.outputs.store_access import StoreAccess
@@ -71,14 +72,18 @@ _NICENESS = 5
 class OutputWriterActor:
     """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap what is raised."""
 
-    def __init__(self, access: StoreAccess) -> None:
+    def __init__(self) -> None:
         with suppress(OSError):
             os.nice(_NICENESS)
-        access.apply()
         self._places: dict[OutputAddress, PlaceWriter] = {}
 
-    def open(self, address: OutputAddress, mark: PlaceMark) -> str:
-        """Open a place; return why this process cannot write there, or ""."""
+    def open(self, address: OutputAddress, mark: PlaceMark, access: StoreAccess, umask: int | None) -> str:
+        """Open a place; return why this process cannot write there, or "". `access` and `umask` are those of the owner
+        now; arguments of the constructor, unlike these, would be kept in Ray's control service, and so on its disk.
+        """
+        access.apply()
+        if umask is not None:
+            os.umask(umask)
         try:
             self._places[address] = PlaceWriter(address, mark)
         except (UserError, OSError) as problem:
@@ -95,6 +100,10 @@ class OutputWriterActor:
             kind = "folder" if isinstance(problem, FolderFailed) else "output"
             answer = _Problem(kind if isinstance(problem, OutputFailed) else "field", str(problem))
         return packed(answer)
+
+
+class _Raised(NoWriter):
+    """Code of the process has raised what is no problem of the output: the process goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,9 @@ class RayNodeWriters:
             process.writes += 1
         try:
             answer = self._answer(process.actor.write.remote(address, packed(order), result), WRITE_SECONDS)
+        except _Raised as mistake:
+            self._pause(node, address, str(mistake))
+            raise
         except NoWriter:
             self._forget(node, process, time.monotonic() + AGAIN_SECONDS)
             raise
@@ -189,7 +201,10 @@ class RayNodeWriters:
                 process.writes, process.used_at = process.writes - 1, time.monotonic()
         found: WriteReport | _Problem = unpacked(answer)
         if isinstance(found, _Problem):
-            raise found.as_error()
+            problem = found.as_error()
+            if isinstance(problem, FolderFailed):
+                self._pause(node, address, "")  # the owner finds out whether nobody can write there, and says so
+            raise problem
         return found
 
     def close(self) -> None:
@@ -206,46 +221,60 @@ class RayNodeWriters:
 
     def _open(self, node: NodeId, address: OutputAddress, opened: _Opened) -> None:
         """Have a process of a node open a place, in a thread of its own."""
-        problem = ""
+        problem, process = "", None
         try:
             with place_mark(address) as mark:
-                problem = self._answer(self._actor(node).open.remote(address, mark), START_SECONDS)
+                process = self._process(node)
+                opening = process.actor.open.remote(address, mark, StoreAccess.of_this_process(), own_umask())
+                problem = self._answer(opening, START_SECONDS)
         except FolderFailed:
             problem = "?"  # nobody can write there now: the owner notices, too
-        except (NoWriter, PoolLost) as gone:
+        except (_Raised, PoolLost) as raised:
+            problem = str(raised)
+        except NoWriter as gone:
             problem = str(gone)
-        except Exception as mistake:  # of code that a node lacks, say: the owner writes
-            problem = f"{type(mistake).__name__}: {' '.join(str(mistake).split())[:300]}"
+            if process is not None:
+                self._forget(node, process, time.monotonic() + AGAIN_SECONDS)
+        except Exception as mistake:
+            problem = _one_line(mistake)
         with self._lock:
             opened.is_opening, opened.is_open = False, not problem
             opened.not_before = time.monotonic() + AGAIN_SECONDS
-            is_new = problem not in {"", "?"} and address not in self._noted and not self._closing.is_set()
+        self._note_once(node, address, problem.strip("?"))
+
+    def _pause(self, node: NodeId, address: OutputAddress, problem: str) -> None:
+        """Have the owner write to a place what a node makes, until the place is opened there again."""
+        with self._lock:
+            opened = self._opened[node, address]
+            opened.is_open, opened.not_before = False, time.monotonic() + AGAIN_SECONDS
+        self._note_once(node, address, problem)
+
+    def _note_once(self, node: NodeId, address: OutputAddress, problem: str) -> None:
+        with self._lock:
+            is_new = bool(problem) and address not in self._noted and not self._closing.is_set()
             if is_new:
                 self._noted.add(address)
         if is_new:
             self._note(f"outputs of node {node[:8]} are written to {address} by this process, and not there: {problem}")
 
-    def _actor(self, node: NodeId) -> ActorHandle[Any]:
+    def _process(self, node: NodeId) -> _Process:
         """Return the process of a node, which may still start."""
         with self._starting:
             with self._lock:
                 if node in self._processes:
                     self._processes[node].used_at = time.monotonic()
-                    return self._processes[node].actor
+                    return self._processes[node]
             environment = self._answer(self._controller().process_environment.remote(), START_SECONDS)
             options = {**on_node(node), "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
             if environment:
                 options["runtime_env"] = environment
-            actor: ActorHandle[Any] = (
-                ray.remote(OutputWriterActor)
-                .options(max_concurrency=WRITES_AT_A_TIME, **options)
-                .remote(StoreAccess.of_this_process())
-            )
+            actor_class = ray.remote(OutputWriterActor)
+            actor: ActorHandle[Any] = actor_class.options(max_concurrency=WRITES_AT_A_TIME, **options).remote()
             with self._lock:
                 if not self._closing.is_set():
-                    self._processes[node] = _Process(actor, time.monotonic())
+                    self._processes[node] = started = _Process(actor, time.monotonic())
                     self._watch_idle()
-                    return actor
+                    return started
         _end(actor)
         raise NoWriter("the pool is closed")
 
@@ -280,8 +309,8 @@ class RayNodeWriters:
                     return
 
     def _answer(self, ref: Any, limit_seconds: float) -> Any:
-        """Wait for a process. Raises NoWriter if it has ended or does not answer, ResultGone if the result for it is
-        lost, and PoolLost.
+        """Wait for a process. Raises NoWriter if it has ended or does not answer, _Raised if it has raised, ResultGone
+        if the result for it is lost, and PoolLost.
         """
         until = time.monotonic() + limit_seconds
         while True:
@@ -296,11 +325,15 @@ class RayNodeWriters:
             except RayTaskError as raised:
                 if isinstance(raised.cause, ObjectLostError):
                     raise ResultGone(str(raised.cause).splitlines()[0]) from raised
-                raise raised.cause from None
+                raise _Raised(_one_line(raised.cause)) from raised  # of code or memory that a node lacks, say
             except ObjectLostError as lost:
                 raise ResultGone(str(lost).splitlines()[0]) from lost
             except (RayActorError, RayError) as ended:
                 raise NoWriter(f"it has ended: {' '.join(str(ended).split())[:300]}") from ended
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _end(actor: ActorHandle[Any]) -> None:

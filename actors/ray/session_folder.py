@@ -33,7 +33,7 @@ _END_SECONDS = 3.0
 _FORK_CLIENT = "/actors/ray/fork_client.py"
 #: in the arguments of Ray's processes: programs of its package, and the titles of workers and agents. Not its name
 #: alone, which is also that of the home folder in Ray's images
-_OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler|agent_stand_in)|^ray::")
+_OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|/ray/agent_stand_in\.py$|^ray::")
 
 
 class SessionFolder:

@@ -81,7 +81,7 @@ def raylet_command(command: Sequence[str], worker_python: Sequence[str], exports
     `worker_python`; and whether they are. Parts that are not as expected stay.
     """
     values = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
-    folder, node = values.get("--session_dir"), values.get("--node_id")
+    folder, node = values.get("--session_dir", ""), values.get("--node_id", "")
     changed, workers_fork = list(command), False
     for number, part in enumerate(command):
         if part.startswith(_WORKER_OPTION) and worker_python:
@@ -90,11 +90,10 @@ def raylet_command(command: Sequence[str], worker_python: Sequence[str], exports
             if len(words) > 2 and words[0] == sys.executable and words[2].endswith("default_worker.py"):
                 changed[number] = f"{_WORKER_OPTION}{subprocess.list2cmdline([*worker_python, *words[2:]])}"
                 workers_fork = True
-        elif not folder or not node:
-            continue
-        elif part.startswith(_EXPORT_AGENT_OPTION) and not exports:
+    for number, part in enumerate(command if folder and node else ()):
+        if part.startswith(_EXPORT_AGENT_OPTION) and not exports:
             changed[number] = f"{_EXPORT_AGENT_OPTION}{_stand_in(folder, node)}"
-        elif part.startswith(_ENVIRONMENT_AGENT_OPTION) and worker_python:
+        elif part.startswith(_ENVIRONMENT_AGENT_OPTION) and workers_fork:  # else the pool itself has to wait for it
             agent = shlex.split(part.removeprefix(_ENVIRONMENT_AGENT_OPTION))
             option = agent_stand_in.ENVIRONMENT_PORT_OPTION
             if f"{option}0" in agent:

@@ -21,6 +21,9 @@ BlockFactors: TypeAlias = tuple[tuple[str, float], ...]
 _MAX_BLOCK, _MAX_SIDE, _MAX_INTERVAL = 999, 16384, 1000
 #: factors of a block
 _MAX_FACTOR = 10.0
+#: marks options, and settings of options, that were added after their first version: records leave out their default,
+#: so that they change no existing digest
+_LATER: Mapping[str, bool] = {"later": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ def _wholes(default: tuple[int, ...], meaning: str) -> Any:
 
 def _blocks(meaning: str) -> Any:
     return field(default=(), metadata={"limits": Limits("blocks", meaning, -_MAX_FACTOR, _MAX_FACTOR)})
+
+
+def _later(setting: Any) -> Any:
+    return field(default=setting.default, metadata={**setting.metadata, **_LATER})
 
 
 def _name(default: str, names: tuple[str, ...], meaning: str) -> Any:
@@ -133,7 +140,9 @@ class SkipLayers(_Timed, WireValue):
     single: tuple[int, ...] = _wholes((), "skipped blocks among those that read text and image together, from 0")
     start: float = _start(0.01)
     end: float = _end(0.2)
-    rescale: float = _number(0.0, 0.0, 10.0, "share of the result that has the standard deviation of the prompt's")
+    rescale: float = _later(
+        _number(0.0, 0.0, 10.0, "share of the result that has the standard deviation of the prompt's")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +290,9 @@ class RunOptions(WireValue):
     deepcache: DeepCache | None = None
     fbcache: FirstBlockCache | None = None
     teacache: TeaCache | None = None
-    rope: RotaryPositions | None = None
-    attention_scale: AttentionScale | None = None
-    block_scale: BlockScale | None = None
+    rope: RotaryPositions | None = field(default=None, metadata=_LATER)
+    attention_scale: AttentionScale | None = field(default=None, metadata=_LATER)
+    block_scale: BlockScale | None = field(default=None, metadata=_LATER)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -298,8 +307,18 @@ class RunOptions(WireValue):
         return tuple(name for name, _ in self.used())
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return all settings of the options that are on, by name."""
-        return {name: dataclasses.asdict(value) for name, value in self.used()}
+        """Return all settings of the options that are on, by name; later ones only if they are not the default."""
+        return {name: _recorded(value) for name, value in self.used()}
+
+    def recorded(self) -> dict[str, dict[str, Any] | None]:
+        """Return what seeds of job files are derived from: `settings`, and None for options of the first version that
+        are off."""
+        values = {each.name: (each, getattr(self, each.name)) for each in dataclasses.fields(self)}
+        return {
+            name: None if value is None else _recorded(value)
+            for name, (each, value) in values.items()
+            if value is not None or "later" not in each.metadata
+        }
 
     @property
     def is_empty(self) -> bool:
@@ -316,6 +335,14 @@ class RunOptions(WireValue):
         """Whether it depends on the latents which steps are computed in full: such a run has one image, so that others
         do not change it, and no state between two steps from which another run could continue."""
         return self.fbcache is not None or self.teacache is not None
+
+
+def _recorded(option: RunOption) -> dict[str, Any]:
+    return {
+        each.name: value
+        for each in dataclasses.fields(option)
+        if (value := getattr(option, each.name)) != each.default or "later" not in each.metadata
+    }
 
 
 NO_OPTIONS = RunOptions()

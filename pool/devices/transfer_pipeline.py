@@ -124,11 +124,11 @@ class TransferPipeline:
                 self._streams.maker.lend(tensor, self._computing)
 
     def mark(self) -> Event | None:
-        """Return an event that happens when all pending work of the current stream is done; None without streams."""
+        """Return an event that happens when all pending work of the compute stream is done; None without streams."""
         if self._streams is None:
             return None
         event = self._streams.maker.new_event()
-        event.record(self._streams.maker.current())
+        event.record(self._computing or self._streams.maker.current())
         return event
 
     def await_mark(self, mark: Event) -> None:

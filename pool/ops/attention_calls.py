@@ -62,7 +62,8 @@ class AttentionKernels:
             try:
                 return attend(query, key, value, *args, **kwargs)
             except RuntimeError as error:
-                self._refuse(shape_of(query, key, value, *args, **kwargs), error)
+                if not self._notes(error, shape_of(query, key, value, *args, **kwargs)):
+                    raise
         shape = shape_of(query, key, value, *args, **kwargs)
         for _ in range(2):
             usual = _without_cudnn(self.order) if shape in self.refused else self.order
@@ -73,15 +74,20 @@ class AttentionKernels:
                 with reordered(order, self.order):
                     return attend(query, key, value, *args, **kwargs)
             except RuntimeError as error:
-                self._refuse(shape, error)
+                if not self._notes(error, shape):
+                    raise
         raise AssertionError("a refusal is raised the second time")
 
-    def _refuse(self, shape: CallShape, error: RuntimeError) -> None:
-        """Remember that cuDNN's kernel refuses `shape`; raises `error` if it is another one, or not the first."""
+    def _notes(self, error: RuntimeError, shape: CallShape) -> bool:
+        """Remember that cuDNN's kernel refuses `shape`, if that is `error`. Returns whether it is, for the first time.
+
+        Does not raise it: it would be held by a frame of its own traceback, with the tensors of the call.
+        """
         if not is_refusal(error) or shape in self.refused:
-            raise error
+            return False
         self.refused.put(shape, True)
         _LOG.warning("cuDNN's attention refused a shape, which another kernel computes: %s", shape)
+        return True
 
 
 def is_refusal(error: BaseException) -> bool:

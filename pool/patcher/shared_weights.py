@@ -130,7 +130,7 @@ class SharedWeights:
         self._merged_digests: dict[str, str] = {}
         #: module name -> names of its parameters with such patches; has the same keys
         self._merged_names: dict[str, frozenset[str]] = {}
-        #: the end of the last run with these weights on the device; None without streams
+        #: the end of the last run with these weights on the device, or of their last change; None without streams
         self._last_use: Event | None = None
         #: module name -> digest of the patches that it computes at each use; absent if none
         self._lazy_digests: dict[str, str] = {}
@@ -230,7 +230,7 @@ class SharedWeights:
             self._change_context = before
 
     def mark_use(self) -> None:
-        """Note that everything that was run with these weights is pending on the current stream, or done."""
+        """Note that all runs with these weights, and all writes to them, are pending on the compute stream or done."""
         self._last_use = self.tools.run_mark()
 
     @contextmanager
@@ -300,7 +300,9 @@ class SharedWeights:
                     next(steps)
             except StopIteration as end:
                 report: RealizeReport = end.value
-                return report
+        if report.uploaded_bytes:
+            self.mark_use()  # perhaps no run follows, and a later switch beside another run would overtake the writes
+        return report
 
     def realize_in_steps(self, target: WeightsTarget) -> Generator[int, None, RealizeReport]:
         """`realize` in steps: evictions before the first step, then one step for each uploaded module, which yields the

@@ -124,7 +124,9 @@ def product_bytes(weights: Iterable[ModuleWeights], form: WeightForm, patches: P
     ranks = (
         (owner.parameters["weight"], product_rank(owner, "weight", form, patches))
         for owner in weights
-        if owner.full_name("weight") in patches.parameters and not merges(owner, "weight", form, patches)
+        if "weight" in owner.parameters
+        and owner.full_name("weight") in patches.parameters
+        and not merges(owner, "weight", form, patches)
     )
     return sum(rank * sum(weight.shape) * form.compute_dtype.itemsize for weight, rank in ranks if rank is not None)
 

@@ -96,7 +96,8 @@ def requantize(values: Tensor, like: PackedWeight, seed: int | None = None, name
     """Pack `values` in the form of `like`, with new scales; parts that do not depend on values (input factors) are
     kept.
 
-    The parts have the shapes and dtypes of those of `like`, and so the same size. `values` are not modified. This is
+    The parts have the shapes and dtypes of those of `like`, and so the same size, and are on the device of `values`,
+    wherever `like` is. `values` are not modified. This is
     how a patched weight is stored again: pass the seed of its name for stochastic rounding. Raises BadQuantization
     unless `can_requantize`.
     """
@@ -116,10 +117,10 @@ def requantize(values: Tensor, like: PackedWeight, seed: int | None = None, name
         settings["codebook"] = "weight_codebook" in like.parts
         settings["float_scales"] = like.parts["weight_s_rel"].dtype is torch.float32
     elif "pre_quant_scale" in like.parts:
-        values = values / like.parts["pre_quant_scale"].to(values.dtype)
+        values = values / like.parts["pre_quant_scale"].to(values)
     fresh = quantize(values, kind.name, settings, seed, scale, name)
     parts = {
-        key: part if key in _KEPT else _stored_like(part, fresh.parts[key], f"{name}: {key}")
+        key: part.to(values.device) if key in _KEPT else _stored_like(part, fresh.parts[key], f"{name}: {key}")
         for key, part in like.parts.items()
     }
     return packed_weight(kind, parts, like.shape, like.dtype)

@@ -130,6 +130,16 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         read_job_file(tmp_path / "none.jsonl", MODEL)
 
 
+def test_seeds_of_lines_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    """The seeds are those before options and settings of options were added: a batch goes on after an update."""
+    parts = ("", ', "loras": ["light"]', ', "options": {"pag": 3}', ', "options": {"slg": {"layers": [7]}}')
+    parts += (', "hires": {"via": "picture"}', ', "options": {"slg": {"layers": [7], "rescale": 0.5}}')
+    found = read(tmp_path, "".join(f'{{"prompt": "p"{part}}}\n' for part in parts))
+    *earlier, rescaled = [line.request.seed for line in found.lines]
+    assert earlier == [4250066949, 1442229906, 3764546752, 454773674, 2412040042]
+    assert rescaled not in earlier
+
+
 def test_seeds_of_lines_without_one_stay_the_same_and_differ(tmp_path: Path) -> None:
     """Equal lines get different images; a line keeps its seed when others are added or moved around it."""
     content = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "b", "seed": 5}\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -35,6 +36,10 @@ SLOW, DEADLY = "slow", "deadly"
 SLOW_SECONDS = 0.1
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
 class TestedCatalog(FakeCatalog):
     """A catalog that is slow, ends its process, and notes what it learns, as its folder says."""
 
@@ -54,6 +59,11 @@ class TestedCatalog(FakeCatalog):
             if left:
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().tokenize(work)
+
+    def loras(self):  # type: ignore[no-untyped-def]
+        if (problem := self._folder / "problem").exists():
+            raise Panic(problem.read_text())
+        return super().loras()
 
     def learn(self, task, cost) -> None:  # type: ignore[no-untyped-def]
         with (self._folder / "learnt").open("a") as file:
@@ -86,8 +96,9 @@ def pids(folder: Path) -> list[int]:
 
 
 async def until_gone(pid: int) -> None:
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        await asyncio.sleep(0.01)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.01)
 
 
 def wanted_of(*requests: GenerateRequest) -> list[tuple[JobId, GenerateRequest]]:
@@ -211,6 +222,84 @@ def test_a_process_that_ends_is_replaced_and_nothing_that_waits_is_lost(python, 
     asyncio.run(talk())
 
 
+def test_a_process_whose_end_is_noticed_by_a_question_is_replaced_at_once(python, tmp_path) -> None:
+    """The question failed as if three processes had ended: all its tries were for the one that had."""
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            models = await process.models()
+            (first,) = pids(tmp_path)
+            assert process._process is not None
+            process._process._process.kill()  # the client, and thus its fork
+            process._process._process.wait()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(first).wait()  # without a turn of the event loop
+            assert await process.models() == models
+            assert len(pids(tmp_path)) == 2
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_path) -> None:
+    """The first one opens the connection, and a cancellation closes its socket."""
+
+    async def talk() -> None:
+        for turns in range(5):
+            process = opened(tmp_path, python)
+            try:
+                cancelled = asyncio.ensure_future(process.models())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled.cancel()
+                assert await process.models()
+            finally:
+                process.close()
+
+    asyncio.run(talk())
+
+
+def test_a_process_that_is_ended_while_it_is_sent_much_leaves_the_next_one_alone(python, tmp_path) -> None:
+    """The event loop went on writing to its file descriptor, which is that of the next one: it had no answers."""
+
+    async def talk() -> None:
+        deaf = opened(tmp_path, (sys.executable, "-c", "import time; time.sleep(60)"))
+        asking = asyncio.ensure_future(deaf.weights("x" * 10_000_000))
+        while deaf._process is not None and deaf._process._writer is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        deaf.close()
+        process = opened(tmp_path, python)
+        try:
+            assert await asyncio.wait_for(process.models(), 30)
+        finally:
+            process.close()
+        with pytest.raises(UserError, match="closed"):
+            await asking
+
+    asyncio.run(talk())
+
+
+def test_a_panic_of_a_library_fails_its_question_and_no_other(python, tmp_path) -> None:
+    """It ended the thread that answers, but not the process: every question waited for ever."""
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            (tmp_path / "problem").write_text("a byte that is none")
+            with pytest.raises(RuntimeError, match="a byte that is none") as raised:
+                await asyncio.wait_for(process.loras(), 60)
+            assert any("in loras" in note for note in raised.value.__notes__)
+            assert await process.models()
+            assert len(pids(tmp_path)) == 1
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
 def test_a_submission_survives_the_end_of_the_process_and_a_python_that_does_not_start_is_named(
     python, tmp_path
 ) -> None:
@@ -268,6 +357,32 @@ def test_measurements_reach_it_before_the_next_question_and_without_one(
                 process.learn(task, RunCost())
             while len((tmp_path / "learnt").read_text().split()) < 1 + len(tasks):
                 await asyncio.sleep(0.01)
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
+def test_measurements_are_not_collected_for_a_process_that_has_ended(
+    python, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller kept those of all tasks until somebody submitted again."""
+    monkeypatch.setattr(catalog_process, "LEARN_BATCH", 3)
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            (built,) = await process.build_some(wanted_of(request(cfg=1.0)), None)
+            assert not isinstance(built, UserError)
+            assert process._process is not None
+            os.kill(pids(tmp_path)[0], signal.SIGKILL)
+            while not process._process.is_over:
+                await asyncio.sleep(0.01)
+            for _ in range(30):
+                process.learn(built.graph.job.tasks[0], RunCost())
+                await asyncio.sleep(0)
+            assert len(process._measured) <= 6
+            assert await process.models()
         finally:
             process.close()
 

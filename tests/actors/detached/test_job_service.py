@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -176,6 +176,24 @@ def test_requests_are_handed_over_as_they_are_read_and_nothing_is_left_of_a_subm
     assert service.pool.submit_detached(requests(22), output=service.out, jobs_id="x").progress().record.succeeded == 22
     with pytest.raises(UserError, match=r"belongs to a submission of 22 requests .*; found 21 requests"):
         service.pool.submit_detached(requests(21), output=service.out, jobs_id="x")
+
+
+def test_of_two_drivers_that_hand_over_different_requests_under_one_id_the_later_one_learns_of_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached_jobs, "FIRST_CHUNK", 2)
+
+    def requests(names: Sequence[str], other: Sequence[str] = ()) -> Iterator[GenerateRequest]:
+        for number, name in enumerate(names):
+            if number == 3 and other:  # two of them are handed over
+                service.pool.submit_detached(requests(other), output=service.out, jobs_id="x")
+            yield GenerateRequest(model="shapes", prompt=f"a {name} thing", seed=1, steps=3)
+
+    with pytest.raises(UserError, match=r"belongs to a submission of 3 requests .*; found 5 requests"):
+        service.pool.submit_detached(requests("abcde", "fgh"), output=service.out, jobs_id="x")
+    require_complete(service, service.pool.attach("x"), 3)
+    prompts = [json.loads(line)["recipe"]["prompt"] for line in (service.out / "manifest.jsonl").open()]
+    assert sorted(prompts) == [f"a {name} thing" for name in "fgh"]
 
 
 def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:

@@ -71,6 +71,17 @@ def test_what_was_acknowledged_survives_a_crash(journal: Journal, tmp_path: Path
     again.close()
 
 
+def test_a_second_driver_with_the_same_id_changes_nothing_that_was_acknowledged(journal: Journal) -> None:
+    """It began at the same time and is slower. What has an outcome would run again, with another seed."""
+    submit(journal, "a", 2)
+    journal.end([succeeded("a", 0)])
+    journal.append("a", 0, [TEXT.replace("red", "blue")] * 3)
+    assert journal.outcomes("a") == (succeeded("a", 0),)
+    assert [each.place for each in journal.pending("a", -1, 10)] == [1]
+    assert [journal.request_text("a", place) for place in range(2)] == [TEXT] * 2
+    assert journal.seal("a", 3).request_count == 2
+
+
 def test_an_outcome_counts_once_and_the_last_one_ends_the_submission(journal: Journal) -> None:
     submit(journal, "a", 2)
     assert journal.end([succeeded("a", 0), succeeded("a", 0, "other.png")]) == (succeeded("a", 0),)

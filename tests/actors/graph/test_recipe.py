@@ -125,6 +125,30 @@ def test_a_recipe_without_images_is_what_it_was_before_there_were_any() -> None:
     assert RECIPE.digest == "d29fb2a621c9810277a9"
 
 
+def test_the_commit_of_a_file_of_the_hub_is_told_and_not_in_the_digest() -> None:
+    """Earlier versions did not name it, and a commit that changes other files makes no other output."""
+    control = RecipeControl("org/c", "ef", "01", "pose.png", 1.0, 0.0, 1.0)
+    prompt = RecipeImagePrompt("org/i/i.bin", "ef", "org/e/e.bin", "ab", 1.0, 0.0, 1.0)
+    at = f"@{'0a' * 20}"
+
+    def named(commit: str) -> Recipe:
+        control_there = replace(control, name=control.name + commit)
+        prompt_there = replace(prompt, name=prompt.name + commit, encoder=prompt.encoder + commit)
+        return replace(
+            RECIPE,
+            model=f"org/m/m.safetensors{commit}",
+            loras=(RecipeLora(f"org/l{commit}", "cd", 0.5),),
+            decoder=RecipeDecoder(f"org/d{commit}", "cd", 10, 1.0),
+            upscale=RecipeUpscale(f"org/u{commit}", "ef", 4.0),
+            pictures=RecipeImages(controls=(control_there,), image_prompts=(prompt_there,)),
+        )
+
+    assert named(at).as_json() != named("").as_json()
+    assert named(at).digest == named("").digest
+    assert differing_fields(named(at), named("")) == ()
+    assert replace(named(at), model_sha256="xx").digest != named("").digest
+
+
 def test_strengths_of_a_lora_over_steps_blocks_and_encoders_come_back_from_json_and_as_a_request() -> None:
     blocks = (("IN04", 0.5), ("MID", 0.0))
     lora = replace(RECIPE.loras[0], text_strength=0.25, start=0.5, end=0.75, blocks=blocks)

@@ -164,6 +164,7 @@ def test_columns_of_a_real_dataset_are_named_or_left_out(tmp_path: Path) -> None
         (["caption"], "FIELD=COLUMN"),
         (["promt=x"], "did you mean 'prompt'"),
         (["id=a", "id=b"], "one column"),
+        (["id=a", "negative=A"], "one field for column 'A'"),  # one of them was not set
     ):
         with pytest.raises(UserError, match=message):
             ColumnChoice.of(wrong)

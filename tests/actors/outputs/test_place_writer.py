@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +234,33 @@ def test_access_to_stores_is_passed_on_and_printed_nowhere(monkeypatch: pytest.M
     assert {name: os.environ[name] for name in secrets} == secrets
     assert conf["s3"] == {"anon": False, "secret": "hush-4"}
     assert json.dumps(sorted(access.settings)).count("gs") == 0
+
+
+def test_a_process_of_another_user_writes_no_files(tmp_path: Path) -> None:
+    """They would belong to that user, perhaps root, and the owner could not remove them. In a store nobody has any."""
+    with place_mark(tmp_path) as mark:
+        other = dataclasses.replace(mark, user=mark.user + 1)
+        with pytest.raises(OtherPlace, match=f"would belong to user {os.geteuid()}, not {mark.user + 1}"):
+            PlaceWriter(tmp_path, other)
+    url = "memory://bucket/of-several-users"
+    with place_mark(url) as mark:
+        PlaceWriter(url, dataclasses.replace(mark, user=mark.user + 1))
+
+
+def test_a_writer_that_has_opened_a_place_before_its_layout_changed_writes_nothing(tmp_path: Path) -> None:
+    """A user has removed the outputs meanwhile, and begun again with another layout: a folder of files and a sharded
+    one have different manifests, and the owner would not find what is listed in the other one.
+    """
+    address = tmp_path / "out"
+    shards, thumbnails = OutputLayout(LayoutKind.WEBDATASET, SHARD_ROWS), OutputLayout(thumbnail_pixels=64)
+    for before, after in ((shards, OutputLayout()), (OutputLayout(), shards), (OutputLayout(), thumbnails)):
+        declare_layout(address, before)
+        writer = PlaceWriter(address)
+        shutil.rmtree(address, ignore_errors=True)
+        declare_layout(address, after)
+        owner = open_outputs(address)
+        with pytest.raises(OtherPlace, match="another layout"):
+            write_by(writer, owner, named(1))
+        owner.note(write_by(PlaceWriter(address), owner, named(1)))
+        assert [entry["recipe"]["seed"] for entry in listed(address)] == [1]
+        shutil.rmtree(address)

@@ -220,3 +220,78 @@ def test_processes_end_when_they_are_idle_and_with_their_owner(
 
 def _own_pid(_: Any) -> int:
     return os.getpid()
+
+
+def test_the_owner_writes_what_a_process_cannot_because_of_its_code(
+    pool: ModelPool, fetched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module is missing on the node, say: that is no error of an output, and the process is not asked again soon."""
+    notes: list[str] = []
+    monkeypatch.setattr(writers_of(pool), "_note", notes.append)
+    address = tmp_path / "out"
+    wait_for_writer(pool, address)
+    pid = pid_of_writer(pool)
+    (process,) = writers_of(pool)._processes.values()
+    ray.get(process.actor.__ray_call__.remote(_lose_a_module))
+    fetched.clear()
+    assert pool.submit(requests(range(4, 10)), output=address).wait(60).succeeded == 6
+    assert len(fetched) == 6
+    assert seeds_at(address) == Counter(range(10))
+    (note,) = notes
+    assert "ModuleNotFoundError: No module named 'av'" in note
+    assert pid_of_writer(pool) == pid, "it still writes to other places"
+    assert not writers_of(pool).can_write(writers_of(pool)._node, address)
+
+
+def _lose_a_module(writer: Any) -> None:
+    def write(*_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'av'")
+
+    for place in writer._places.values():
+        place.write = write
+
+
+def test_a_process_that_ended_before_it_opened_a_place_is_replaced(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_writers, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(writers_of(pool), "_note", lambda note: None)
+    wait_for_writer(pool, tmp_path / "first")
+    process = psutil.Process(pid_of_writer(pool))
+    process.kill()
+    process.wait(60)
+    until(lambda: writers_of(pool).can_write(writers_of(pool)._node, tmp_path / "second"))
+    assert pid_of_writer(pool) != process.pid
+
+
+def test_a_process_has_the_access_that_its_owner_has_when_a_place_is_opened(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewed credentials are passed on, and none is an argument of the actor, which Ray would store."""
+    wait_for_writer(pool, tmp_path / "first")
+    monkeypatch.setenv("AWS_TEST_TOKEN", "renewed")
+    wait_for_writer(pool, tmp_path / "second")
+    (process,) = writers_of(pool)._processes.values()
+    assert ray.get(process.actor.__ray_call__.remote(_test_token)) == "renewed"
+
+
+def _test_token(_: Any) -> str | None:
+    return os.environ.get("AWS_TEST_TOKEN")
+
+
+def test_files_of_a_process_have_the_permissions_that_its_owner_gives(pool: ModelPool, tmp_path: Path) -> None:
+    """Ray may have been started by another shell, with a umask of its own."""
+    before = os.umask(0o057)
+    try:
+        other = RayNodeWriters(lambda: pool._connection.controller)  # type: ignore[attr-defined]
+        until(lambda: other.can_write(other._node, tmp_path / "out"))
+        assert ray.get(other._processes[other._node].actor.__ray_call__.remote(_own_umask)) == 0o057
+        other.close()
+    finally:
+        os.umask(before)
+
+
+def _own_umask(_: Any) -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found

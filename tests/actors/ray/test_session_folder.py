@@ -81,6 +81,23 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
             process.wait()
 
 
+def test_programs_in_a_home_folder_called_ray_go_on(tmp_path: Path) -> None:
+    """As in images of Ray. Only our stand-in for an agent was added to what is killed."""
+    (tmp_path / "ray").mkdir()
+    folder, processes = SessionFolder(tmp_path), []
+    for name in ("dashboard_client.py", "autoscaler.py", "agent_stand_in.py"):
+        (program := tmp_path / "ray" / name).write_text(SLEEP)
+        processes.append(subprocess.Popen([sys.executable, program, folder.path / "file"]))
+    folder.kill_processes()
+    try:
+        assert [process.poll() is None for process in processes] == [True, True, False]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        folder.close()
+
+
 def test_forks_of_a_lost_daemon_that_another_one_has_adopted_go_on(tmp_path: Path, owner) -> None:
     """The clients of a fork server name its socket. They end with the Ray that has started them."""
     path = path_of(owner)

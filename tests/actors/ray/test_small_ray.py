@@ -79,6 +79,7 @@ def test_only_the_parts_of_a_raylets_command_that_are_as_expected_change(tmp_pat
     for unknown in (
         ["raylet", f"--python_worker_command={sys.executable} /r/default_worker.py", *where],
         ["raylet", *agents],
+        ["raylet", agents[1], *where],  # a pool whose workers are no forks needs this agent from the start
         ["raylet", f"{agents[1]}2", *where],
     ):
         assert raylet_command(unknown, ours, exports=False) == (unknown, False)
@@ -103,6 +104,37 @@ os._exit(0)
         assert {port.read_text() for port in ports} == {"-1"}
         raylet.communicate("\n")
         stand_in.wait(30)
+
+
+#: an agent, which listens as aiohttp does: prints whether another program could take its port before, and the answer
+AGENT = """
+import asyncio, socket, sys
+port = int(sys.argv[1].partition("=")[2])
+for address in ("127.0.0.1", ""):
+    try:
+        socket.socket().bind((address, port))
+        print("taken")
+    except OSError:
+        print("kept")
+
+async def main():
+    async def answer(reader, writer):
+        writer.write(b"here")
+        writer.close()
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        print((await reader.read()).decode())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="rules about the reuse of ports")
+def test_no_other_program_takes_the_port_of_the_agent_before_it_listens(tmp_path: Path) -> None:
+    stand_in = [sys.executable, "-I", "-S", agent_stand_in.__file__, str(tmp_path), "n", "0"]
+    done = subprocess.run([*stand_in, sys.executable, "-c", AGENT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["kept", "kept", "here"]
+    assert (tmp_path / f"{agent_stand_in.ENVIRONMENT_PORT}_n").exists()
 
 
 def test_a_process_that_is_no_fork_starts_python_itself() -> None:

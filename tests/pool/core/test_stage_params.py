@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from modelpool.pool.core.prompt_tokens import ClipTokens
 from modelpool.pool.core.refs import ControlMaskMode
-from modelpool.pool.core.run_options import FreeU, RunOptions
+from modelpool.pool.core.run_options import FreeU, RunOptions, SkipLayers
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -160,6 +160,22 @@ def test_every_field_is_part_of_the_task_id() -> None:
     for work in WORKS:
         for name, other in changed(work):
             assert task_id(work, {}) != task_id(other, {}), (type(work).__name__, name)
+
+
+def test_fields_that_were_added_later_change_no_id_of_a_task_without_them() -> None:
+    """The ids are those before `shift`, and before `rescale` of skip layer guidance."""
+    model, shape = ModelRef("m", "m.safetensors", "ab"), OutputShape(64, 64)
+    work = SampleParams(model, (), shape, SamplingSchedule(4, "euler", "normal"), GuidanceParams(7.0), 1)
+    skipping = dataclasses.replace(work, options=RunOptions(slg=SkipLayers(layers=(7,))))
+    earlier = [
+        "sample-f1255dcdccf23ef83c4e",
+        "sample-675b8d77896181ddb0b8",
+    ]
+    assert [task_id(each, {}) for each in (work, skipping)] == earlier
+    shifted = dataclasses.replace(work, schedule=dataclasses.replace(work.schedule, shift=3.0))
+    rescaled = dataclasses.replace(work, options=RunOptions(slg=SkipLayers(layers=(7,), rescale=0.5)))
+    assert len({task_id(each, {}) for each in (work, skipping, shifted, rescaled)}) == 4
+    assert len({batch_key(each) for each in (work, skipping, shifted, rescaled)}) == 4
 
 
 def test_every_field_except_seed_and_texts_separates_batches() -> None:

@@ -5,7 +5,9 @@ With functions in place of torch's kernels: no CPU has several.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,3 +256,27 @@ def test_classes_of_shapes_tell_apart_what_kernels_depend_on() -> None:
     assert len({shape.class_name for shape in different}) == len(different)
     same = {shape_of(tokens(n), q, q).class_name for n in (4104, 4096 + 512, 5120)}
     assert len(same) == 1
+
+
+def test_an_error_of_a_call_does_not_keep_its_tensors() -> None:
+    """Found in a review: the error was held by a frame of its own traceback. Tensors of a call that ran out of memory
+    stayed until the next collection of garbage, when the memory was needed most."""
+
+    def runs_out(*args: Any, **kwargs: Any) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    def failing_call(kernels: AttentionKernels) -> weakref.ref[Tensor]:
+        q = tokens(8)
+        with pytest.raises(torch.OutOfMemoryError):
+            kernels.call(runs_out, q, q, q)
+        return weakref.ref(q)
+
+    after_refusal = AttentionKernels(DEFAULT_PRIORITY)
+    after_refusal.refused.put(shape_of(tokens(17), tokens(17), tokens(17)), True)
+    gc.collect()
+    gc.disable()
+    try:
+        for kernels in (AttentionKernels(DEFAULT_PRIORITY), after_refusal):
+            assert failing_call(kernels)() is None
+    finally:
+        gc.enable()

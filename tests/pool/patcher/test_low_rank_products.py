@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
@@ -126,3 +129,15 @@ def test_weights_do_not_stream_for_factors() -> None:
         assert lease.plan.streamed_bytes > 0
         assert lease.kept_bytes == 0
     vram.close()
+
+
+def test_a_patch_of_a_weight_that_a_module_lacks_is_refused_by_name() -> None:
+    """Found in a review: a lease for it raised KeyError, which names nothing and is not the request's fault."""
+    patcher = patcher_of(make_toy(), WeightForm(torch.float32))
+    patch = replace(patches_for(make_toy(), "a", ("wide.weight",)).patches[0], parameter="gain.weight")
+    patcher.patches = PatchSet((patch,))
+    with (
+        pytest.raises(PatchFailed, match=r"'gain\.weight': found no such parameter"),
+        VramManager(PLENTY_BYTES).lease(with_dependents(patcher), 0),
+    ):
+        pass

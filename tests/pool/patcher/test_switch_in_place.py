@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.ops.packed import PackedWeight, packed_weight
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
 from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.formats import INPUT_SCALE
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.devices.fake_streams import Trace
@@ -66,11 +67,15 @@ def addresses(patcher: ModelPatcher) -> dict[str, int]:
 
 
 def stored(storage: str) -> Toy:
-    if storage != "packed":
+    if not storage.startswith("packed"):
         return make_toy(3, getattr(torch, storage))
     toy = make_toy(3, torch.float32)
     for layer in (toy.wide, toy.narrow):
-        layer.weight = torch.nn.Parameter(quantize(layer.weight.detach(), "float8_e4m3fn"), requires_grad=False)
+        packed = quantize(layer.weight.detach(), "float8_e4m3fn")
+        if storage == "packed with input scale":
+            parts = {**packed.parts, INPUT_SCALE: torch.tensor(0.5)}
+            packed = packed_weight(packed.codec, parts, packed.shape, packed.dtype)
+        layer.weight = torch.nn.Parameter(packed, requires_grad=False)
     return toy
 
 
@@ -82,6 +87,7 @@ def stored(storage: str) -> Toy:
         ("float8_e4m3fn", ResidentForm.STORED),
         ("float8_e4m3fn", ResidentForm.STORED_MERGED),
         ("packed", ResidentForm.STORED_MERGED),
+        ("packed with input scale", ResidentForm.STORED_MERGED),
     ],
 )
 def test_tensors_keep_their_addresses_and_get_the_values_of_a_load(storage: str, form: ResidentForm) -> None:
@@ -220,4 +226,27 @@ def test_a_switch_beside_a_run_waits_for_the_last_run_of_its_weights() -> None:
     assert written <= {tensor.data_ptr() for tensor, stream in trace.lent if stream == side.name}
     pipeline.catch_up()
     assert trace.compute.seen[side.name] == side.steps
+    patcher.unload()
+
+
+@pytest.mark.parametrize("first", ["load", "switch"])
+def test_a_switch_beside_a_run_waits_for_writes_that_no_run_has_followed(first: str) -> None:
+    """Found in a review: after a load or a switch for a run that was cancelled, the next switch beside the run of
+    another component did not wait, so that the first one, still queued, could write last."""
+    trace = Trace()
+    pipeline = TransferPipeline(torch.device("sim", 0), CopyStreams(trace.maker))
+    patcher, old = patcher_of(make_toy(), tools=RunTools(pipeline=pipeline)), patches_for(make_toy(), "a", WEIGHTS[:2])
+    if first == "switch":
+        patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
+        output(patcher)
+    trace.compute.steps += 3
+    patcher.realize(WeightsTarget(EVERYTHING, old))
+    last = trace.compute.steps
+    trace.compute.steps += 4  # another component runs
+    trace.lending.add("copy 2")
+    with pipeline.overlapping():
+        for _ in realize_in_steps(patcher, WeightsTarget(EVERYTHING, PatchSet())):
+            pass
+    assert trace.streams[2].seen["compute"] == last
+    pipeline.catch_up()
     patcher.unload()
