@@ -262,10 +262,10 @@ class _GraphBuilder:
         """Add the embeddings of the images that the vision encoder reads, if the model (`is_model_input`), or else its
         text encoder, reads them; of no image for a negative prompt."""
         vision_use, video = self._facts.vision_use, self._facts.video
-        if vision_use is None or video is None or vision_use.is_model_input is not is_model_input:
+        if vision_use is None or vision_use.is_model_input is not is_model_input:
             return []
         images = () if is_negative else vision_images(self._request)
-        work = VisionEncodeParams(self._model, video.images_encoded)
+        work = VisionEncodeParams(self._model, 1 if video is None else video.images_encoded)
         return [self._tasks.add(work, _numbered(IMAGE, images))]
 
     def _decode(self) -> TaskId:

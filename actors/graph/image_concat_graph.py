@@ -46,6 +46,10 @@ def check_image_concat(request: GenerateRequest, facts: SamplingFacts) -> None:
     if request.noise_level is not None and facts.image_concat is not ImageConcat.PIXELS:
         reason = "is not an upscaling model that adds noise to its image"
         raise unsupported_field("noise_level", request.model, reason, request.noise_level)
+    if facts.image_labels is not None:
+        for name in ("mask", "strength"):
+            if getattr(request, name) is not None:
+                raise unsupported_field(name, request.model, "makes a new image that resembles the given one")
     if facts.image_concat is None or facts.image_concat.is_inpaint:
         return
     others = {"mask": request.mask, "strength": request.strength, "hires": request.hires}
@@ -82,6 +86,8 @@ def image_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, floa
     scaled to cover them where it is read. Models that read the image as channels or as first frame run all steps."""
     if request.image is None:
         return {}
+    if facts.image_labels is not None:  # the vision encoder reads it at a size of its own
+        return {"strength": 1.0}
     step = facts.side_multiple or SIZE_STEP
     sizes = {"width": request.image.width, "height": request.image.height}
     found: dict[str, float] = {

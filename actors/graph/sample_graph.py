@@ -66,15 +66,17 @@ def sample_params(
     duration = duration_of(request, name, facts)
     reads_image = first_frame_mode(request, name, facts) is not None or concat.is_shown
     _check_mask(run)
+    varies_image = _varies_image(run)
     references = read_references(run, whole)
-    first_step = 0 if reads_image else run.first_step
+    first_step = 0 if reads_image or (varies_image and not run.is_second) else run.first_step
+    starts = run.is_second or (request.image is not None and not varies_image)
     conditions: list[SampleCondition] = []
     if reads_image:
         ends = request.last_image is not None
         conditions.append(
             ImageCondition(concat.noise_level, numbers.image_noise, numbers.motion, numbers.elevation, ends)
         )
-    elif (run.is_second or request.image is not None) and not (facts.inpaints and first_step == 0):
+    elif starts and not (facts.inpaints and first_step == 0):
         conditions.append(StartCondition())
     if request.mask is not None:
         conditions.append(MaskedImageCondition() if facts.inpaints else MaskCondition())
@@ -105,6 +107,16 @@ def sample_params(
         request.run_options,
     )
     return params, references
+
+
+def _varies_image(run: SamplingRun) -> bool:
+    """Return whether the model varies an image, of which it reads the embedding alone. Raises UnusableField if there is
+    none."""
+    if run.facts.image_labels is None:
+        return False
+    if run.request.image is None:
+        raise missing_field("image", f"model {run.model.name!r} makes an image that resembles a given one")
+    return True
 
 
 def _check_mask(run: SamplingRun) -> None:

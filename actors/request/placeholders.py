@@ -20,7 +20,7 @@ def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> Gene
     video = facts.video
     begins = video is not None and video.begins is not None and video.begins.is_required
     wanted = {
-        "image": begins or facts.image_concat is not None,
+        "image": begins or facts.image_concat is not None or facts.image_labels is not None,
         "mask": facts.inpaints,
         "last_image": video is not None and video.ends is LastFrameMode.MUST,
     }

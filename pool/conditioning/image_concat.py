@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
-from modelpool.pool.conditioning.micro_conditioning import IMAGE
+from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, IMAGE
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
@@ -99,7 +99,11 @@ def image_inputs(
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guidance.without_image else None
-    return ImageInputs({**model_kwargs, **vision_inputs(inputs, facts)}, negative, without)
+    seen = vision_inputs(works, inputs, facts)
+    if CLASS_LABELS in seen:
+        # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
+        negative[CLASS_LABELS] = torch.zeros_like(seen[CLASS_LABELS])
+    return ImageInputs({**model_kwargs, **seen}, negative, without)
 
 
 def repeats_image(facts: SamplingFacts) -> bool:

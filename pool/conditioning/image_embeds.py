@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.conditioning.image_labels import image_labels
 from modelpool.pool.conditioning.micro_conditioning import IMAGE_CONTEXT
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.sampling_facts import SamplingFacts, VisionEncoderUse
@@ -105,9 +106,13 @@ def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tu
     return (Encoded(states_LD), *zeros)
 
 
-def vision_inputs(inputs: Sequence[TaskInputs], facts: SamplingFacts) -> dict[str, Tensor]:
-    """Return the image embeddings that a model reads with every text, [B, L, D] on the CPU; nothing for a model that
-    reads them instead of a text."""
+def vision_inputs(
+    works: Sequence[SampleParams], inputs: Sequence[TaskInputs], facts: SamplingFacts
+) -> dict[str, Tensor]:
+    """Return the image embeddings that a model reads with every text, [B, L, D] on the CPU, or the class labels that
+    are made of them; nothing for a model that reads them instead of a text."""
+    if facts.image_labels is not None:
+        return image_labels(works, [_embeds(read).states_LD for read in inputs], facts.image_labels)
     if facts.vision_use is None or not facts.vision_use.is_model_input or not facts.reads_text:
         return {}
     return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_embeds(read).states_LD.copy()) for read in inputs])}

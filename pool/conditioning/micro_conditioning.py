@@ -31,6 +31,9 @@ FEATURES = "down_intrablock_additional_residuals"
 #: model input: latents and masks that are concatenated to the noisy latent
 IMAGE = "image"
 
+#: model input: class labels of a UNet
+CLASS_LABELS = "class_labels"
+
 #: aesthetic scores of prompt and negative prompt, as used with SDXL's refiner.
 #: Source: `aesthetic_score` and `negative_aesthetic_score` of diffusers' StableDiffusionXLImg2ImgPipeline
 AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
@@ -77,9 +80,10 @@ def call_unet(
     residuals: Residuals | None = None,
 ) -> Tensor:
     """Call a UNet of diffusers. Sizes stay float32: half precision cannot represent 2049. The input `IMAGE` is
-    concatenated to the channels of the latent, unscaled."""
+    concatenated to the channels of the latent, unscaled; `CLASS_LABELS` are the argument of that name."""
     dtype = x_BCHW.dtype
     added = {name: value if name == "time_ids" else value.to(dtype) for name, value in model_kwargs.items()}
+    labels = {CLASS_LABELS: added.pop(CLASS_LABELS)} if CLASS_LABELS in added else {}
     if IMAGE in added:
         x_BCHW = torch.cat([x_BCHW, added.pop(IMAGE)], dim=1)
     added_residuals: dict[str, Any] = {}
@@ -90,7 +94,7 @@ def call_unet(
             # a new list for each call: the UNet pops features from it
             added_residuals[FEATURES] = [each.expand(len(x_BCHW), -1, -1, -1) for each in residuals[FEATURES]]
     predicted_BCHW: Tensor = module(
-        x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **added_residuals
+        x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **labels, **added_residuals
     )[0]
     return predicted_BCHW
 

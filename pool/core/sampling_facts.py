@@ -153,7 +153,7 @@ class VisionEncoderUse(Enum):
     PENULTIMATE = "penultimate"
     #: the projected patch states, inserted between the tokens of a text; center crop
     WORDS = "words"
-    #: one projected state; center crop (IP-Adapter)
+    #: one projected state; center crop (IP-Adapter, unCLIP)
     CENTER_PROJECTED = "center_projected"
     #: the states of the last layer; the whole image, resized to a square (Redux)
     LAST = "last"
@@ -164,6 +164,15 @@ class VisionEncoderUse(Enum):
     def is_model_input(self) -> bool:
         """The diffusion model reads it, not a text encoder."""
         return self is not VisionEncoderUse.WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLabels:
+    """The embedding of an image as the class labels of a UNet, with noise (unCLIP): the mean and the deviation of each
+    of its numbers over the training images. Empty: 0 and 1."""
+
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
 
 
 class ReferenceMode(Enum):
@@ -317,6 +326,7 @@ class SamplingFacts:
     enlarges        output size as a multiple of that image's size
     decoders        families whose models decode its output to an image latent (second stage); empty if it generates one
     vision_use      use of a vision encoder, whose image is then required; None without
+    image_labels    the vision encoder's state is the class labels of a UNet; None for other models
     low_noise       the low-noise expert of a model with two experts; None for one model
     reference_mode  how its text encoder reads reference images; None if it reads none
     why_no_vision   why images are not read although the file has a vision part; empty for others
@@ -338,6 +348,7 @@ class SamplingFacts:
     enlarges: int = 1
     decoders: tuple[str, ...] = ()
     vision_use: VisionEncoderUse | None = None
+    image_labels: ImageLabels | None = None
     low_noise: LowNoiseExpert | None = None
     reference_mode: ReferenceMode | None = None
     why_no_vision: str = ""

@@ -84,14 +84,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
         latent="sd1", extra_keys=("cc_projection.weight",),
     ),
-    _shared(
-        unet.LDM_UNET, "sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L", "SD21UnclipL", unclip(adm_in_channels=1536),
-        _UNET, latent="sd1",
-    ),
-    _shared(
-        unet.LDM_UNET, "sd21_unclip_h", "Stable Diffusion 2.1 unCLIP H", "SD21UnclipH", unclip(adm_in_channels=2048),
-        _UNET, latent="sd1",
-    ),
     # relatives of Flux
     _shared(
         flux.HUNYUAN_VIDEO, "hunyuan_image_21_refiner", "the Hunyuan Image 2.1 refiner", "HunyuanImage21Refiner",

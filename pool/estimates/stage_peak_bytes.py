@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs, first_frame_shape
 from modelpool.pool.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
+from modelpool.pool.conditioning.image_labels import empty_image_labels
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.micro_conditioning import (
     CONTEXT,
@@ -415,6 +416,7 @@ def _inputs(
     if text_inputs is None:
         context_BLD = torch.empty((batch, length, text_width(module)), dtype=torch.float32, device=META)
         model_kwargs = empty_micro_conditioning(facts.size_conditions, module, batch, META)
+        model_kwargs |= empty_image_labels(facts, module, batch, META)
         return _Inputs(
             x_BC, level_B, context_BLD, model_kwargs | empty_image_inputs(facts, work, shape_CHW, batch, META)
         )

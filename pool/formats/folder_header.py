@@ -17,11 +17,14 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 
 #: folder of the model with which Stable Audio embeds durations
 PROJECTION = "projection_model"
+#: the folder with statistics of image embeddings (unCLIP)
+NORMALIZER = "image_normalizer"
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     PROJECTION,
+    NORMALIZER,
 )
 #: key in `Header.configs`: the class of each component, from the model's index
 CLASS_KEY = "_class_name"

@@ -30,7 +30,7 @@ from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_cascade
 from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
-from modelpool.pool.loading.transformer_folder import TRANSFORMER, transformer_folder_family
+from modelpool.pool.loading.transformer_folder import TRANSFORMER, VISION, transformer_folder_family
 from modelpool.pool.loading.video_unet_folder import video_folder_family
 from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.specs.spec import Role
@@ -40,6 +40,7 @@ _Reader: TypeAlias = Callable[[Family, Role, str, FolderConfig, Mapping[str, Sha
 
 UNET, VAE, SCHEDULER = "unet", "vae", "scheduler"
 _UNET_CLASS, _VAE_CLASS = "UNet2DConditionModel", "AutoencoderKL"
+_VISION_CLASS = "CLIPVisionModelWithProjection"
 _TEXT_CLASSES = {
     "CLIPTextModel": Architecture.CLIP_TEXT,
     "CLIPTextModelWithProjection": Architecture.CLIP_TEXT_PROJECTED,
@@ -117,7 +118,11 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     if missing:
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     family = replace(base, prefixes={role: f"{name}." for role, name in folders.items()})
-    readers: dict[Role, _Reader] = {Role.DIFFUSION_MODEL: _read_unet, Role.VAE: _read_vae}
+    readers: dict[Role, _Reader] = {
+        Role.DIFFUSION_MODEL: _read_unet,
+        Role.VAE: _read_vae,
+        Role.VISION_ENCODER: _read_vision,
+    }
     for role, name in folders.items():
         folder_config = _checked_counts(
             name, header.configs.get(name, {}), sum(key.startswith(f"{name}.") for key in shapes)
@@ -139,7 +144,8 @@ def _folders(family: Family) -> dict[Role, str]:
     texts = {role: role.value for role in family.text_encoders}
     if family.name == SDXL_REFINER.name:
         texts = {Role.TEXT_ENCODER: Role.TEXT_ENCODER_2.value}
-    return {**texts, Role.DIFFUSION_MODEL: UNET, Role.VAE: VAE}
+    vision = {Role.VISION_ENCODER: VISION} if family.sampling.image_labels is not None else {}
+    return {**texts, **vision, Role.DIFFUSION_MODEL: UNET, Role.VAE: VAE}
 
 
 def _read_text(
@@ -183,8 +189,9 @@ def _read_unet(
         ],
         "cross_attention_dim": context[1] if len(context) == 2 else 0,
     }
-    if "add_embedding.linear_1.weight" in unet_shapes:
-        sizes["projection_class_embeddings_input_dim"] = _size(unet_shapes, "add_embedding.linear_1.weight", 1)
+    for label in ("add_embedding.linear_1.weight", "class_embedding.linear_1.weight"):
+        if label in unet_shapes:
+            sizes["projection_class_embeddings_input_dim"] = _size(unet_shapes, label, 1)
     _expect_equal(name, folder_config, sizes)
     family = _with_config(family, role, {**sizes, **_arguments(folder_config)})
     family = replace(family, architectures={**family.architectures, role: Architecture.DIFFUSERS_UNET})
@@ -201,6 +208,14 @@ def _native_pixels(family: Family, name: str, folder_config: FolderConfig, shape
     levels = _levels({key.removeprefix(f"{VAE}."): s for key, s in shapes.items()}, "decoder.up_blocks")
     edge: int = largest * 2 ** max(levels, default=0)
     return edge
+
+
+def _read_vision(
+    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> Family:
+    if folder_config.get(CLASS_KEY) != _VISION_CLASS:
+        raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VISION_CLASS)
+    return _with_config(family, role, folder_config)
 
 
 def _read_vae(

@@ -5,6 +5,7 @@ Knows which tensors those are, and reads their few bytes. Does not recognise fam
 1. SD2 files of 768 pixels predict velocity and look like those of 512: the biases of a norm of the last level have a
    larger spread. Source: ComfyUI, which uses a standard deviation above 0.09.
 2. EDM files specify the range of their noise levels, or mean and deviation of their latents' channels.
+3. unCLIP files, and their folders, may have the mean and the deviation of the image embeddings of the training.
 """
 
 from __future__ import annotations
@@ -16,16 +17,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
+from modelpool.pool.core.sampling_facts import ImageLabels, NoiseKind, Prediction
 from modelpool.pool.detection.prediction import NOISE_WORD, declared_prediction
+from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.unet_families import UNETS
+from modelpool.pool.formats.folder_header import NORMALIZER
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
 from modelpool.pool.specs.spec import Role
 
 SPREAD_KEY, VELOCITY_SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
 EDM_SIGMA_MIN, EDM_SIGMA_MAX = "edm_vpred.sigma_min", "edm_vpred.sigma_max"
 EDM_MEAN, EDM_DEVIATION = "edm_mean", "edm_std"
+#: mean and deviation of image embeddings, in a file and in a folder. Sources: `CLIPEmbeddingNoiseAugmentation` of
+#: Stability-AI/stablediffusion, `StableUnCLIPImageNormalizer` of diffusers
+LABEL_STATISTICS = (
+    ("noise_augmentor.data_mean", "noise_augmentor.data_std"),
+    (f"{NORMALIZER}.mean", f"{NORMALIZER}.std"),
+)
 
 #: a smaller ratio of the ends leaves no room for a thousand levels between them
 MIN_RATIO = 1.01
@@ -41,6 +50,8 @@ def refine_family(family: Family, header: Header) -> Family:
 
     Raises UnknownArchitecture naming the tensor for an invalid one, CorruptFile if the file can no longer be read.
     """
+    if family.sampling.image_labels is not None:
+        return _with_label_statistics(family, header)
     if header.configs:  # the configurations of a diffusers folder specify all of it
         return family
     family = _with_noise_range(family, header)
@@ -133,6 +144,27 @@ def _with_latent_measures(family: Family, header: Header) -> Family:
     if min(deviations) <= 0.0:
         raise UnknownArchitecture(f"{header.path}: {EDM_DEVIATION}: found {deviations}, expected numbers above 0")
     return replace(family, latent_means=tuple(means), latent_deviations=tuple(deviations))
+
+
+def _with_label_statistics(family: Family, header: Header) -> Family:
+    """Return `family` with the statistics of the image embeddings, if the file or folder has them."""
+    for mean, deviation in LABEL_STATISTICS:
+        if mean not in header.tensors or deviation not in header.tensors:
+            continue
+        means, deviations = read_numbers(header, mean), read_numbers(header, deviation)
+        width = labels_width(family)
+        if not (len(means) == len(deviations) == width and _are_finite(means) and _are_finite(deviations)):
+            raise UnknownArchitecture(
+                f"{header.path}: {mean} and {deviation}: found {len(means)} and {len(deviations)} numbers, expected "
+                f"{width} finite ones each"
+            )
+        if min(deviations) <= 0.0:
+            raise UnknownArchitecture(f"{header.path}: {deviation}: found {min(deviations)}, expected numbers above 0")
+        if not any(means) and set(deviations) == {1.0}:  # says no more than a file without them
+            return family
+        labels = ImageLabels(tuple(means), tuple(deviations))
+        return replace(family, sampling=replace(family.sampling, image_labels=labels))
+    return family
 
 
 def _are_finite(numbers: Sequence[float]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.families.modules.stable_diffusion_2 import SD21_UNCLIP_L
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.specs.spec import Role
@@ -27,6 +28,8 @@ _PROJECTOR_OUT, _TOKEN_TABLE = "multi_modal_projector.linear_2.weight", "embed_t
 #: those of all images. As published and in diffusers' naming
 _NORMS = ("img_emb.proj.0.bias", "condition_embedder.image_embedder.norm1.weight")
 _TABLES = ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed")
+#: of those that read them as class labels, followed by as many numbers of the noise on them
+_LABELS = ("label_emb.0.0.weight", "class_embedding.linear_1.weight")
 #: of those that read them instead of a text
 _ATTENTION = ".attn2.to_k.weight"
 
@@ -58,7 +61,7 @@ def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Sh
             f"{of} has {rows} positions, expected one more than the patches of a square of at least one patch"
         )
     states = rows
-    if vision_use is VisionEncoderUse.PROJECTED:
+    if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
         states, width = 1, _projected(shapes_of_encoder, of)
     reads = _width_read(model, family.sampling.reads_text)
     if reads is not None and width != reads:
@@ -74,6 +77,8 @@ def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Sh
 def vision_encoder_name(family: Family) -> str:
     """Return the name of the vision encoder of `family`, which must have one."""
     vision_use = family.sampling.vision_use
+    if family.name == SD21_UNCLIP_L.name:
+        return "clip_vision_l"
     return "clip_vision_h" if vision_use is None or vision_use.is_model_input else "llava_llama3_vision"
 
 
@@ -112,6 +117,9 @@ def _width_read(model: Mapping[str, Shape], reads_text: bool) -> int | None:
     """Return the width of the states that the diffusion model reads; None if no tensor determines it, which its plan
     reports."""
     if reads_text:
+        labels = _first(model, _LABELS, 2)
+        if labels is not None:
+            return labels[1] // 2
         norm = _first(model, _NORMS, 1)
         return None if norm is None else norm[0]
     shape = next((shape for key, shape in model.items() if key.endswith(_ATTENTION) and len(shape) == 2), None)

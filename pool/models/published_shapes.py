@@ -1,8 +1,8 @@
 """Names and shapes of a component's tensors in published single files, from the parameters of its module.
 
 The inverse of the converters in `pool.models.common.diffusers_private`, for the UNets of latent diffusion and their
-text encoders and VAEs. Parameters without a name here are dropped: the code that writes a file checks it with the
-converter.
+text encoders, vision encoders and VAEs. Parameters without a name here are dropped: the code that writes a file checks
+it with the converter.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.open_clip_names import open_clip_shapes
 from modelpool.pool.models.vae.ldm_names import kl_shapes
+from modelpool.pool.models.vision.names import open_clip_vision_shapes
 
 _TEXT_LEVEL = "text_model."
 #: parts of a UNet outside of its blocks
@@ -24,6 +25,8 @@ _UNET_ENDS: Mapping[str, str] = MappingProxyType(
         "time_embedding.linear_2": "time_embed.2",
         "add_embedding.linear_1": "label_emb.0.0",
         "add_embedding.linear_2": "label_emb.0.2",
+        "class_embedding.linear_1": "label_emb.0.0",
+        "class_embedding.linear_2": "label_emb.0.2",
         "conv_in": "input_blocks.0.0",
         "conv_norm_out": "out.0",
         "conv_out": "out.2",
@@ -57,6 +60,8 @@ def published_shapes(architecture: Architecture, shapes: Mapping[str, Shape], pr
             found = {_TEXT_LEVEL + name.removeprefix(_TEXT_LEVEL): shape for name, shape in shapes.items()}
         case Architecture.OPEN_CLIP_TEXT | Architecture.OPEN_CLIP_TEXT_ALONE:
             found = open_clip_shapes(shapes)
+        case Architecture.VISION_MODEL:
+            found = open_clip_vision_shapes(shapes)
         case _:
             found = {}
     return {prefix + key: shape for key, shape in found.items()}

@@ -34,7 +34,7 @@ from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
-from modelpool.pool.saving.folder_parts import FolderPart, MissingPart, parts_of
+from modelpool.pool.saving.folder_parts import FolderPart, MissingPart, normalizer_part, parts_of
 from modelpool.pool.saving.left_out import left_out
 from modelpool.pool.saving.llava_folder import is_llava
 from modelpool.pool.saving.metadata import with_facts
@@ -98,6 +98,8 @@ def save_diffusers(
         part for role in checkpoint.family.prefixes for part in parts_of(checkpoint, role, facts, found.patches, dtype)
     ]
     parts = [part for part in each if isinstance(part, FolderPart)]
+    normalizer = normalizer_part(checkpoint)
+    parts += [] if normalizer is None else [normalizer]
     read = list(_tokenizers(checkpoint, facts, parts))
     tokenizers = [one for one in read if isinstance(one, _Tokenizer)]
     missing = [MissingPart(folder, why) for folder, why in facts.missing.items()]

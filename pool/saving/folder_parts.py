@@ -17,6 +17,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import AutoencoderKLWan
+from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
 from torch import nn
 from transformers import (
     BertModel,
@@ -30,10 +31,11 @@ from transformers import (
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
@@ -139,6 +141,22 @@ def parts_of(
         names = {name: _published_name(module, name) for name in weights.shapes}
         tensors = (*_tensors(weights, names, dtype), *_extra_tensors(checkpoint, weights, dtype))
         yield _part(role, folder, module, tensors, config)
+
+
+def normalizer_part(checkpoint: Checkpoint) -> FolderPart | None:
+    """Return the folder with the statistics of image embeddings that unCLIP's noise is relative to; None for other
+    models."""
+    labels = checkpoint.family.sampling.image_labels
+    if labels is None:
+        return None
+    width = labels_width(checkpoint.family)
+    module = StableUnCLIPImageNormalizer(width)
+    values = {"mean": labels.means or (0.0,) * width, "std": labels.deviations or (1.0,) * width}
+    tensors = [
+        computed_tensor(name, torch.float32, (1, width), partial(torch.tensor, [numbers], dtype=torch.float32))
+        for name, numbers in values.items()
+    ]
+    return FolderPart(Role.VISION_ENCODER, NORMALIZER, module, tuple(tensors), torch.float32)
 
 
 def _is_vision_in_text_folder(checkpoint: Checkpoint) -> bool:

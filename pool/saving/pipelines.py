@@ -84,7 +84,10 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
 
 
 def noisy_scheduler_facts(family: Family) -> SchedulerFacts:
-    """Return the scheduler that adds noise to the input image of a model of `family`, at the levels that it knows."""
+    """Return the scheduler that adds noise to the input image of a model of `family`, at the levels that it knows, or
+    to its embedding."""
+    if family.sampling.image_labels is not None:
+        return SchedulerFacts("DDPMScheduler", {"beta_schedule": "squaredcos_cap_v2", "num_train_timesteps": 1000})
     return SchedulerFacts("DDPMScheduler", _betas(family.sampling.noise))
 
 

@@ -35,7 +35,13 @@ from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import RESOLUTION_KEY, native_size
 from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX, EDM_SIGMA_MIN
+from modelpool.pool.loading.small_tensors import (
+    EDM_DEVIATION,
+    EDM_MEAN,
+    EDM_SIGMA_MAX,
+    EDM_SIGMA_MIN,
+    LABEL_STATISTICS,
+)
 from modelpool.pool.mapping.tensor_bytes import computed_tensor
 from modelpool.pool.models.common.infer_config import CLIP_END_TOKEN
 from modelpool.pool.models.component_plans import plan_component
@@ -175,6 +181,9 @@ def marker_tensors(family: Family) -> dict[str, Tensor]:
         found[EDM_SIGMA_MAX] = torch.tensor(sampling.noise.sigma_max)
     elif sampling.prediction is Prediction.VELOCITY:
         found[VELOCITY_MARK] = torch.empty(0)
+    if sampling.image_labels is not None and sampling.image_labels.means:
+        values = sampling.image_labels.means, sampling.image_labels.deviations
+        found |= {key: torch.tensor([each]) for key, each in zip(LABEL_STATISTICS[0], values, strict=True)}
     if sampling.noise.kind is NoiseKind.ZERO_TERMINAL:
         found[ZERO_TERMINAL_MARK] = torch.empty(0)
     return found
@@ -189,6 +198,9 @@ def _differences(folder: Family, family: Family, markers: Collection[str]) -> It
         family = replace(family, sampling=replace(family.sampling, noise=ends))
     if EDM_MEAN in markers:
         family = replace(family, latent_means=folder.latent_means, latent_deviations=folder.latent_deviations)
+    if LABEL_STATISTICS[0][0] in markers:
+        sampling = replace(family.sampling, image_labels=folder.sampling.image_labels)
+        family = replace(family, sampling=sampling)
     if folder.name != family.name:
         yield "family", folder.title, family.title
     for name in ("scaling_factor", "latent_shift", "latent_means", "latent_deviations"):

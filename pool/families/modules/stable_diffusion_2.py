@@ -1,11 +1,12 @@
-"""Stable Diffusion 2, its models for inpainting and for depth maps, and the upscaler that was trained with it.
-Torch-free to import.
+"""Stable Diffusion 2, its models for inpainting, for depth maps and for variations of an image, and the upscaler that
+was trained with it. Torch-free to import.
 
 Legend: B batch, C channels, H W cells of a latent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,12 @@ from modelpool.pool.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
 from modelpool.pool.core.sampling_facts import (
     Guidance,
     ImageConcat,
+    ImageLabels,
     NoiseFacts,
     Prediction,
     SamplingDefaults,
     SamplingFacts,
+    VisionEncoderUse,
 )
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition
@@ -36,6 +39,7 @@ from modelpool.pool.families.parts.unet import (
     VAE_PREFIX,
     count,
     sd2,
+    unclip,
     widths,
 )
 from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
@@ -80,6 +84,41 @@ SD2_DEPTH = replace(
     relative="sd2",
     sampling=replace(SD2.sampling, image_concat=ImageConcat.DEPTH),
 )
+
+
+def _unclip(name: str, title: str) -> Family:
+    """Return a family that varies an image: its embedding, with a little noise, is the class labels of the UNet. The
+    text may be empty. Source: stabilityai/stable-diffusion-2-1-unclip and its yaml files in
+    Stability-AI/stablediffusion; steps and guidance scale from the pipeline of diffusers."""
+    return replace(
+        SD2,
+        name=name,
+        title=title,
+        relative="sd2",
+        prefixes={**SD2.prefixes, Role.VISION_ENCODER: "embedder.model.visual."},
+        architectures={**SD2.architectures, Role.VISION_ENCODER: Architecture.VISION_MODEL},
+        native_pixels=VELOCITY_PIXELS,
+        sampling=SamplingFacts(
+            Prediction.VELOCITY,
+            defaults=SamplingDefaults(20, 10.0, "euler", "normal", Guidance.CLASSIFIER_FREE),
+            vision_use=VisionEncoderUse.CENTER_PROJECTED,
+            image_labels=ImageLabels(),
+        ),
+    )
+
+
+#: they differ in the vision encoder: CLIP L of OpenAI, and CLIP H
+SD21_UNCLIP_L = _unclip("sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L")
+SD21_UNCLIP_H = _unclip("sd21_unclip_h", "Stable Diffusion 2.1 unCLIP H")
+#: twice the width of the embedding: that, and the noise level
+_UNCLIP_WIDTHS: Mapping[str, int] = {SD21_UNCLIP_L.name: 2 * 768, SD21_UNCLIP_H.name: 2 * 1024}
+
+
+def labels_width(family: Family) -> int:
+    """Return the width of the image embedding in the class labels of unCLIP's UNet."""
+    return _UNCLIP_WIDTHS[family.name] // 2
+
+
 #: Upscales an image by 4: reads the image itself, -1 to 1, with noise. Source:
 #: stabilityai/stable-diffusion-x4-upscaler and x4-upscaling.yaml of Stability-AI/stablediffusion; steps, guidance scale
 #: and noise level from the pipeline of diffusers
@@ -181,6 +220,14 @@ def _definition(
     )
 
 
+_UNCLIP_PIPELINE = PipelineFacts(
+    "StableUnCLIPImg2ImgPipeline",
+    {**PLAIN_PIPELINE.folders, Role.VISION_ENCODER: "image_encoder"},
+    noisy="image_noising_scheduler",
+    processor="feature_extractor",
+    libraries={"image_normalizer": "stable_diffusion"},
+)
+
 FAMILIES = (
     _definition(
         SD_X4,
@@ -209,6 +256,10 @@ FAMILIES = (
                 "feature_extractor": "depth maps are given, expected that of stabilityai/stable-diffusion-2-depth",
             },
         ),
+    ),
+    *(
+        _definition(family, unclip(adm_in_channels=_UNCLIP_WIDTHS[family.name]), comfyui, _UNCLIP_PIPELINE)
+        for family, comfyui in ((SD21_UNCLIP_L, "SD21UnclipL"), (SD21_UNCLIP_H, "SD21UnclipH"))
     ),
     _definition(SD2, sd2(), "SD20", PLAIN_PIPELINE),
 )

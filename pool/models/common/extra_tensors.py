@@ -40,13 +40,15 @@ _OF_MODELS = (
     "logvar.0.freqs", "logvar.0.phases", "logvar.1.weight", "per_channel_statistics.channel",
     "per_channel_statistics.mean-of-stds", "per_channel_statistics.mean-of-stds_over_std-of-means",
 )  # fmt: skip
+#: key prefixes of the noise on image embeddings: its schedule, and statistics (`pool.loading.small_tensors`)
+_OF_UNCLIP = ("noise_augmentor.", "image_normalizer.")
 #: the same within names: the heads of BERT, and its pooled state
 _WITHIN = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.")
 
 
 def is_known_leftover(key: str) -> bool:
     """Return whether `key` is a tensor of published files that no module reads by design."""
-    return key in _SCHEDULES or key in _MARKS or key.endswith((*_ENDS, *_OF_MODELS))
+    return key in _SCHEDULES or key in _MARKS or key.startswith(_OF_UNCLIP) or key.endswith((*_ENDS, *_OF_MODELS))
 
 
 def unexplained(unused: Iterable[str]) -> tuple[str, ...]:

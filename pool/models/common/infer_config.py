@@ -89,8 +89,12 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
     if middle != "UNetMidBlock2DCrossAttn":
         config["mid_block_type"] = middle
     if "label_emb.0.0.weight" in shapes:
-        config["addition_embed_type"] = "text_time"
-        config["addition_time_embed_dim"] = NUMBER_WIDTH
+        # SDXL and its relatives have no attention at the first level; unCLIP reads an image instead of sizes
+        if depths[0]:
+            config["class_embed_type"] = "projection"
+        else:
+            config["addition_embed_type"] = "text_time"
+            config["addition_time_embed_dim"] = NUMBER_WIDTH
         config["projection_class_embeddings_input_dim"] = _shape(shapes, "label_emb.0.0.weight", 2)[1]
     return config
 

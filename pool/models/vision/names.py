@@ -1,4 +1,4 @@
-"""Convert the names of CLIP vision encoders in files to those of transformers' modules.
+"""Convert the names of CLIP vision encoders in files to those of transformers' modules, and back to those of open_clip.
 
 Converters for `pool.keymaps.key_map.discover`: they rename and split, and drop what is no weight of the encoder
 (position tables, the text model of a complete CLIP). Reads no files.
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from torch import Tensor
+
+from modelpool.pool.formats.safetensors_file import Shape
 
 #: a key that only the naming of open_clip has, without prefix
 OPEN_CLIP_KEY = "conv1.weight"
@@ -53,6 +55,26 @@ def convert_vision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return named
     # # the module without a projection has one level less
     return {key.removeprefix(_LEVEL): tensor for key, tensor in named.items()}
+
+
+def open_clip_vision_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the tensors of an open_clip vision encoder, without prefix, from the `shapes` of the parameters of
+    `transformers.CLIPVisionModelWithProjection`: the inverse of `convert_vision`."""
+    tables, parts = ({own: theirs for theirs, own in names.items()} for names in (_TABLES, _PARTS))
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        if name in tables:
+            found[tables[name]] = shape
+        elif name == _PROJECTION:
+            found["proj"] = shape[::-1]
+        elif name.startswith(_OWN_LAYERS):
+            number, _, part = name.removeprefix(_OWN_LAYERS).partition(".")
+            module, _, kind = part.rpartition(".")
+            if module == "self_attn.q_proj":
+                found[f"{_LAYERS}{number}.attn.in_proj_{kind}"] = (3 * shape[0], *shape[1:])
+            elif module in parts:
+                found[f"{_LAYERS}{number}.{parts[module]}.{kind}"] = shape
+    return found
 
 
 def _is_weight(key: str) -> bool:

@@ -17,6 +17,7 @@ from tests.pool.families.test_unet_families import CASES, fields_of
 from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
+from tests.pool.families.tiny_unclip import tiny_unclip_h, tiny_unclip_l
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),
@@ -49,6 +50,8 @@ LORAS = {
     "cosxl_edit": (_XL, _AS_FILE),
     "sd_x4": (_SD, _AS_DIFFUSERS),
     "sd2_depth": (_SD, _AS_DIFFUSERS),
+    "sd21_unclip_l": (_SD, _AS_DIFFUSERS),
+    "sd21_unclip_h": (_SD, _AS_DIFFUSERS),
     "flux_fill": _FLUX,
     "flux_control": _FLUX,
     "wan22_i2v": ("blocks.0.self_attn.q", "diffusion_model.blocks.0.self_attn.q"),
@@ -60,18 +63,21 @@ SHOWN: Mapping[str, Mapping[str, Any]] = {
     "cosxl_edit": {"image": image(), "cfg": 5.0},
     "sd_x4": {"image": image(24, 16), "cfg": 5.0},
     "sd2_depth": {"image": image(), "cfg": 5.0},
+    "sd21_unclip_l": {"image": image(), "cfg": 5.0, "width": 64, "height": 48},
+    "sd21_unclip_h": {"image": image(), "cfg": 5.0, "width": 64, "height": 48},
     "flux_fill": {"image": image(), "mask": mask(), "cfg": 3.0},
     "flux_control": {"image": image(), "cfg": 3.0},
     "wan22_i2v": {"image": image(), "frames": 5, "cfg": 3.0},
 }
 _FAMILIES = {**SHOWN_FAMILIES, CONCATENATED.name: CONCATENATED}
+_LAYOUTS = {**SHOWN_LAYOUTS, "sd21_unclip_l": tiny_unclip_l, "sd21_unclip_h": tiny_unclip_h}
 
 
 def opened(name: str, folder: Path, loras: Path) -> TinyModel:
     """A tiny model of a family, and LoRAs."""
     if name in _FAMILIES:
         return TinyFamilyModel(folder, _FAMILIES[name], loras=(loras,))
-    layout: Callable[[], Any] = CASES[name].layout if name in CASES else SHOWN_LAYOUTS[name]
+    layout: Callable[[], Any] = CASES[name].layout if name in CASES else _LAYOUTS[name]
     tensors = CASES[name].tensors if name in CASES else SHOWN_TENSORS.get(name, {})
     return TinyModel(folder, layout(), tensors=tensors, loras=(loras,))
 

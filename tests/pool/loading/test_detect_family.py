@@ -66,7 +66,7 @@ def test_what_training_left_in_a_file_does_not_matter() -> None:
 
 
 UNETS = {
-    "Stable Diffusion 2 depth": lambda: layouts.ldm_unet(replace(layouts.SD21_UNET, in_channels=5)),
+    "Lotus D (depth and normals)": lambda: layouts.ldm_unet(replace(layouts.SD21_UNET, label_width=4)),
 }
 
 

@@ -15,6 +15,7 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.published_shapes import published_shapes
+from tests.pool.families.tiny_unclip import tiny_unclip_h, tiny_unclip_l
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout
 
@@ -23,7 +24,7 @@ LAYOUTS: Mapping[str, Callable[[], Layout]] = {
     for make in (
         layouts.sd15, layouts.sd21, layouts.sdxl, layouts.sdxl_refiner, layouts.tiny_sd1, layouts.tiny_sd2,
         layouts.tiny_sdxl, layouts.tiny_sdxl_refiner, unet_layouts.tiny_ssd_1b, unet_layouts.tiny_vega,
-        unet_layouts.tiny_koala_700m, unet_layouts.tiny_koala_1b, unet_layouts.small_sd2,
+        unet_layouts.tiny_koala_700m, unet_layouts.tiny_koala_1b, unet_layouts.small_sd2, tiny_unclip_l, tiny_unclip_h,
     )
 }  # fmt: skip
 

@@ -39,6 +39,7 @@ from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_unet_families import LATENT_MEASURES, filling_sd2
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 from tests.pool.families.tiny_transformers import FAMILIES as TRANSFORMERS
+from tests.pool.families.tiny_unclip import statistics, tiny_unclip_h, tiny_unclip_l
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout, open_clip
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
@@ -71,6 +72,13 @@ CASES: Mapping[str, tuple[str, Callable[[], Layout], Mapping[str, Tensor]]] = {
     "sd2": ("sd2", lambda: with_whole_text(layouts.tiny_sd2()), {}),
     "sd2 of velocity": ("sd2", lambda: with_whole_text(layouts.tiny_sd2()), VELOCITY),
     "sd2_inpaint": ("sd2_inpaint", lambda: with_whole_text(filling_sd2()), {}),
+    "sd2_depth": ("sd2_depth", lambda: with_whole_text(SHOWN_LAYOUTS["sd2_depth"]()), {}),
+    "sd21_unclip_l": (
+        "sd21_unclip_l",
+        lambda: with_whole_text(tiny_unclip_l()),
+        {**VELOCITY, **statistics("sd21_unclip_l")},
+    ),
+    "sd21_unclip_h": ("sd21_unclip_h", lambda: with_whole_text(tiny_unclip_h()), VELOCITY),
     "sdxl": ("sdxl", layouts.tiny_sdxl, {}),
     "sdxl to noise alone": ("sdxl", layouts.tiny_sdxl, ZERO_TERMINAL),
     "sdxl with ends of noise": ("sdxl", layouts.tiny_sdxl, ENDS_OF_NOISE),
