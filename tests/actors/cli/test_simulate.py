@@ -287,7 +287,7 @@ def test_the_number_that_is_named_does_and_one_less_does_not(command: Command, t
     count = found["kinds"]["L4"]["count"]
     assert re.search(rf"^{count}x < +yes ", said, re.MULTILINE)
     assert re.search(rf"^{count - 1}x +no ", said, re.MULTILINE)
-    assert re.search(rf"^{count + 1}x +yes ", said, re.MULTILINE)
+    assert any(int(more) > count for more in re.findall(r"^(\d+)x +yes ", said, re.MULTILINE))
     assert re.search(rf"^L4 +bottleneck with {count}: \w+", said, re.MULTILINE)
 
 

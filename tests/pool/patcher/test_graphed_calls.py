@@ -232,7 +232,8 @@ def test_architectures_compute_the_same_as_graphs(family: str, maker: RecordedGr
         patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), PatchSet()))
         for _ in range(3):
             with quiet_libraries(), patcher.running(captures=True) as module:
-                yield tensors_in(module(**case.inputs))
+                made = tensors_in(module(**case.inputs))
+            yield made  # outside: the contexts of two runs in turns would end in another order than they began
 
     for found, expected in zip(run(case, store), run(plain, None), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
