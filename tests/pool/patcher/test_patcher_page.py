@@ -23,7 +23,7 @@ OWNERS = (
 )  # fmt: skip
 VALUES = {c.__name__ for c in (RopeOptions, WeightsTarget, WeightForm, WrapperPoint, CallbackPoint)}
 #: builders whose left-hand side has no name of its own in ComfyUI, or that the prose shows
-SHOWN_ELSEWHERE = {"with_options", "with_transformer"}
+SHOWN_ELSEWHERE = {"with_options", "with_transformer", "with_dit_attention_addition", "with_dit_block_addition"}
 
 
 def ours() -> set[str]:
