@@ -111,10 +111,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
     # images
-    _shared(
-        image.SANA, "sana_sprint", "Sana Sprint", "", having(guidance_embed=True), "SanaTransformer2DModel",
-        latent="sana",
-    ),
     _shared(image.PIXART, "allegro", "Allegro", "", having(hidden_size=2304), "AllegroTransformer3DModel"),
     _shared(
         image.LUMINA_2, "z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True),

@@ -49,6 +49,8 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 }
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: schedulers of families that none of the usual ones suits
+_OWN_SCHEDULERS = {family.name: family.scheduler.name for family in defined_families() if family.scheduler is not None}
 #: the prediction of a flow in schedulers for several kinds of models
 _FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
@@ -145,9 +147,9 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
 
 def _check_scheduler(base: Family, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
-    if base.sampling.noise.kind is not NoiseKind.FLOW:
-        return
     name = str(config.get(CLASS_KEY, ""))
+    if base.sampling.noise.kind is not NoiseKind.FLOW or name == _OWN_SCHEDULERS.get(base.name):
+        return
     is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
     if name and not name.startswith("Flow") and not is_flow:
         expected = f"a scheduler of flows, as {base.title} was trained with, such as FlowMatchEulerDiscreteScheduler"

@@ -440,6 +440,27 @@ def _trailing(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigmas[place] for place in places]
 
 
+#: angle of the second level of two, of a right angle
+_SCM_MIDDLE = 1.3 / (math.pi / 2.0)
+
+
+def _scm(steps: int, table: SigmaTable) -> list[float]:
+    """Even in the angle whose tangent is the noise relative to the image, from the last level down; the second of two
+    is at a published angle. Source: Chen et al. 2025 (Sana Sprint); diffusers' `SCMScheduler`."""
+    if isinstance(table, FlowTable):
+        high, low, level = math.pi / 2.0, 0.0, _share
+    else:
+        least, most = table.deviations
+        high, low, level = math.atan(most), math.atan(least), table.level
+    angles = [high * _SCM_MIDDLE] if steps == 2 else _evenly(high, low, steps + 1)[1:-1]
+    return [table.sigma_max, *(level(math.tan(angle)) for angle in angles)]
+
+
+def _share(ratio: float) -> float:
+    """Return the share of noise whose ratio to the image is `ratio`."""
+    return ratio / (1.0 + ratio)
+
+
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
     """Return a schedule through 11 published levels for 10 steps."""
 
@@ -496,6 +517,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "beta": _beta,
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
+        "scm": _scm,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

@@ -43,6 +43,8 @@ _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 #: flows whose folders have a multistep solver: their pipelines pass no levels, and those of Euler's would be others
 _MULTISTEP = frozenset(family.name for family in defined_families() if family.is_multistep)
+#: schedulers of families whose levels none of the usual ones has
+_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
 _MISSING = {family.name: family.missing for family in defined_families() if family.missing}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
@@ -101,6 +103,8 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
     Raises UnknownArchitecture for noise that none of these pipelines supports.
     """
     noise = family.sampling.noise
+    if family.name in _SCHEDULERS:
+        return _SCHEDULERS[family.name]
     match noise.kind:
         case NoiseKind.FLOW if family.name in _MULTISTEP:
             settings = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}

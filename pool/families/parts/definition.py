@@ -101,6 +101,7 @@ class FamilyDefinition:
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     is_multistep      whether its folders have a multistep solver with the levels of a flow
+    scheduler         scheduler of its folders, if it is none of the usual ones for its noise
     shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
                       are refused otherwise
     guiders           guiders of the pipeline, by folder
@@ -132,6 +133,7 @@ class FamilyDefinition:
     config_pipelines: Mapping[str, str] = field(default_factory=dict)
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
     is_multistep: bool = False
+    scheduler: SchedulerFacts | None = None
     shifts_by_size: bool = True
     guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()

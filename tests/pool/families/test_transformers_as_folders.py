@@ -46,7 +46,16 @@ ALL: dict[str, TinyFamily] = {
     **FAMILIES, ONE.name: ONE, BOTH.name: BOTH, LEADING_CELL.name: LEADING_CELL, "qwen_image that sees": SEEING,
 }  # fmt: skip
 #: tried in tests/pool/families/modules
-IN_OWN_TESTS = {"bria", "kandinsky5_image", "kandinsky5_video", "longcat_image", "ovis_image", "sana", "skyreels_i2v"}
+IN_OWN_TESTS = {
+    "bria",
+    "kandinsky5_image",
+    "kandinsky5_video",
+    "longcat_image",
+    "ovis_image",
+    "sana",
+    "sana_sprint",
+    "skyreels_i2v",
+}
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev"}
 #: of a BERT, which its class has and no file and no pipeline
@@ -189,6 +198,9 @@ def test_a_scheduler_says_what_the_family_was_trained_with(name: str) -> None:
         assert (facts.settings["sigma_min"], facts.settings["sigma_max"]) == (noise.sigma_min, noise.sigma_max)
         return
     config = getattr(diffusers, facts.name)(**facts.settings).config
+    if name == "sana_sprint":  # whose levels are angles
+        assert (facts.name, config["prediction_type"]) == ("SCMScheduler", "trigflow")
+        return
     said = {
         NoiseKind.FLOW: _shifts(name, noise),
         NoiseKind.EDM: {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max, "sigma_data": noise.sigma_data},
