@@ -57,11 +57,12 @@ class NoiseFacts:
     """The noise that a diffusion model was trained with.
 
     sigma_min, sigma_max  bounds of the levels if they are not from a table; for a flow whose levels are ratios, those
-    of
-                          the noise relative to the image
+                          of the noise relative to the image. Of zero terminal SNR, `sigma_max` is the number in place
+                          of the infinite last level; 0 is the usual one
     sigma_data            standard deviation of clean latents that the model's input and output are scaled for
     beta_start, beta_end  of a table: variance added by the first and the last level
-    shift                 of a flow: above 1, more steps at high noise; 1 is uniform
+    shift                 of a flow: above 1, more steps at high noise; 1 is uniform. Of zero terminal SNR: factor of
+                          the variances of the noise, before the rescaling
     shift_by_size         of a flow: the shift depends on the image size; `shift` is then not read
     last_share            of a flow: noise fraction before the last step; 0 keeps that of the schedule
     """
@@ -255,6 +256,7 @@ class VideoFacts:
     begins    first-frame conditioning; None if there is none
     numbers   numbers that it reads
     ends      last-frame conditioning; None if there is none
+    cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
     """
 
     frames: int
@@ -263,6 +265,12 @@ class VideoFacts:
     begins: FirstFrameMode | None = None
     numbers: VideoNumbers | None = None
     ends: LastFrameMode | None = None
+    cell: int = 0
+
+    @property
+    def frames_per_cell(self) -> int:
+        """Frames of a latent frame after the first."""
+        return self.cell or self.multiple
 
     @property
     def images_encoded(self) -> int:

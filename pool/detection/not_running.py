@@ -11,7 +11,6 @@ other programs recognise the published files.
 from __future__ import annotations
 
 from modelpool.pool.detection.layouts import flux, image, other, unet, video
-from modelpool.pool.detection.layouts.shape_sizes import ShapeReader, sizes
 from modelpool.pool.detection.layouts.signature import (
     Condition,
     Layout,
@@ -23,32 +22,6 @@ from modelpool.pool.detection.layouts.signature import (
     published,
 )
 from modelpool.pool.families.parts.unet import sd1, unclip
-
-_PATCHES = "patch_embed.proj.weight"
-
-
-def _patch_channels(reader: ShapeReader) -> int | None:
-    """Return the input channels of the patch convolution; None if a linear layer reads complete patches, as in version
-    1.5."""
-    return reader.size(_PATCHES, 1, 4) if reader.rank(_PATCHES) == 4 else None
-
-
-_COG_VIDEO_X = Layout(
-    "CogVideoX",
-    (
-        published(
-            "blocks.0.norm1.linear.weight",
-            without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
-            measure=sizes(in_channels=_patch_channels),
-        ),
-        diffusers(
-            "patch_embed.text_proj.weight",
-            "transformer_blocks.0.norm1.linear.weight",
-            "time_embedding.linear_1.weight",
-            measure=sizes(in_channels=_patch_channels),
-        ),
-    ),
-)
 
 
 def _shared(
@@ -208,13 +181,17 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="CogView4Transformer2DModel",
     ),
     _shared(
-        _COG_VIDEO_X, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
+        video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
     _shared(
-        _COG_VIDEO_X, "cogvideox_i2v", "CogVideoX image-to-video", "CogVideoX_I2V", having(in_channels=32), _COGVIDEOX
+        video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
+        having(in_channels=32, learned_positions=False), _COGVIDEOX,
     ),
-    _shared(_COG_VIDEO_X, "cogvideox", "CogVideoX", "CogVideoX_T2V", runs=_COGVIDEOX),
+    # a linear layer reads patches of two frames
+    _shared(
+        video.COGVIDEOX, "cogvideox_15", "CogVideoX 1.5", "CogVideoX_T2V", having(in_channels=None), runs=_COGVIDEOX
+    ),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
     _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),

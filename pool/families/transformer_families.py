@@ -115,7 +115,9 @@ def defined_family(definition: FamilyDefinition) -> Family:
 def _video(facts: ModelFacts) -> VideoFacts | None:
     if not facts.frame_multiple:
         return None
-    return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
+    return VideoFacts(
+        facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends, cell=facts.cell_frames
+    )
 
 
 def _is_said(definition: FamilyDefinition) -> bool:

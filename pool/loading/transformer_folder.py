@@ -215,6 +215,8 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
     """Return `noise` with the shift of the scheduler's configuration; unchanged if that specifies no flow."""
     if noise.kind is NoiseKind.FLOW and config.get("use_flow_sigmas") is True and config.get("flow_shift") is not None:
         return replace(noise, shift=_shift({"shift": config["flow_shift"]}), shift_by_size=None)
+    if noise.kind is NoiseKind.ZERO_TERMINAL and config.get("snr_shift_scale") is not None:  # CogVideoX
+        return replace(noise, shift=_shift({"shift": config["snr_shift_scale"]}))
     if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith("FlowMatch"):
         return noise
     if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself

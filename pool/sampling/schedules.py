@@ -268,7 +268,10 @@ def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0
             by_size = noise.shift_by_size
             return flow_table(noise.shift if by_size is None else by_size.shift(tokens, steps), noise.last_share)
         case NoiseKind.ZERO_TERMINAL:
-            return zero_terminal_table(betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR)))
+            table = betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR))
+            factor = math.sqrt(noise.shift)
+            ended = zero_terminal_table(replace(table, sigmas=tuple(sigma * factor for sigma in table.sigmas)))
+            return replace(ended, sigmas=(*ended.sigmas[:-1], noise.sigma_max or ended.sigma_max))
         case NoiseKind.EDM:
             return edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
         case NoiseKind.COSINE:

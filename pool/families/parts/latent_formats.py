@@ -65,6 +65,8 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "hunyuan_video_15": LatentFormat(32, 3, scale=1.03682, tiny="lighttaehy1_5"),
     "hunyuan_image": LatentFormat(64, scale=0.75289),
     "hunyuan_image_refiner": LatentFormat(64, 3, scale=1.03682),
+    "cogvideox": LatentFormat(16, 3, scale=0.7),
+    "cogvideox_2b": LatentFormat(16, 3, scale=1.15258426),
     "sana": LatentFormat(32, scale=0.41407),
     "cosmos": LatentFormat(16, 3),
     "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),

@@ -233,7 +233,6 @@ _SANA: Shapes = {
 BY_NAME: dict[str, Shapes] = {
     "pid": {"lq_proj.latent_proj.0.weight": (64, 16, 3, 3)},
     "pixeldit": {"core.pixel_embedder.proj.weight": (16, 3)},
-    "cogvideox": {"blocks.0.norm1.linear.weight": (11520, 512)},
     "seedvr2": {"blocks.31.mlp.all.proj_in_gate.weight": (6912, 2560)},
     "triposplat": {"cam_out_layer.weight": (9, 1024), "repo_layers.0.final_map.weight": (8, 8)},
     "hidream_o1": {"t_embedder1.mlp.0.weight": (4096, 256), "x_embedder.proj1.weight": (1024, 3072)},
