@@ -113,10 +113,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="Ideogram4Transformer2DModel", latent="flux2",
     ),
     _marked(
-        "ernie_image", "Ernie Image", "ErnieImage", published("layers.0.mlp.linear_fc2.weight"),
-        runs="ErnieImageTransformer2DModel", latent="flux2",
-    ),
-    _marked(
         "hidream_o1", "HiDream O1", "HiDreamO1",
         published("t_embedder1.mlp.0.weight", "x_embedder.proj1.weight"), latent="pixels",
     ),

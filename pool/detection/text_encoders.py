@@ -26,8 +26,8 @@ class TextEncoderFacts:
 
     name          short and stable, "clip_l"
     title         for human readers
-    architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "gemma2", "gemma3", "qwen2",
-    "qwen3"
+    architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
+                  "qwen2", "qwen3"
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -119,6 +119,11 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(
         _facts("mistral3_24b_pruned", "Mistral 3 24B, its first layers as Flux 2 uses them", "mistral"),
         (_NORM_AFTER_ATTENTION,), sizes=((_NORM_AFTER_ATTENTION, 0, 5120),),
+    ),
+    TextEncoderSignature(
+        _facts("ministral3_3b", "Ministral 3 3B", "ministral3"),
+        (_KEY_WEIGHT,), without=(_KEY_BIAS, _QUERY_NORM),
+        sizes=((_NORM_AFTER_ATTENTION, 0, 3072), (_KEY_WEIGHT, 0, 1024)),
     ),
     TextEncoderSignature(
         _facts("llama3_8b", "Llama 3 8B", "llama"),
@@ -269,6 +274,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),
+    "ministral3_3b": ("ernie_image", {}),
     "llama3_8b": ("hidream", {}),
 }  # fmt: skip
 #: any other single file

@@ -50,6 +50,7 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "bert": lambda config: transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False),
     "llama": lambda config: transformers.LlamaModel(transformers.LlamaConfig(**config)),
     "mistral": lambda config: transformers.MistralModel(transformers.MistralConfig(**config)),
+    "ministral3": lambda config: transformers.Ministral3Model(transformers.Ministral3Config(**config)),
     "qwen2": lambda config: transformers.Qwen2Model(transformers.Qwen2Config(**config)),
     "qwen3": lambda config: transformers.Qwen3Model(transformers.Qwen3Config(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),

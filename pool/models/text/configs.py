@@ -27,7 +27,8 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: width of one head if the file does not tell. Source: config.json of google-bert/bert-base, meta-llama,
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
-    "bert": 64, "llama": 128, "mistral": 128, "qwen2": 128, "qwen3": 128, "gemma2": 256, "gemma3": 256,
+    "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "gemma2": 256,
+    "gemma3": 256,
 }  # fmt: skip
 #: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
@@ -58,6 +59,14 @@ FACTS: Mapping[str, Config] = {
     "mistral": {
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "sliding_window": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000_000.0},
+    },
+    # mistralai/Ministral-3-3B-Instruct-2512
+    "ministral3": {
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 262144, "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
     },
     # # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three position axes are equal for text
     "qwen2": {
@@ -174,7 +183,7 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "t5": t5_config,
     "umt5": t5_config,
     "bert": bert_config,
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), decoder_config),
+    **dict.fromkeys(("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3"), decoder_config),
 }
 
 

@@ -243,7 +243,6 @@ BY_NAME: dict[str, Shapes] = {
     },
     "ideogram4": {"embed_image_indicator.weight": (2, 4608)},
     "krea2": {"txtfusion.projector.weight": (1, 12)},
-    "ernie_image": {"layers.0.mlp.linear_fc2.weight": (3072, 8192)},
     "joyimage": {
         "double_blocks.0.attn.img_attn_qkv.weight": (9216, 3072),
         "condition_embedder.time_embedder.linear_1.weight": (3072, 256),

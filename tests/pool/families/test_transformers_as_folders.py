@@ -49,9 +49,9 @@ ALL: dict[str, TinyFamily] = {
 }  # fmt: skip
 #: tried in tests/pool/families/modules
 IN_OWN_TESTS = {
-    "bria", "cogvideox", "cogvideox_2b", "cogvideox_i2v", "kandinsky5_image", "kandinsky5_video", "longcat_image",
-    "ovis_image", "sana", "sana_sprint", "skyreels_i2v",
-}  # fmt: skip
+    *("bria", "cogvideox", "cogvideox_2b", "cogvideox_i2v", "ernie_image", "kandinsky5_image", "kandinsky5_video"),
+    *("longcat_image", "ovis_image", "sana", "sana_sprint", "skyreels_i2v"),
+}
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev"}
 #: of a BERT, which its class has and no file and no pipeline

@@ -108,6 +108,12 @@ def mistral(*, words: int = WORDS, layers: int = 3) -> nn.Module:
     return seeded(transformers.MistralModel(config))
 
 
+def ministral3(*, words: int = WORDS) -> nn.Module:
+    """A Ministral 3."""
+    own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
+    return seeded(transformers.Ministral3Model(transformers.Ministral3Config(**own, rms_norm_eps=1e-5)))
+
+
 def qwen2(*, words: int = WORDS) -> nn.Module:
     """The language model of a Qwen 2.5 VL, as its own class has it."""
     own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
@@ -230,6 +236,7 @@ CASES = {
     "llama3_8b": Case("llama3_8b", llama, under("model.", "lm_head.weight"), ("lm_head.weight",)),
     "llava": Case("llama3_8b", llama, under("language_model.model.", "vision_tower.x"), ("vision_tower.x",)),
     "mistral3_24b": Case("mistral3_24b", mistral, under("model.", "tekken_model"), ("tekken_model",)),
+    "ministral3_3b": Case("ministral3_3b", ministral3, under("model.")),
     "qwen25_7b": Case("qwen25_7b", qwen2, under("model.", "visual.x.weight"), ("visual.x.weight",)),
     "qwen25_7b new": Case(
         "qwen25_7b", qwen2, under("model.language_model.", "model.visual.x.weight"), ("model.visual.x.weight",)

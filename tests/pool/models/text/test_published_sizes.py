@@ -68,6 +68,13 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3_8b": (  # Qwen/Qwen3-8B
         transformers.Qwen3Config, transformers.Qwen3Model, _sizes(4096, 12288, 32, 8, 128, 151936, **_QWEN3),
     ),
+    "ministral3_3b": (  # mistralai/Ministral-3-3B-Instruct-2512
+        transformers.Ministral3Config, transformers.Ministral3Model,
+        _sizes(3072, 9216, 32, 8, 128, 131072, rms_norm_eps=1e-5, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        }),
+    ),
     "mistral3_24b_pruned": (transformers.MistralConfig, transformers.MistralModel, _MISTRAL),
     "mistral3_24b": (  # mistralai/Mistral-Small-3.2-24B-Instruct-2506
         transformers.MistralConfig, transformers.MistralModel, {**_MISTRAL, "num_hidden_layers": 40},
