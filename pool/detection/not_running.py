@@ -104,11 +104,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="QwenImage21Transformer2DModel",
     ),
     _marked(
-        "krea2", "Krea 2", "Krea2",
-        published("txtfusion.projector.weight"), diffusers("text_fusion.projector.weight"),
-        runs="Krea2Transformer2DModel", latent="wan21",
-    ),
-    _marked(
         "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
         runs="Ideogram4Transformer2DModel", latent="flux2",
     ),

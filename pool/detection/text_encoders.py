@@ -27,7 +27,7 @@ class TextEncoderFacts:
     name          short and stable, "clip_l"
     title         for human readers
     architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
-                  "qwen2", "qwen3"
+                  "qwen2", "qwen3", "qwen3_vl"
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -103,6 +103,13 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     ),
     TextEncoderSignature(
         _facts("qwen25_7b", "Qwen 2.5 7B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 512),)
+    ),
+    *(
+        TextEncoderSignature(
+            _facts("qwen3vl_4b", "Qwen 3 VL 4B", "qwen3_vl"), (_QUERY_NORM, tower),
+            sizes=((_NORM_AFTER_ATTENTION, 0, 2560),),
+        )
+        for tower in ("visual.patch_embed.proj.weight", "model.visual.patch_embed.proj.weight")
     ),
     TextEncoderSignature(
         _facts("qwen3_4b", "Qwen 3 4B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2560),)
@@ -271,6 +278,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen25_3b": ("omnigen2", {}),
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
     "qwen3_4b": ("z_image", {}),
+    "qwen3vl_4b": ("krea2", {}),
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),

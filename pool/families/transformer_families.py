@@ -134,6 +134,16 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
 )
 
 
+#: the distilled models that only the index of a folder tells, by family
+DISTILLED: Mapping[str, Family] = MappingProxyType(
+    {
+        definition.name: defined_family(replace(definition, facts=definition.distilled))
+        for definition in defined_families()
+        if definition.distilled is not None
+    }
+)
+
+
 def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> Family:
     """Return `family` with the prefixes of its components among `shapes`; its diffusion model was `found`.
 

@@ -16,7 +16,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
-from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
 from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
@@ -29,6 +29,8 @@ from modelpool.pool.specs.spec import Role
 TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
 #: the folder of the low-noise expert, and the index entry of the noise fraction below which it takes over
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
+#: the index entry of distilled models
+DISTILLED_KEY = "is_distilled"
 #: the vision parts of a text encoder with image input (LLaVA)
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -89,6 +91,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
+    is_distilled = base.name in DISTILLED and header.configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
@@ -98,7 +102,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
-    noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    # the pipeline has a shift of its own for distilled models
+    noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
     scale = number_in(VAE, config, "scaling_factor", base.scaling_factor)

@@ -17,9 +17,17 @@ from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySiz
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
-from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
+from modelpool.pool.loading.transformer_folder import (
+    BOUNDARY,
+    DISTILLED_KEY,
+    SECOND,
+    TRANSFORMER,
+    VAE,
+    VISION,
+    text_folders,
+)
 from modelpool.pool.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
@@ -63,6 +71,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
+    if family.name in DISTILLED and family.sampling.defaults == DISTILLED[family.name].sampling.defaults:
+        entries = {**entries, DISTILLED_KEY: True}
     has_vision = Role.VISION_ENCODER in complete.prefixes
     folders = {**text_folders(complete), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}

@@ -91,6 +91,7 @@ class FamilyDefinition:
     dtypes    compute dtypes of the diffusion model, best first
     controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
+    distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
@@ -150,6 +151,7 @@ class FamilyDefinition:
     image_concat: ImageConcat | None = None
     controlnets: str = ""
     several_references: bool = False
+    distilled: ModelFacts | None = None
     two_experts: TwoExperts | None = None
 
     @property

@@ -27,8 +27,8 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: width of one head if the file does not tell. Source: config.json of google-bert/bert-base, meta-llama,
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
-    "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "gemma2": 256,
-    "gemma3": 256,
+    "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "qwen3_vl": 128,
+    "gemma2": 256, "gemma3": 256,
 }  # fmt: skip
 #: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
@@ -77,6 +77,13 @@ FACTS: Mapping[str, Config] = {
     "qwen3": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 40960,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+    # Qwen/Qwen3-VL-4B-Instruct
+    "qwen3_vl": {
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5_000_000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
     },
     # google/gemma-2-2b
     "gemma2": {
@@ -183,7 +190,9 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "t5": t5_config,
     "umt5": t5_config,
     "bert": bert_config,
-    **dict.fromkeys(("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3"), decoder_config),
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "gemma2", "gemma3"), decoder_config
+    ),
 }
 
 

@@ -242,7 +242,6 @@ BY_NAME: dict[str, Shapes] = {
         "transformer_blocks.0.img_mlp.w1.weight": (8192, 3072),
     },
     "ideogram4": {"embed_image_indicator.weight": (2, 4608)},
-    "krea2": {"txtfusion.projector.weight": (1, 12)},
     "joyimage": {
         "double_blocks.0.attn.img_attn_qkv.weight": (9216, 3072),
         "condition_embedder.time_embedder.linear_1.weight": (3072, 256),

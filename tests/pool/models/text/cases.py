@@ -132,6 +132,15 @@ def qwen3(*, words: int = WORDS, layers: int = 3) -> nn.Module:
     return seeded(transformers.Qwen3Model(config))
 
 
+def qwen3_vl(*, words: int = WORDS, layers: int = 3) -> nn.Module:
+    """The language model of a Qwen 3 VL."""
+    positions = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    config = transformers.Qwen3VLTextConfig(
+        **{**DECODER, "vocab_size": words, "num_hidden_layers": layers}, rms_norm_eps=1e-6, rope_parameters=positions
+    )
+    return seeded(transformers.Qwen3VLTextModel(config))
+
+
 def gemma2(*, words: int = WORDS) -> nn.Module:
     """A Gemma 2."""
     config = transformers.Gemma2Config(
@@ -242,6 +251,10 @@ CASES = {
         "qwen25_7b", qwen2, under("model.language_model.", "model.visual.x.weight"), ("model.visual.x.weight",)
     ),
     "qwen3_4b": Case("qwen3_4b", qwen3, under("model.")),
+    "qwen3vl_4b": Case(
+        "qwen3vl_4b", qwen3_vl, under("model.language_model.", "model.visual.patch_embed.proj.weight"),
+        ("model.visual.patch_embed.proj.weight",),
+    ),
     "gemma2_2b": Case("gemma2_2b", gemma2, under("model.", "spiece_model"), ("spiece_model",)),
     "gemma3_4b": Case("gemma3_4b", gemma3, under("model.", "vision_model.x"), ("vision_model.x",)),
 }  # fmt: skip
