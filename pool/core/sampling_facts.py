@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from modelpool.pool.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.core.shift_by_size import ShiftBySize as ShiftBySize
 from modelpool.pool.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
 
@@ -74,7 +75,7 @@ class NoiseFacts:
     beta_start: float = 0.00085
     beta_end: float = 0.012
     shift: float = 1.0
-    shift_by_size: ShiftBySize | ShiftBySizeAndSteps | None = None
+    shift_by_size: ShiftByRoot | ShiftBySize | ShiftBySizeAndSteps | None = None
     last_share: float = 0.0
 
     @property

@@ -165,11 +165,8 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.35.mlp.all.proj_in_gate.weight"),
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
-    # reads only text; otherwise like CogVideoX
-    _marked(
-        "cogview4", "CogView 3+ or 4", "",
-        diffusers("patch_embed.text_proj.weight", "time_condition_embed.condition_embedder.linear_1.weight"),
-        runs="CogView4Transformer2DModel",
+    _shared(
+        image.COGVIEW, "cogview3_plus", "CogView 3+", "", having(hidden_size=2560), "CogView3PlusTransformer2DModel"
     ),
     _shared(
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),

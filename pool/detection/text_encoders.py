@@ -27,7 +27,7 @@ class TextEncoderFacts:
     name          short and stable, "clip_l"
     title         for human readers
     architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
-                  "qwen2", "qwen3", "qwen3_vl"
+                  "qwen2", "qwen3", "qwen3_vl", "glm"
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -98,6 +98,7 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(_facts("t5_base", "T5-base", "t5"), (_T5_KEYS,), without=(_T5_GATE, _T5_PLAIN)),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
+    TextEncoderSignature(_facts("glm4_9b", "GLM 4 9B", "glm"), (_KEY_BIAS, "model.layers.0.mlp.gate_up_proj.weight")),
     TextEncoderSignature(
         _facts("qwen25_3b", "Qwen 2.5 3B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 256),)
     ),
@@ -279,6 +280,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
     "qwen3_4b": ("z_image", {}),
     "qwen3vl_4b": ("krea2", {}),
+    "glm4_9b": ("cogview4", {}),
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),

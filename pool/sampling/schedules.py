@@ -443,6 +443,13 @@ def _trailing(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigmas[place] for place in places]
 
 
+def _linspace(steps: int, table: SigmaTable) -> list[float]:
+    """Even timesteps, rounded down to whole numbers, from the last one to the first; of a flow, to 1 of 1000. Source:
+    diffusers' CogView4Pipeline; Lin et al. 2023, table 2 ("linspace")."""
+    first = 1.0 if isinstance(table, FlowTable) else table.first_timestep
+    return [table.sigma(float(int(timestep))) for timestep in _evenly(table.last_timestep, first, steps)]
+
+
 #: angle of the second level of two, of a right angle
 _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 
@@ -520,6 +527,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "beta": _beta,
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
+        "linspace": _linspace,
         "scm": _scm,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),

@@ -65,7 +65,15 @@ def whole_text(
     )
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)
-    return padded(row, least, pad_id_of(tokenizer, reading), left=reading.pads_left)
+    pad_id = pad_id_of(tokenizer, reading)
+    row = padded(row, least, pad_id, left=reading.pads_left)
+    return _with_real_pads(row, reading, pad_id) if reading.multiple else row
+
+
+def _with_real_pads(row: Chunk, reading: Reading, pad_id: int) -> Chunk:
+    """Return `row` with padding that counts as real, to a multiple of tokens."""
+    tokens = row.tokens + -row.tokens % reading.multiple
+    return replace(padded(row, tokens, pad_id, left=reading.pads_left), first=row.first, tokens=tokens)
 
 
 def _kept(tokens: int, room: int, last: int) -> Sequence[int]:

@@ -62,6 +62,7 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         " or mistralai/Ministral-3-3B-Instruct-2512",
     ),
     "gemma": TokenizerFacts("Gemma", "<bos>", published="tokenizer.json or tokenizer.model of google/gemma-2-2b"),
+    "glm": TokenizerFacts("GLM 4", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"),
     "qwen": TokenizerFacts(
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
@@ -77,7 +78,7 @@ KINDS: Mapping[str, str] = {
     "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
     "ministral3_3b": "mistral", "gemma2_2b": "gemma",
     "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
-    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen",
+    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "glm4_9b": "glm",
 }  # fmt: skip
 #: the kind whose tokens are bytes
 _BYTES = "byt5"

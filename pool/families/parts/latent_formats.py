@@ -67,6 +67,7 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "hunyuan_image_refiner": LatentFormat(64, 3, scale=1.03682),
     "cogvideox": LatentFormat(16, 3, scale=0.7),
     "cogvideox_2b": LatentFormat(16, 3, scale=1.15258426),
+    "cogview4": LatentFormat(16),
     "sana": LatentFormat(32, scale=0.41407),
     "cosmos": LatentFormat(16, 3),
     "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),

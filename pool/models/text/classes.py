@@ -55,6 +55,7 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "qwen3": lambda config: transformers.Qwen3Model(transformers.Qwen3Config(**config)),
     # its positions have three axes, which are equal for text, and which its pipelines pass
     "qwen3_vl": lambda config: transformers.Qwen3VLTextModel(transformers.Qwen3VLTextConfig(**config)),
+    "glm": lambda config: transformers.GlmModel(transformers.GlmConfig(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
     "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),
 }

@@ -49,7 +49,16 @@ ALL: dict[str, TinyFamily] = {
 }  # fmt: skip
 #: tried in tests/pool/families/modules
 IN_OWN_TESTS = {
-    *("bria", "cogvideox", "cogvideox_2b", "cogvideox_i2v", "ernie_image", "kandinsky5_image", "kandinsky5_video"),
+    *(
+        "bria",
+        "cogvideox",
+        "cogvideox_2b",
+        "cogvideox_i2v",
+        "cogview4",
+        "ernie_image",
+        "kandinsky5_image",
+        "kandinsky5_video",
+    ),
     *("krea2", "longcat_image", "ovis_image", "sana", "sana_sprint", "skyreels_i2v"),
 }
 #: of another size than one of these, and equal to it but in name

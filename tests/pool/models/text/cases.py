@@ -141,6 +141,13 @@ def qwen3_vl(*, words: int = WORDS, layers: int = 3) -> nn.Module:
     return seeded(transformers.Qwen3VLTextModel(config))
 
 
+def glm(*, words: int = WORDS) -> nn.Module:
+    """A GLM 4."""
+    own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
+    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return seeded(transformers.GlmModel(transformers.GlmConfig(**own, rope_parameters=positions)))
+
+
 def gemma2(*, words: int = WORDS) -> nn.Module:
     """A Gemma 2."""
     config = transformers.Gemma2Config(
@@ -251,6 +258,7 @@ CASES = {
         "qwen25_7b", qwen2, under("model.language_model.", "model.visual.x.weight"), ("model.visual.x.weight",)
     ),
     "qwen3_4b": Case("qwen3_4b", qwen3, under("model.")),
+    "glm4_9b": Case("glm4_9b", glm, under("model.")),
     "qwen3vl_4b": Case(
         "qwen3vl_4b", qwen3_vl, under("model.language_model.", "model.visual.patch_embed.proj.weight"),
         ("model.visual.patch_embed.proj.weight",),

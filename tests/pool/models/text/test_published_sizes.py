@@ -65,6 +65,10 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3_4b": (  # Qwen/Qwen3-4B
         transformers.Qwen3Config, transformers.Qwen3Model, _sizes(2560, 9728, 32, 8, 128, 151936, **_QWEN3),
     ),
+    "glm4_9b": (  # THUDM/glm-4-9b-hf
+        transformers.GlmConfig, transformers.GlmModel,
+        _sizes(4096, 13696, 32, 2, 128, 151552, rope_parameters=_plain(1e4) | {"partial_rotary_factor": 0.5}),
+    ),
     "qwen3vl_4b": (  # Qwen/Qwen3-VL-4B-Instruct
         transformers.Qwen3VLTextConfig, transformers.Qwen3VLTextModel,
         _sizes(2560, 9728, 32, 8, 128, 151936, rms_norm_eps=1e-6, rope_parameters={
