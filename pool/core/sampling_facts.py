@@ -258,6 +258,7 @@ class VideoFacts:
     numbers   numbers that it reads
     ends      last-frame conditioning; None if there is none
     cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
+    unseen    latent frames before those of the video that are sampled with them and not decoded
     """
 
     frames: int
@@ -267,6 +268,7 @@ class VideoFacts:
     numbers: VideoNumbers | None = None
     ends: LastFrameMode | None = None
     cell: int = 0
+    unseen: int = 0
 
     @property
     def frames_per_cell(self) -> int:
@@ -280,8 +282,9 @@ class VideoFacts:
 
     @property
     def leading(self) -> int:
-        """Extra temporal cells at the start that are sampled and decoded, then dropped."""
-        return 1 if self.begins is FirstFrameMode.LEADING_CELL else 0
+        """Extra temporal cells at the start that are sampled. They are dropped after decoding, those of `unseen` before
+        it."""
+        return 1 if self.begins is FirstFrameMode.LEADING_CELL else self.unseen
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,11 +174,7 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(
         video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
-        having(in_channels=32, learned_positions=False), _COGVIDEOX,
-    ),
-    # a linear layer reads patches of two frames
-    _shared(
-        video.COGVIDEOX, "cogvideox_15", "CogVideoX 1.5", "CogVideoX_T2V", having(in_channels=None), runs=_COGVIDEOX
+        having(in_channels=32, patch_frames=1, learned_positions=False), _COGVIDEOX,
     ),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),

@@ -116,7 +116,13 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     if not facts.frame_multiple:
         return None
     return VideoFacts(
-        facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends, cell=facts.cell_frames
+        facts.frames,
+        facts.frame_multiple,
+        facts.frame_rate,
+        facts.begins,
+        ends=facts.ends,
+        cell=facts.cell_frames,
+        unseen=facts.unseen_cells,
     )
 
 

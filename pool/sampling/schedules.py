@@ -457,11 +457,11 @@ _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 def _scm(steps: int, table: SigmaTable) -> list[float]:
     """Even in the angle whose tangent is the noise relative to the image, from the last level down; the second of two
     is at a published angle. Source: Chen et al. 2025 (Sana Sprint); diffusers' `SCMScheduler`."""
+    level: Callable[[float], float] = table.level
     if isinstance(table, FlowTable):
         high, low, level = math.pi / 2.0, 0.0, _share
     else:
-        least, most = table.deviations
-        high, low, level = math.atan(most), math.atan(least), table.level
+        low, high = (math.atan(deviation) for deviation in table.deviations)
     angles = [high * _SCM_MIDDLE] if steps == 2 else _evenly(high, low, steps + 1)[1:-1]
     return [table.sigma_max, *(level(math.tan(angle)) for angle in angles)]
 

@@ -217,14 +217,21 @@ _COG_PATCHES = "patch_embed.proj.weight"
 
 
 def _cog_channels(reader: ShapeReader) -> int | None:
-    """Return the input channels of the patch convolution; None if a linear layer reads complete patches, as in version
-    1.5."""
-    return reader.size(_COG_PATCHES, 1, 4) if reader.rank(_COG_PATCHES) == 4 else None
+    """Return the input channels: those of the patch convolution, or of a linear layer that reads patches of two
+    frames, as in version 1.5."""
+    match reader.rank(_COG_PATCHES):
+        case 4:
+            return reader.size(_COG_PATCHES, 1, 4)
+        case 2:
+            return exactly(reader.size(_COG_PATCHES, 1), 2 * PATCH, _COG_PATCHES)
+        case _:
+            return None
 
 
 def _cog_sizes(blocks: str, norm: str) -> Callable[[ShapeReader], Config]:
     return sizes(
         in_channels=_cog_channels,
+        patch_frames=lambda reader: 2 if reader.rank(_COG_PATCHES) == 2 else 1,
         hidden_size=dim("patch_embed.text_proj.weight", 0),
         depth=count(blocks),
         num_heads=heads(("patch_embed.text_proj.weight", 0), f"{blocks}0.{norm}.weight"),

@@ -1,9 +1,9 @@
-"""CogVideoX 1.0: text-to-video in two sizes, and image-to-video. Torch-free.
+"""CogVideoX: text-to-video in two sizes, image-to-video, and both in version 1.5. Torch-free.
 
 The smaller model has 30 heads and adds positions to its patches; the larger one has 48 and rotates queries and keys.
 Their latents have different scales, and their noise levels different shifts. The image-to-video model also has a
-learned table of positions, and thus one size. Version 1.5 samples latent frames that it does not decode, and does not
-run.
+learned table of positions, and thus one size. Version 1.5 reads pairs of latent frames: one that is not decoded
+precedes those of the video.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from modelpool.pool.detection.layouts.signature import Condition
 from modelpool.pool.detection.layouts.video import COGVIDEOX
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
@@ -34,9 +35,14 @@ _SMALL_HEADS = 30
 #: width, height and frames of its training, and pixels and frames of a latent cell
 _WIDTH, _HEIGHT, _FRAMES = 720, 480, 49
 _CELL, _CELL_FRAMES = 8, 4
+#: the same of version 1.5
+_WIDTH_15, _HEIGHT_15, _FRAMES_15 = 1360, 768, 81
+#: what the image-to-video model of version 1.5 reads beside the timestep. Source: its pipeline
+_OFFSET = 2.0
 #: frames of two cells: the decoder reads pairs of them after the first cell, and makes more frames of an even number
 _PAIR = 2 * _CELL_FRAMES
 _TOKENS = 226
+_PATCH = 2
 #: base of the wavelengths of rotary positions
 _THETA = 10000.0
 #: table of learned positions
@@ -48,6 +54,8 @@ _NAMES = LayoutTable(
         ("patch_embed.", "patch_embed."),
         ("time_embedding_linear_1.", "time_embedding.linear_1."),
         ("time_embedding_linear_2.", "time_embedding.linear_2."),
+        ("ofs_embedding_linear_1.", "ofs_embedding.linear_1."),
+        ("ofs_embedding_linear_2.", "ofs_embedding.linear_2."),
         ("norm_final.", "norm_final."),
         ("norm_out.", "norm_out."),
         ("proj_out.", "proj_out."),
@@ -70,18 +78,24 @@ _NAMES = LayoutTable(
 def config(found: Config, shapes: Shapes) -> Arguments:
     """The arguments of `diffusers.CogVideoXTransformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
-    patch = shapes["patch_embed.proj.weight"][2]
-    has_table = _TABLE in shapes
-    width, height, frames = _table_sides(shapes[_TABLE]) if has_table else (_WIDTH, _HEIGHT, _FRAMES)
+    has_table, patch_frames = _TABLE in shapes, sizes["patch_frames"]
+    width, height, frames = _WIDTH, _HEIGHT, _FRAMES
+    if has_table:
+        width, height, frames = _table_sides(shapes[_TABLE])
+    elif patch_frames > 1:
+        width, height, frames = _WIDTH_15, _HEIGHT_15, _FRAMES_15
+    offset = shapes.get("ofs_embedding.linear_1.weight")
     return {
         "num_attention_heads": sizes["num_heads"],
         "attention_head_dim": sizes["hidden_size"] // sizes["num_heads"],
         "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // patch**2,
+        "out_channels": shapes["proj_out.weight"][0] // (_PATCH**2 * patch_frames),
         "time_embed_dim": shapes["time_embedding.linear_1.weight"][0],
         "text_embed_dim": shapes["patch_embed.text_proj.weight"][1],
         "num_layers": sizes["depth"],
-        "patch_size": patch,
+        "patch_size": _PATCH,
+        "patch_size_t": patch_frames if patch_frames > 1 else None,
+        "ofs_embed_dim": None if offset is None else offset[1],
         "sample_width": width // _CELL,
         "sample_height": height // _CELL,
         "sample_frames": frames,
@@ -110,6 +124,11 @@ def _table_sides(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict the velocity. Raises UnusableField for another size than that of a table of positions."""
     own = config_of(module)
+    more: dict[str, Tensor] = {}
+    if own.ofs_embed_dim:
+        # images were divided by the scale of latents in its training, instead of multiplied
+        kwargs = {**kwargs, "image": kwargs["image"] / _SCALE**2}
+        more["ofs"] = x_BCTHW.new_full((1,), _OFFSET)
     x_BTCHW = joined(x_BCTHW, kwargs).transpose(1, 2)
     frames, _, rows, columns = x_BTCHW.shape[1:]
     told = (columns, rows, (frames - 1) * _CELL_FRAMES + 1)
@@ -127,6 +146,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
             encoder_hidden_states=kwargs["context"],
             timestep=level_B,
             image_rotary_emb=rotary,
+            **more,
             return_dict=False,
         )
     )
@@ -135,7 +155,8 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the positions of all patches, [N,head]: a quarter of a head for time, the rest for
-    rows and columns. Positions are those of the training size, cropped to the form of the video.
+    rows and columns. Positions are those of the training size, cropped to the form of the video; in version 1.5, the
+    numbers of patches.
 
     Source: diffusers' CogVideoXPipeline, `_prepare_rotary_positional_embeddings`.
     """
@@ -146,9 +167,12 @@ def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tupl
         fitting = base_rows, round(base_rows / rows * columns)
     else:
         fitting = round(base_columns / columns * rows), base_columns
-    head = own.attention_head_dim
+    head, bases = own.attention_head_dim, (base_rows, base_columns)
+    if own.patch_size_t:
+        frames //= own.patch_size_t
+        bases = fitting = rows, columns
     places = [(0.0, float(frames), frames, head // 4)]
-    for base, size, count in zip((base_rows, base_columns), fitting, (rows, columns), strict=True):
+    for base, size, count in zip(bases, fitting, (rows, columns), strict=True):
         start = round((base - size) / 2.0)
         places.append((float(start), float(start + size), count, head // 8 * 3))
     tables = []
@@ -165,13 +189,17 @@ def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tupl
     return angles.cos(), angles.sin()
 
 
-def _having(channels: int, *, small: bool) -> Condition:
-    return lambda found: found["in_channels"] == channels and (found["num_heads"] == _SMALL_HEADS) == small
+def _having(channels: int, patch_frames: int, *, small: bool = False) -> Condition:
+    def condition(found: Config) -> bool:
+        sizes = found["in_channels"], found["patch_frames"], found["num_heads"] == _SMALL_HEADS
+        return sizes == (channels, patch_frames, small)
+
+    return condition
 
 
 def _learned(found: Config) -> bool:
     """Return whether a model with these sizes reads an image, and has a table of positions."""
-    return found["in_channels"] == 2 * _CHANNELS and bool(found["learned_positions"])
+    return found["in_channels"] == 2 * _CHANNELS and found["patch_frames"] == 1 and bool(found["learned_positions"])
 
 
 def _facts(shift: float, **more: Any) -> ModelFacts:
@@ -205,14 +233,15 @@ def _scheduler(shift: float) -> SchedulerFacts:
 
 #: the level of pure noise, of which the pipeline begins: an image in it is beyond the precision of its prediction
 _PURE_NOISE = 1e5
-#: channels of latents
+#: channels of latents, and their scale
 _CHANNELS = 16
+_SCALE = LATENT_FORMATS["cogvideox"].scale
 _SMALL_SHIFT, _LARGE_SHIFT = 3.0, 1.0
 _LARGE = FamilyDefinition(
     name="cogvideox",
     title="CogVideoX 5B",
     layout=COGVIDEOX,
-    when=_having(_CHANNELS, small=False),
+    when=_having(_CHANNELS, 1),
     comfyui="CogVideoX_T2V",
     module="CogVideoXTransformer3DModel",
     config=config,
@@ -229,12 +258,16 @@ _LARGE = FamilyDefinition(
     scheduler=_scheduler(_LARGE_SHIFT),
 )
 
+_SIZES_15: dict[str, Any] = {
+    "width": _WIDTH_15, "height": _HEIGHT_15, "frames": _FRAMES_15, "frame_rate": 16.0, "unseen_cells": 1,
+}  # fmt: skip
+
 FAMILIES = (
     replace(
         _LARGE,
         name="cogvideox_2b",
         title="CogVideoX 2B",
-        when=_having(_CHANNELS, small=True),
+        when=_having(_CHANNELS, 1, small=True),
         latent="cogvideox_2b",
         facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
         dtypes=HALF_FIRST,
@@ -252,6 +285,28 @@ FAMILIES = (
             reads=("context", "image"),
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
+        ),
+        pipeline="CogVideoXImageToVideoPipeline",
+    ),
+    replace(
+        _LARGE,
+        name="cogvideox_15",
+        title="CogVideoX 1.5",
+        when=_having(_CHANNELS, 2),
+        facts=_facts(_LARGE_SHIFT, **_SIZES_15, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B"),
+    ),
+    replace(
+        _LARGE,
+        name="cogvideox_15_i2v",
+        title="CogVideoX 1.5 image-to-video",
+        when=_having(2 * _CHANNELS, 2),
+        comfyui="CogVideoX_I2V",
+        facts=_facts(
+            _LARGE_SHIFT,
+            **_SIZES_15,
+            reads=("context", "image"),
+            begins=FirstFrameMode.FIRST_CELL,
+            sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         ),
         pipeline="CogVideoXImageToVideoPipeline",
     ),

@@ -157,8 +157,9 @@ class FamilyTests:
 
 def noise_of(whole: Whole) -> Tensor:
     """The noise that a run starts from, [1,C,H,W]."""
-    width, height = whole.sides
-    return ImageNoise(SEED).draw((1, *latent_shape(width, height, whole.frames, whole.opened.latent)))
+    width, height, duration = whole.extent
+    frames = whole.frames + duration.get("leading", 0) * whole.opened.latent.frames_per_cell
+    return ImageNoise(SEED).draw((1, *latent_shape(width, height, frames, whole.opened.latent)))
 
 
 def states(text: Encoded) -> Tensor:
