@@ -166,9 +166,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
     _shared(
-        image.COGVIEW, "cogview3_plus", "CogView 3+", "", having(hidden_size=2560), "CogView3PlusTransformer2DModel"
-    ),
-    _shared(
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
