@@ -59,11 +59,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     # relatives of Flux
     _shared(
-        flux.HUNYUAN_VIDEO, "hunyuan_image_21_refiner", "the Hunyuan Image 2.1 refiner", "HunyuanImage21Refiner",
-        having(patch_size=(1, 1, 1), vec_in_dim=None, vision_in_dim=None), "HunyuanImageTransformer2DModel",
-        latent="hunyuan_image_refiner",
-    ),
-    _shared(
         other.HUNYUAN_3D, "hunyuan3d_2_mini", "Hunyuan3D 2 mini", "Hunyuan3Dv2mini", having(depth=8),
         latent="hunyuan3d_2_mini",
     ),

@@ -30,9 +30,8 @@ _HEAD = 128
 #: sizes, and a crop, that the model reads; each is two numbers
 _CONDITIONS = 6
 _SHIFT = ShiftByRoot(256, 0.25, 0.75)
-#: tokens of a prompt, and those that begin it
+#: tokens of a prompt
 _TOKENS = 1024
-_BEGINNING = "[gMASK]<sop>"
 #: the number of tokens is a multiple of this
 _MULTIPLE = 16
 _PATCH = 2
@@ -110,8 +109,6 @@ FAMILIES = (
             Reading(
                 "glm4_9b",
                 4096,
-                f"{_BEGINNING}{{}}",
-                chat_template="{}",
                 most_tokens=_TOKENS,
                 multiple=_MULTIPLE,
                 pads_left=True,
