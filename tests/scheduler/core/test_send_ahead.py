@@ -427,3 +427,19 @@ def test_every_task_that_waits_for_a_worker_waits_no_longer_once_its_machine_lac
     assert [task.pinned_to for task in waiting] == ["a", "a"]
     shell.lacks("a", PAINT)
     assert [task.pinned_to for task in waiting] == [None, None]
+
+
+def test_a_queued_task_whose_worker_is_lost_fails_if_no_other_machine_has_its_file() -> None:
+    """Found by the state machine: the move from queued to failed was not allowed."""
+    shell = pool(workers=2, node="n1")
+    for name in ("one", "two", "three"):
+        submit(shell, name)
+    (queued,) = (name for name in ("two", "three") if wanted(shell, name) in {next_on(shell, "a"), next_on(shell, "b")})
+    (holder,) = (name for name in "ab" if next_on(shell, name) == wanted(shell, queued))
+    (other,) = {"a", "b"} - {holder}
+    shell.want(other)
+    shell.up[WorkerId(other)] = (shell.up[WorkerId(other)][0], Residency(ROOMY))  # its weights are gone, too
+    shell.lacks(other, PAINT)
+    shell.lose(holder)
+    assert shell.outcome(queued) is Outcome.FAILED
+    assert shell.error(queued).kind is RunErrorKind.FILE_UNAVAILABLE
