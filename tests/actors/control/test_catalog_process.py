@@ -162,6 +162,29 @@ def test_other_callers_get_their_turn_while_many_new_requests_are_converted(pyth
     asyncio.run(talk())
 
 
+def test_questions_are_on_their_way_while_another_is_answered(python, tmp_path) -> None:
+    """Each one took several turns of the event loop between its predecessor's answer and its own. While the loop has
+    much to do in each turn, submissions waited for seconds."""
+    count = 20
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            expected = await process.models()
+            asked = asyncio.gather(*(process.models() for _ in range(count)))
+            turns = 0
+            while not asked.done():
+                time.sleep(0.02)  # the work of the loop, in which the process could answer them all
+                turns += 1
+                await asyncio.sleep(0)
+            assert await asked == [expected] * count
+            assert turns < count
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
 def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
