@@ -153,7 +153,7 @@ def test_a_named_column_that_no_line_has_is_a_problem_of_the_last_line(tmp_path:
         assert [row for row in rows if isinstance(row[1], str)] == problems
         assert len(rows) == 3 + len(problems)
     (tmp_path / "rows.txt").write_text("a prompt\n")
-    with pytest.raises(UserError, match="no line has column 'caption' for prompt .* each line is a prompt"):
+    with pytest.raises(UserError, match=r"no line has column 'caption' for prompt .* each line is a prompt"):
         list(read_rows(tmp_path / "rows.txt", ColumnChoice.of(["prompt=caption"])))
     assert list(read_rows(tmp_path / "rows.txt", ColumnChoice.of(["width="]))) == [(1, {"prompt": "a prompt"})]
 
