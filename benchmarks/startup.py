@@ -186,7 +186,7 @@ def has_image(folder: Path) -> bool:
 
 
 def answers(place: Path, pid: int) -> bool:
-    """Whether the pool of process `pid` has written its run file and tells its status."""
+    """Whether the pool of process `pid` has written its run file and answers the question for its status."""
     for path in (place / "state").rglob("startup*.json"):
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(path.read_text())

@@ -122,7 +122,7 @@ def submit_detached(
 
 
 class _Forgotten(Exception):
-    """The service was restarted, and forgot what it had not acknowledged."""
+    """Raised if the service was restarted: it has forgotten what it had not acknowledged."""
 
 
 def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:

@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call returned or raised, and the address of the catalog's files."""
+    """The value or the error of a call, and the address of the catalog's files."""
 
     number: int
     value: object
@@ -73,7 +73,7 @@ class Answer:
 
 
 class _Lost(Exception):
-    """The process ended before it answered."""
+    """Raised if the process has ended before it answered."""
 
 
 class _Process:
@@ -152,7 +152,7 @@ class _Process:
                     waiting.set_result(answer)
         except (OSError, asyncio.IncompleteReadError):
             problem: Exception = _Lost("it ended")
-        except Exception as unreadable:  # of the message: the caller hears of it, and the next process starts afresh
+        except Exception as unreadable:  # of the message: the caller gets the error, and the next process starts
             logger.exception("an answer of the catalog cannot be read")
             problem = _Lost(f"its answer cannot be read: {unreadable!r}")
         self._end(problem)
@@ -325,7 +325,7 @@ class CatalogProcess:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles read-only views of dicts, too."""
+    """Pickler that supports read-only views of dicts."""
 
     dispatch_table = copyreg.dispatch_table | {MappingProxyType: lambda view: (_read_only, (dict(view),))}
 

@@ -105,7 +105,7 @@ class SubmissionExists(UserError):
 
 
 class BeingReceived(UserError):
-    """Another driver is handing over a submission under this id."""
+    """Raised while another driver is handing over a submission under this id."""
 
 
 @dataclass(frozen=True, slots=True)

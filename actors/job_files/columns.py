@@ -18,7 +18,7 @@ _OPTION = "--column"
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """What a command says about the columns of a job file.
+    """The choice of columns that a command makes for a job file.
 
     fields   the columns that fields have, by field; "" for none: a column of that name is not read
     ignores  columns that are no field are not read; without it, they are errors

@@ -33,7 +33,7 @@ _OF_ONE_PROCESS = frozenset({"memory"})
 
 
 class OtherPlace(FolderFailed):
-    """This process does not see the place that its owner means by the address."""
+    """Raised if this process finds another place at the address than its owner."""
 
 
 @dataclass(frozen=True, slots=True)
