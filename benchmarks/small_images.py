@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.spread import spread
+
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "shapes" / "models"
 COLORS = ("red", "green", "blue", "yellow", "purple", "cyan")
@@ -251,11 +253,6 @@ def task_table(systems: Sequence[System]) -> str:
             cells.append(", ".join(f"{system.tasks[stage, size]} in {size}" for size in sizes))
         lines.append(f"| {system.name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def spread(figures: Sequence[float]) -> str:
-    """Return median and range."""
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f} - {max(figures):.2f})"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from benchmarks.spread import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "shapes" / "models"
@@ -234,11 +235,6 @@ def cpu_table(ways: Sequence[Way]) -> str:
         cells = [spread([start.cpu_seconds.get(part, 0.0) for start in way.starts]) for way in ways]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def spread(figures: Sequence[float]) -> str:
-    """Return median and range."""
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f} - {max(figures):.2f})"
 
 
 if __name__ == "__main__":

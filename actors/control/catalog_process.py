@@ -29,18 +29,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from modelpool.actors.control.catalog_service import LEARN_BATCH, PinnableModel
-from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.stage_request import StageLike
-from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.control.asked_catalog import AskedCatalog
+from modelpool.actors.control.catalog_service import LEARN_BATCH
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId, RunCost, TaskId, TaskSpec
-
-if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+from modelpool.pool.specs.spec import RunCost, TaskSpec
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +170,7 @@ class _Process:
         self._process.wait()
 
 
-class CatalogProcess:
+class CatalogProcess(AskedCatalog):
     """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
     def __init__(
@@ -199,39 +193,6 @@ class CatalogProcess:
         self._process: _Process | None = None
         with contextlib.suppress(OSError):  # the first question says why
             self._process = _Process(self._opener, self._python)
-
-    async def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
-    ) -> list[BuiltRequest | UserError]:
-        """See `CatalogService`."""
-        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
-        return cast("list[BuiltRequest | UserError]", built)
-
-    async def build_stage(
-        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
-    ) -> JobGraph:
-        """See `CatalogService`."""
-        return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
-
-    async def weights(self, name: str) -> PinnableModel:
-        """See `CatalogService`."""
-        return cast("PinnableModel", await self._ask("weights", name))
-
-    async def models(self) -> tuple[ModelListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[ModelListing, ...]", await self._ask("models"))
-
-    async def loras(self) -> tuple[LoraListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[LoraListing, ...]", await self._ask("loras"))
-
-    async def file_names(self) -> FileNames:
-        """See `CatalogService`."""
-        return cast("FileNames", await self._ask("file_names"))
-
-    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
-        """See `CatalogService`."""
-        return cast("tuple[tuple[str, str], ...]", await self._ask("tiny_decoders"))
 
     @property
     def files_address(self) -> str:
