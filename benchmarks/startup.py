@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -113,10 +114,8 @@ def all_ways(place: Path, wanted: argparse.Namespace) -> list[Way]:
     for checkout in [*wanted.checkout, ROOT]:
         code = checkout.resolve()
         suffix = f" ({code.name})" if wanted.checkout else ""
-        ways.append(
-            Way(f"`generate`{suffix}", lambda folder, code=code: generate(folder, place, code, wanted.steps))  # type: ignore[misc]
-        )
-        ways.append(Way(f"`up`{suffix}", lambda folder, code=code: up(folder, place, code)))  # type: ignore[misc]
+        ways.append(Way(f"`generate`{suffix}", partial(generate, place=place, code=code, steps=wanted.steps)))
+        ways.append(Way(f"`up`{suffix}", partial(up, place=place, code=code)))
     return ways
 
 
