@@ -21,7 +21,6 @@ import argparse
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -29,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from benchmarks.ray_trace import LOAD_SECONDS, OUTSTANDING, ROOM_MODELS, STEP_SECONDS, Waits, trace
+from benchmarks.spread import spread
 
 OURS, BATCH = "modelpool", "modelpool-batch"
 RACED = (OURS, "serve", "serve-64", "serve-64-overlap", "serve-64-overlap-2", BATCH, "data", "data-by-model")
@@ -172,14 +172,6 @@ def table(workers: int, wanted: argparse.Namespace, found: dict[str, list[list[d
             ]
             lines.append(f"| {words} | {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def spread(figures: Sequence[float | None], digits: int) -> str:
-    """Return median, minimum and maximum; empty if nothing was measured."""
-    known = [figure for figure in figures if figure is not None]
-    if not known:
-        return ""
-    return f"{statistics.median(known):.{digits}f} ({min(known):.{digits}f} - {max(known):.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from modelpool.actors.control.output_commit import WRITE_THREADS
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.ray.ray_connection import RayConnection
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.fakes import start_fake_pool
 
 WAYS = ("one thread", "driver", "node")
@@ -55,7 +56,7 @@ class Traffic:
         def counted_fetch(connection: RayConnection, ref: Any) -> Any:
             result = fetch(connection, ref)
             with self._lock:
-                self.fetched_bytes += getattr(result, "pixels_HWC", b"").nbytes  # type: ignore[union-attr]
+                self.fetched_bytes += result.pixels_HWC.nbytes if isinstance(result, ImagePixels) else 0
             return result
 
         def counted_create(objects: ObjectPrefix, name: str, content: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Measures how long a user waits for the pool while another user submits many sizes that it has not seen yet.
+"""Measures how long a user waits for the pool while another user submits many sizes that are new to it.
 
     python -m benchmarks.shared_catalog [--sizes N] [--before SECONDS]
 
@@ -32,12 +32,12 @@ _ASKED = itertools.count(1)
 
 
 def known_request(seed: int) -> GenerateRequest:
-    """Return a request of the size that the pool has seen before."""
+    """Return a request of a size that the pool knows."""
     return GenerateRequest(model=MODEL, prompt="a red circle", seed=seed, steps=4, width=64, height=64)
 
 
 def new_sizes(count: int) -> list[GenerateRequest]:
-    """Return requests of as many different sizes."""
+    """Return `count` requests, each of another size."""
     sides = itertools.islice(itertools.product(range(72, 512, 8), repeat=2), count)
     return [
         GenerateRequest(model=MODEL, prompt="a red circle", seed=1, steps=1, width=width, height=height)

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.spread import spread
+
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "shapes" / "models"
 COLORS = ("red", "green", "blue", "yellow", "purple", "cyan")
@@ -122,7 +124,7 @@ def started(system: System, wanted: argparse.Namespace, folder: Path) -> Iterato
                 )
             )
         for process in processes:
-            said(process)
+            answer_of(process)
         yield processes
     finally:
         for process in processes:
@@ -141,17 +143,17 @@ def measure(system: System, processes: Sequence[subprocess.Popen[str]], turn: in
     for process in processes:
         stream_in(process).write(f"{turn}\n")
         stream_in(process).flush()
-    told = [said(process) for process in processes]
+    answers = [answer_of(process) for process in processes]
     if not counts:
         return
     system.seconds.append(time.monotonic() - begun)
-    if "tasks" in told[0]:
-        system.loads.append(told[0]["loads"])
-        system.tasks.update({(stage, size): count for stage, size, count in told[0]["tasks"]})
+    if "tasks" in answers[0]:
+        system.loads.append(answers[0]["loads"])
+        system.tasks.update({(stage, size): count for stage, size, count in answers[0]["tasks"]})
 
 
-def said(process: subprocess.Popen[str]) -> Any:
-    """Return what a process of a system tells next. Raises RuntimeError if it ended."""
+def answer_of(process: subprocess.Popen[str]) -> Any:
+    """Return the next message of a process of a system. Raises RuntimeError if it has ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
@@ -165,8 +167,8 @@ def stream_in(process: subprocess.Popen[str]) -> IO[str]:
     return process.stdin
 
 
-def tell(**facts: object) -> None:
-    """Tell the parent."""
+def report(**facts: object) -> None:
+    """Send a message to the parent."""
     print(json.dumps(facts), flush=True)
 
 
@@ -183,14 +185,14 @@ def be_bare(wanted: argparse.Namespace, model: str, size: str, part: str) -> Non
     from benchmarks.bare_shapes import draw, open_pipeline
 
     pipeline, number = open_pipeline(model), int(size)
-    tell(ready=True)
+    report(ready=True)
     for line in sys.stdin:
         work = work_of(int(line), wanted.images)[int(part) :: WORKERS]
         images = 0
         for start in range(0, len(work), number):
             prompts, seeds = zip(*work[start : start + number], strict=True)
             images += len(draw(pipeline, prompts, seeds, wanted.steps))
-        tell(images=images)
+        report(images=images)
 
 
 def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
@@ -209,7 +211,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
     )
     with ModelPool.start(config) as pool:
         pool.wait_ready(300)
-        tell(ready=True)
+        report(ready=True)
         for line in sys.stdin:
             requests = [
                 {"model": "shapes", "prompt": prompt, "seed": seed, "steps": wanted.steps, "cfg": GUIDANCE}
@@ -222,7 +224,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
             done = [task for task in jobs.summary().tasks if not task.shared]
             batches = Counter((task.stage.value, task.batched) for task in done)
             loads = sum(1 for task in done if task.uploaded_bytes)
-            tell(images=images, loads=loads, tasks=[(*kind, count) for kind, count in batches.items()])
+            report(images=images, loads=loads, tasks=[(*kind, count) for kind, count in batches.items()])
 
 
 def table(systems: Sequence[System], images: int) -> str:
@@ -251,11 +253,6 @@ def task_table(systems: Sequence[System]) -> str:
             cells.append(", ".join(f"{system.tasks[stage, size]} in {size}" for size in sizes))
         lines.append(f"| {system.name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def spread(figures: Sequence[float]) -> str:
-    """Return median and range."""
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f} - {max(figures):.2f})"
 
 
 if __name__ == "__main__":

@@ -17,16 +17,18 @@ import contextlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
+
+from benchmarks.spread import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "shapes" / "models"
@@ -112,10 +114,8 @@ def all_ways(place: Path, wanted: argparse.Namespace) -> list[Way]:
     for checkout in [*wanted.checkout, ROOT]:
         code = checkout.resolve()
         suffix = f" ({code.name})" if wanted.checkout else ""
-        ways.append(
-            Way(f"`generate`{suffix}", lambda folder, code=code: generate(folder, place, code, wanted.steps))  # type: ignore[misc]
-        )
-        ways.append(Way(f"`up`{suffix}", lambda folder, code=code: up(folder, place, code)))  # type: ignore[misc]
+        ways.append(Way(f"`generate`{suffix}", partial(generate, place=place, code=code, steps=wanted.steps)))
+        ways.append(Way(f"`up`{suffix}", partial(up, place=place, code=code)))
     return ways
 
 
@@ -186,7 +186,7 @@ def has_image(folder: Path) -> bool:
 
 
 def answers(place: Path, pid: int) -> bool:
-    """Whether the pool of process `pid` has written its run file and tells its status."""
+    """Whether the pool of process `pid` has written its run file and answers the question for its status."""
     for path in (place / "state").rglob("startup*.json"):
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(path.read_text())
@@ -234,11 +234,6 @@ def cpu_table(ways: Sequence[Way]) -> str:
         cells = [spread([start.cpu_seconds.get(part, 0.0) for start in way.starts]) for way in ways]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def spread(figures: Sequence[float]) -> str:
-    """Return median and range."""
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f} - {max(figures):.2f})"
 
 
 if __name__ == "__main__":

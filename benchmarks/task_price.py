@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.spread import spread
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.request.requests import GenerateRequest
@@ -193,13 +194,6 @@ def seconds_of(count: int, call: Callable[[int], object]) -> list[float]:
         call(number)
         seconds.append(time.perf_counter() - started)
     return seconds
-
-
-def spread(figures: Sequence[float], digits: int) -> str:
-    """Return median, minimum and maximum; empty if nothing was measured."""
-    if not figures:
-        return ""
-    return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f} - {max(figures):.{digits}f})"
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from modelpool.actors.detached.job_service import LONGEST_WAIT_SECONDS, JobsConnection, JobService, JobsProgress
-from modelpool.actors.detached.journal import require_same
+from modelpool.actors.detached.journal import BeingReceived, require_same
 from modelpool.actors.detached.records import (
     NewSubmission,
     RequestOutcome,
@@ -32,6 +33,8 @@ from modelpool.pool.core.errors import UnknownName, UserError, unusable_field
 CHUNK, FIRST_CHUNK = 1000, 64
 #: how often a submission is handed over if the job service is restarted meanwhile
 MOST_TRIES = 5
+#: interval of asking whether another driver has handed over a submission
+FOLLOW_SECONDS = 0.5
 
 Check: TypeAlias = Callable[[Sequence[GenerateRequest]], Sequence[Recipe | UserError]]
 
@@ -101,7 +104,8 @@ def submit_detached(
     disk.
 
     requests       returns them; called again, up to `most_tries` times, if the service is restarted meanwhile
-    submission_id  chosen by the caller: handing over again under the same id returns the same jobs
+    submission_id  chosen by the caller: handing over again under the same id returns the same jobs; while another
+                   driver hands it over, this one waits until it has done so, or has sent nothing for some time
     check          returns the recipe or the error of requests; called with one request of each kind
     file_name, layout  see `NewSubmission`
 
@@ -118,7 +122,7 @@ def submit_detached(
 
 
 class _Forgotten(Exception):
-    """The service was restarted, and forgot what it had not acknowledged."""
+    """Raised if the service was restarted: it has forgotten what it had not acknowledged."""
 
 
 def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:
@@ -126,25 +130,35 @@ def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[t
     first = next(parts, ())  # before the submission begins: what is wrong with it leaves no trace
     if not first:
         raise unusable_field("requests", 0, "at least one request")
-    begun = connection.call(JobService.begin, new)
+    driver = uuid.uuid4().hex
+    begun = _begun(connection, new, driver)
     name, is_new, count = new.submission_id, begun.state is SubmissionState.RECEIVING, 0
     try:
         for part in chain((first,), parts):
             if is_new:
                 with _known_to_the_service():
-                    connection.call(JobService.append, name, count, part)
+                    connection.call(JobService.append, name, count, part, driver)
             count += len(part)
     except _Forgotten:
         raise
     except BaseException:
         if is_new:
             with suppress(UserError, PoolLost):
-                connection.call(JobService.abandon, name)
+                connection.call(JobService.abandon, name, driver)
         raise
     if is_new:
         with _known_to_the_service():  # another driver may have handed it over meanwhile
-            begun = connection.call(JobService.seal, name, count)
+            begun = connection.call(JobService.seal, name, count, driver)
     require_same(begun, replace(new, request_count=count))
+
+
+def _begun(connection: JobsConnection, new: NewSubmission, driver: str) -> SubmissionRecord:
+    """Start a submission, once no other driver is handing it over."""
+    while True:
+        try:
+            return connection.call(JobService.begin, new, driver)
+        except BeingReceived:
+            time.sleep(FOLLOW_SECONDS)
 
 
 @contextmanager

@@ -110,8 +110,8 @@ def submit(
 
 
 class _SubmittedLines:
-    """The requests of a job file, as they are read. What nobody watches must not be half of what was meant: once a line
-    is invalid, the others are read to report what is wrong with them, and an error ends the iteration.
+    """The requests of a job file, as they are read. Nobody watches a detached batch, so it is complete or refused: once
+    a line is invalid, the others are read to report their problems, and an error ends the iteration.
     """
 
     def __init__(

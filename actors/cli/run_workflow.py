@@ -64,7 +64,7 @@ def run_workflow(
     known = requests_before_a_pool(graph, workflow, session.check_names(where))
     if name is not None:
         check_name(name, known)
-    shown = None if preview is None else preview_file(preview)
+    preview_path = None if preview is None else preview_file(preview)
     output = output_for(where, None if out is None else output_address(out, "--out"))
     check_outputs(output)
     with started(session, where) as opened:
@@ -81,15 +81,15 @@ def run_workflow(
             resumed,
             all_or_nothing=True,
             name=name,
-            preview=shown,
+            preview=preview_path,
         )
         code = run_requests(run, opened)
     raise typer.Exit(code)
 
 
 def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> None:
-    """Raise UserError for a template of file names that is wrong, or whose fields `requests`, if they are known, do not
-    have."""
+    """Raise UserError for an invalid template of file names, and for a template with a field that one of the
+    `requests` lacks. None: the requests are not known yet."""
     from modelpool.actors.request.name_template import NameTemplate
 
     parsed = NameTemplate.of(template, "--name")

@@ -1,4 +1,4 @@
-"""The process of a catalog: answers the questions of a `CatalogProcess`, which are read from stdin, a socket."""
+"""The process of a catalog: answers the questions of a `CatalogProcess`, which it reads from stdin, a socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _Questions: TypeAlias = "queue.SimpleQueue[Question]"
 
 
 class _SameThread(Executor):
-    """Calls at once: a change of threads costs a good part of a small question."""
+    """Executor that calls functions in the calling thread: a switch of threads would cost a good part of a small
+    question."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See `Executor`."""
@@ -58,7 +59,7 @@ async def answer_all(
 
 
 def main() -> None:
-    """Answer until the line ends, which ends a dry run, too."""
+    """Answer questions until the socket is closed, which also ends a dry run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is not for this process
     line = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:

@@ -2,8 +2,9 @@
 
 A dry run of a model in the controller's process would take the interpreter from its event loop, and so from the workers
 that wait for their next task. Rules
-1. One question at a time, in order of arrival. A process that ends is replaced, and the question that it had is asked
-   again: answers depend on nothing but the files. After `MOST_TRIES` this question fails, and no other.
+1. One question at a time is answered, in order of arrival; others are on their way meanwhile. A process that ends is
+   replaced, and the questions that it had are asked again, each alone: answers depend on nothing but the files. After
+   `MOST_TRIES` a question fails, and no other.
 2. Measurements (`learn`) are sent in batches and are lost with the process: they only improve estimates.
 3. The process ends when the controller does, as its line ends. It prints to where the controller does.
 
@@ -26,19 +27,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from modelpool.actors.control.catalog_service import LEARN_BATCH, PinnableModel
-from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.stage_request import StageLike
-from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.control.asked_catalog import AskedCatalog
+from modelpool.actors.control.catalog_service import LEARN_BATCH
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId, RunCost, TaskId, TaskSpec
-
-if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+from modelpool.pool.specs.spec import RunCost, TaskSpec
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call returned or raised, and the address of the catalog's files."""
+    """The value or the error of a call, and the address of the catalog's files."""
 
     number: int
     value: object
@@ -71,7 +67,7 @@ class Answer:
 
 
 class _Lost(Exception):
-    """The process ended before it answered."""
+    """Raised if the process has ended before it answered."""
 
 
 class _Process:
@@ -98,17 +94,27 @@ class _Process:
             raise
         self._socket.setblocking(False)
 
-    async def ask(self, question: Question) -> Answer:
-        """Return the answer. Raises _Lost."""
+    async def send(self, question: Question) -> asyncio.Future[Answer]:
+        """Send a question; return its answer, which may be _Lost. Raises _Lost."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[question.number] = answer
+        answer.add_done_callback(partial(self._forget, question.number))
         try:
             await self.tell(question)
-            return await answer
-        finally:
-            self._waiting.pop(question.number, None)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # else asyncio reports one that nobody has read
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
+
+    def _forget(self, number: int, answer: asyncio.Future[Answer]) -> None:
+        self._waiting.pop(number, None)
+        if not answer.cancelled():
+            answer.exception()  # else asyncio reports one that nobody has read
+
+    async def settled(self) -> None:
+        """Wait until every question has its answer, or will have none."""
+        if self._waiting:
+            await asyncio.wait(tuple(self._waiting.values()))
 
     async def tell(self, question: Question) -> None:
         """Send a question. Raises _Lost."""
@@ -140,7 +146,7 @@ class _Process:
                     waiting.set_result(answer)
         except (OSError, asyncio.IncompleteReadError):
             problem: Exception = _Lost("it ended")
-        except Exception as unreadable:  # of the message: the caller hears of it, and the next process starts afresh
+        except Exception as unreadable:  # of the message: the caller gets the error, and the next process starts
             logger.exception("an answer of the catalog cannot be read")
             problem = _Lost(f"its answer cannot be read: {unreadable!r}")
         self._end(problem)
@@ -153,7 +159,7 @@ class _Process:
 
     def _end(self, problem: Exception) -> None:
         self.is_over = True
-        for waiting in self._waiting.values():
+        for waiting in tuple(self._waiting.values()):
             if not waiting.done():
                 waiting.set_exception(problem)
         if self._writer is not None:
@@ -164,7 +170,7 @@ class _Process:
         self._process.wait()
 
 
-class CatalogProcess:
+class CatalogProcess(AskedCatalog):
     """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
     def __init__(
@@ -178,7 +184,7 @@ class CatalogProcess:
         self._opener = pickle.dumps((opener, dict(computed_by)))
         self._python = tuple(python)
         self._numbers = itertools.count(1)
-        #: callers get their turn in order
+        #: questions are sent in the order of the calls; the process answers them in that order
         self._turn = asyncio.Lock()
         self._measured: list[tuple[TaskSpec, RunCost]] = []
         self._flushing: asyncio.Task[None] | None = None
@@ -187,39 +193,6 @@ class CatalogProcess:
         self._process: _Process | None = None
         with contextlib.suppress(OSError):  # the first question says why
             self._process = _Process(self._opener, self._python)
-
-    async def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
-    ) -> list[BuiltRequest | UserError]:
-        """See `CatalogService`."""
-        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
-        return cast("list[BuiltRequest | UserError]", built)
-
-    async def build_stage(
-        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
-    ) -> JobGraph:
-        """See `CatalogService`."""
-        return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
-
-    async def weights(self, name: str) -> PinnableModel:
-        """See `CatalogService`."""
-        return cast("PinnableModel", await self._ask("weights", name))
-
-    async def models(self) -> tuple[ModelListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[ModelListing, ...]", await self._ask("models"))
-
-    async def loras(self) -> tuple[LoraListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[LoraListing, ...]", await self._ask("loras"))
-
-    async def file_names(self) -> FileNames:
-        """See `CatalogService`."""
-        return cast("FileNames", await self._ask("file_names"))
-
-    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
-        """See `CatalogService`."""
-        return cast("tuple[tuple[str, str], ...]", await self._ask("tiny_decoders"))
 
     @property
     def files_address(self) -> str:
@@ -250,32 +223,51 @@ class CatalogProcess:
                 await self._send_measured(self._process)
 
     async def _ask(self, method: str, *arguments: object) -> object:
-        async with self._turn:
-            answer = await self._answer(Question(next(self._numbers), method, arguments))
+        answer = await self._answer(Question(next(self._numbers), method, arguments))
         self._files_address = answer.files_address
         if answer.error is not None:
             raise answer.error
         return answer.value
 
     async def _answer(self, question: Question) -> Answer:
-        """Return the answer to a question, of as many processes as it takes. Raises UserError."""
-        problem = ""
-        for _ in range(MOST_TRIES):
-            try:
-                process = self._started()
-                await self._send_measured(process)
-                return await process.ask(question)
-            except (_Lost, OSError) as lost:
+        """Return the answer to a question, of as many processes as it takes. Raises UserError.
+
+        The next question is sent while the process answers this one: on a busy event loop, a turn of each question from
+        sending to its answer would take many times as long as the answer. After a process has ended, a question that
+        it has not answered is asked alone: another one may have ended it.
+        """
+        try:
+            async with self._turn:
+                sent = await self._sent(question)
+            return await sent
+        except (_Lost, OSError) as lost:
+            problem = self._noted(lost)
+        async with self._turn:
+            for _ in range(1, MOST_TRIES):
                 if self._closed:
                     break
-                problem = str(lost)
-                logger.warning("the process of the catalog is started again: %s", problem)
+                try:
+                    await self._started().settled()
+                    return await (await self._sent(question))
+                except (_Lost, OSError) as lost:
+                    problem = self._noted(lost)
         if self._closed:
             raise UserError(_NO_MORE)
         raise UserError(
             f"the process that reads model files ended {MOST_TRIES} times in a row while it answered this "
             f"({question.method}; {problem}); the output of the controller shows why, or it was out of memory"
         )
+
+    async def _sent(self, question: Question) -> asyncio.Future[Answer]:
+        """Send a question; return its answer. Raises _Lost, and OSError if no process starts."""
+        process = self._started()
+        await self._send_measured(process)
+        return await process.send(question)
+
+    def _noted(self, lost: Exception) -> str:
+        if not self._closed:
+            logger.warning("the process of the catalog is started again: %s", lost)
+        return str(lost)
 
     def _started(self) -> _Process:
         if self._closed:
@@ -294,7 +286,7 @@ class CatalogProcess:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles read-only views of dicts, too."""
+    """Pickler that supports read-only views of dicts."""
 
     dispatch_table = copyreg.dispatch_table | {MappingProxyType: lambda view: (_read_only, (dict(view),))}
 

@@ -592,7 +592,7 @@ class Dispatcher:
             return
         if previous is not None and not previous.done():
             await asyncio.wait((previous,))
-        self._end_in_order(commands, calls, worker, reports, run.results)
+        await self._end_in_order(commands, calls, worker, reports, run.results)
 
     async def _reports_in_order(
         self,
@@ -616,12 +616,12 @@ class Dispatcher:
                 except Exception as failed:  # whatever it means for the worker, the call itself says so, too
                     logger.info("a worker does not answer which runs of a call are over: %s", failed)
                     continue
-                self._end_in_order(commands, calls, worker, found, over.results)
+                await self._end_in_order(commands, calls, worker, found, over.results)
         finally:
             reports.cancel()
         return reports.result()
 
-    def _end_in_order(
+    async def _end_in_order(
         self,
         commands: Sequence[RunTask],
         calls: Sequence[RunCall],
@@ -629,12 +629,14 @@ class Dispatcher:
         reports: Sequence[TaskReport | None],
         results: Sequence[ResultRef],
     ) -> None:
-        """End the first runs of a call, as many as there are reports."""
+        """End the first runs of a call, as many as there are reports. Callers of the controller get their turn in
+        between: an end can start other runs, and takes some milliseconds."""
         for command, (request, _), report, result in zip(commands, calls, reports, results, strict=False):
             if report is None:
                 self._end_revoked(command.task_id, command.attempt, request.run, worker)
             else:
                 self._end_run(report, result, worker, request.run)
+            await asyncio.sleep(0)
 
     async def _wait_for_all(
         self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch, numbers: Sequence[int]

@@ -25,7 +25,7 @@ WRITES_HERE = 8
 
 
 class NoWriter(Exception):
-    """No process on that node can write to the place now; the message says why."""
+    """Raised if no process on that node can write to the place now; the message says why."""
 
 
 class NodeWriters(Protocol):

@@ -188,29 +188,33 @@ class JobService:
 
     # ---- for drivers ----------------------------------------------------------------------------------------------
 
-    def begin(self, new: NewSubmission) -> SubmissionRecord:
+    def begin(self, new: NewSubmission, driver: str = "") -> SubmissionRecord:
         """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written, and
-        UnusableField if their place has another layout."""
+        UnusableField if their place has another layout: then nothing is left of it."""
         address = output_address(new.output)
-        record = self._journal.begin(new)  # first: an id that is refused leaves no layout in a place of others
-        if new.layout is not None:
-            declare_layout(address, new.layout)
-        open_outputs(address)
+        record = self._journal.begin(new, driver)  # first: an id that is refused leaves no layout in a place of others
+        try:
+            if new.layout is not None:
+                declare_layout(address, new.layout)
+            open_outputs(address)
+        except BaseException:
+            self._journal.abandon(new.submission_id, driver)
+            raise
         return record
 
-    def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
+    def append(self, submission_id: str, first_place: int, texts: Sequence[str], driver: str = "") -> None:
         """Add requests to it; see `Journal.append`."""
-        self._journal.append(submission_id, first_place, texts)
+        self._journal.append(submission_id, first_place, texts, driver)
 
-    def seal(self, submission_id: str, request_count: int | None = None) -> SubmissionRecord:
+    def seal(self, submission_id: str, request_count: int | None = None, driver: str = "") -> SubmissionRecord:
         """Acknowledge it: from now on it runs, whatever happens to its driver. See `Journal.seal`."""
-        record = self._journal.seal(submission_id, request_count)
+        record = self._journal.seal(submission_id, request_count, driver)
         self._wake.set()
         return record
 
-    def abandon(self, submission_id: str) -> None:
+    def abandon(self, submission_id: str, driver: str = "") -> None:
         """Forget a submission that was not acknowledged; see `Journal.abandon`."""
-        self._journal.abandon(submission_id)
+        self._journal.abandon(submission_id, driver)
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all submissions, oldest first."""

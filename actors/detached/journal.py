@@ -5,9 +5,10 @@ Rules
    while the disk is busy share one transaction (group commit).
 2. One process has the journal: a lock on a file next to it. Opening starts a new epoch; a write of an older epoch, by a
    process that lost the lock without noticing, raises Fenced and changes nothing.
-3. A request has at most one outcome: the first one counts, and a second one is reported as such.
-4. Times are wall-clock times.
-5. The oldest ended submissions are removed when more than `most_requests` requests are stored.
+3. One driver at a time hands over the submission of an id. It names itself in each call.
+4. A request has at most one outcome: the first one counts, and a second one is reported as such.
+5. Times are wall-clock times.
+6. The oldest ended submissions are removed when more than `most_requests` requests are stored.
 
 Knows no pool and no output folder.
 """
@@ -44,6 +45,8 @@ T = TypeVar("T")
 MOST_REQUESTS = 1_000_000
 #: writes that share one transaction
 MOST_IN_TRANSACTION = 256
+#: a driver that hands over a submission and sends nothing for so long has ended: another one may take it over
+SILENCE_SECONDS = 30.0
 #: how long a statement waits for another process's lock, which only a backup or a person's sqlite3 holds
 BUSY_SECONDS = 10.0
 
@@ -101,6 +104,18 @@ class SubmissionExists(UserError):
     """The id of a new submission belongs to another one."""
 
 
+class BeingReceived(UserError):
+    """Raised while another driver is handing over a submission under this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """The driver that hands over a submission, and when it last sent something, on the monotonic clock."""
+
+    driver: str
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Write:
     """A change that waits for its transaction."""
@@ -130,15 +145,18 @@ class Journal:
             raise
         self._reading = threading.Lock()
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        #: by id, of submissions that are being received; only the thread below uses it
+        self._receivers: dict[str, _Receiver] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._write_all, name="modelpool journal", daemon=True)
         self._thread.start()
 
     # ---- submissions ----------------------------------------------------------------------------------------------
 
-    def begin(self, new: NewSubmission) -> SubmissionRecord:
-        """Start a submission; its requests follow with `append`. Returns the known one if the id exists: if that is
-        still being received, what it has is dropped. Raises SubmissionExists if it differs from `new`.
+    def begin(self, new: NewSubmission, driver: str = "") -> SubmissionRecord:
+        """Start a submission; its requests follow with `append`. Returns the known one if the id was acknowledged.
+        If it is still being received from `driver`, or from another one that has sent nothing for SILENCE_SECONDS, what
+        it has is dropped. Raises SubmissionExists if the known one differs from `new`, and BeingReceived.
         """
 
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
@@ -148,6 +166,15 @@ class Journal:
                 like = new if new.request_count else replace(new, request_count=known.request_count)
                 require_same(known, like)
                 return known
+            receiver = self._receivers.get(new.submission_id)
+            if known is not None and receiver is not None and receiver.driver != driver:
+                silent_seconds = time.monotonic() - receiver.at
+                if silent_seconds < SILENCE_SECONDS:
+                    raise BeingReceived(
+                        f"id {new.submission_id!r} is being handed over by another driver, which sent something "
+                        f"{silent_seconds:.0f} s ago; after {SILENCE_SECONDS:.0f} s it counts as ended"
+                    )
+            self._receivers[new.submission_id] = _Receiver(driver, time.monotonic())
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
             connection.execute(
@@ -159,29 +186,32 @@ class Journal:
 
         return self._write(change)
 
-    def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
-        """Add requests, as `records.request_text` writes them, to a submission that is being received. Has no effect on
-        one that was acknowledged meanwhile: another driver has handed it over under the same id.
+    def append(self, submission_id: str, first_place: int, texts: Sequence[str], driver: str = "") -> None:
+        """Add requests, as `records.request_text` writes them, to a submission that is being received from `driver`.
+        Has no effect on one that was acknowledged meanwhile: another driver has handed it over under the same id.
+        Raises BeingReceived while another one does so.
         """
 
         def change(connection: sqlite3.Connection) -> None:
             if _required(connection, submission_id).state is not SubmissionState.RECEIVING:
                 return
+            self._note_sender(submission_id, driver)
             number = _number(connection, submission_id)
             rows = [(number, place, text) for place, text in enumerate(texts, start=first_place)]
             connection.executemany("INSERT OR REPLACE INTO request (submission, place, request) VALUES (?, ?, ?)", rows)
 
         self._write(change)
 
-    def seal(self, submission_id: str, request_count: int | None = None) -> SubmissionRecord:
+    def seal(self, submission_id: str, request_count: int | None = None, driver: str = "") -> SubmissionRecord:
         """Acknowledge a submission whose requests are complete: `request_count`, or as many as it was begun with.
-        Raises JournalFailed if some are missing.
+        Raises JournalFailed if some are missing, and BeingReceived as `append`.
         """
 
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
             known = _required(connection, submission_id)
             if known.state is not SubmissionState.RECEIVING:
                 return known
+            self._note_sender(submission_id, driver)
             number = _number(connection, submission_id)
             (count,) = connection.execute("SELECT count(*) FROM request WHERE submission = ?", (number,)).fetchone()
             expected = known.request_count if request_count is None else request_count
@@ -194,14 +224,19 @@ class Journal:
                 (SubmissionState.ACTIVE, self._wall_clock(), count, number),
             )
             self._prune(connection)
+            self._receivers.pop(submission_id, None)
             return _required(connection, submission_id)
 
         return self._write(change)
 
-    def abandon(self, submission_id: str) -> None:
-        """Forget a submission that was not acknowledged. Has no effect on others."""
+    def abandon(self, submission_id: str, driver: str = "") -> None:
+        """Forget a submission of `driver` that was not acknowledged. Has no effect on others."""
 
         def change(connection: sqlite3.Connection) -> None:
+            receiver = self._receivers.get(submission_id)
+            if receiver is None or receiver.driver != driver:
+                return
+            del self._receivers[submission_id]
             connection.execute(
                 "DELETE FROM submission WHERE id = ? AND state = ?", (submission_id, SubmissionState.RECEIVING)
             )
@@ -340,6 +375,16 @@ class Journal:
             self._readers.close()
         self._lock_file.close()
 
+    def _note_sender(self, submission_id: str, driver: str) -> None:
+        """Note that `driver` sends something of a submission that is being received. Raises BeingReceived."""
+        receiver = self._receivers.get(submission_id)
+        if receiver is not None and receiver.driver != driver:  # None: a seal has failed on the disk
+            raise BeingReceived(
+                f"another driver has taken over id {submission_id!r}, as this one sent nothing for "
+                f"{SILENCE_SECONDS:.0f} s; submit again to follow it"
+            )
+        self._receivers[submission_id] = _Receiver(driver, time.monotonic())
+
     def _end_one(self, connection: sqlite3.Connection, each: RequestOutcome) -> bool:
         found = connection.execute("SELECT number FROM submission WHERE id = ?", (each.submission_id,)).fetchone()
         if found is None:  # it was removed
@@ -365,7 +410,7 @@ class Journal:
         return True
 
     def _prune(self, connection: sqlite3.Connection) -> None:
-        """Rule 5."""
+        """Rule 6."""
         (stored,) = connection.execute("SELECT coalesce(sum(request_count), 0) FROM submission").fetchone()
         ended = connection.execute(
             "SELECT number, request_count FROM submission WHERE state = ? ORDER BY number", (SubmissionState.ENDED,)

@@ -154,8 +154,8 @@ class _GraphBuilder:
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
         named = catalog.embeddings.of(text, self._files_of_loras(request))
-        seen = (references.seen, references.numbered)
-        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *seen)
+        images = (references.seen, references.numbered)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
@@ -169,15 +169,15 @@ class _GraphBuilder:
             return {}
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
-        seen = embeds or self._image_embeds(is_model_input=False)
-        texts = {POSITIVE: self._encode(positive, positive.prompt, references, seen)}
+        image_embeds = embeds or self._image_embeds(is_model_input=False)
+        texts = {POSITIVE: self._encode(positive, positive.prompt, references, image_embeds)}
         if reads_negative and negative is not None:
-            texts[NEGATIVE] = self._encode(negative, negative.prompt, references, seen)
+            texts[NEGATIVE] = self._encode(negative, negative.prompt, references, image_embeds)
         elif reads_negative:
-            unseen = embeds or self._image_embeds(is_model_input=False, is_negative=True)
-            texts[NEGATIVE] = self._encode(request, request.negative, references, unseen, True, NEGATIVE_TEXT)
+            negative_embeds = embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            texts[NEGATIVE] = self._encode(request, request.negative, references, negative_embeds, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
-            encoded = self._encode(request, region.prompt, references, seen, name=region_text(number))
+            encoded = self._encode(request, region.prompt, references, image_embeds, name=region_text(number))
             texts[numbered(REGION, number)] = encoded
         return texts
 
@@ -328,10 +328,10 @@ class _GraphBuilder:
                     f"{lora.start:g} of the schedule, after another one, and texts are encoded before the first step"
                 )
                 self.warnings[f"LoRA {lora.name!r}: {problem} {reason}"] = None
-            seen = loras_of_text(acting)
+            applied = loras_of_text(acting)
         else:
-            seen = [each.for_diffusion_model() for each in found]
-        return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
+            applied = [each.for_diffusion_model() for each in found]
+        return tuple(lora for lora in applied if any(self._catalog.touches(model, role, lora) for role in roles))
 
     def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:
         """Return the LoRAs of `request` that have an effect, with all their strengths."""

@@ -18,7 +18,7 @@ class LoraUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelSampling:
-    """What a node sets about the noise levels of a model: their shift, or, for images of `size`, two exponents of which
+    """Settings of a node for the noise levels of a model: their shift, or, for images of `size`, two exponents of which
     one is for small images and one for large ones (`pool.core.shift_by_size`)."""
 
     shift: float = 0.0
@@ -191,7 +191,7 @@ class TextValue:
 
 @dataclass(frozen=True, slots=True)
 class SamplerValue:
-    """A sampler and what a node sets of its noise; `eta` is None for its default."""
+    """A sampler, and the settings of a node for its noise; `eta` is None for its default."""
 
     name: str
     eta: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ _OPTION = "--column"
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """What a command says about the columns of a job file.
+    """The choice of columns that a command makes for a job file.
 
     fields   the columns that fields have, by field; "" for none: a column of that name is not read
     ignores  columns that are no field are not read; without it, they are errors
@@ -73,6 +73,17 @@ class ColumnChoice:
             if name and (name in known or not self.ignores):
                 found[name] = value
         return found
+
+    def named_in(self, columns: Iterable[str]) -> set[str]:
+        """Return the named columns that are among `columns`, as `missing` takes them."""
+        return {_plain(column) for column in self.fields.values() if column}.intersection(map(_plain, columns))
+
+    def missing(self, found: Container[str]) -> str:
+        """Return a sentence about the named columns that are not among the `found` ones; "" if all are."""
+        missing = [
+            f"{column!r} for {name}" for name, column in self.fields.items() if column and _plain(column) not in found
+        ]
+        return f"no line has column {', '.join(missing)} ({_OPTION})" if missing else ""
 
     def _own_name(self, where: str, column: str) -> str:
         """Return the field that a column is by its own name; "" for one that is not read. Raises UserError."""

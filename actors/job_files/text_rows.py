@@ -28,15 +28,27 @@ class LineSource(Protocol):
 
 
 def json_rows(_name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
-    """Yield the objects of JSON lines. Empty lines count, and are no rows."""
+    """Yield the objects of JSON lines. Empty lines count, and are no rows. A named column that no line has is a problem
+    of the last line: until then, it may still come."""
+    number, named = 0, set[str]()
     for number, line in _lines(file):
         if line.strip():
             found = _json_row(line)
-            yield number, found if isinstance(found, str) else choice.row(found)
+            if isinstance(found, str):
+                yield number, found
+                continue
+            named |= choice.named_in(found)
+            yield number, choice.row(found)
+    if number and (problem := choice.missing(named)):
+        yield number, problem
 
 
-def prompt_rows(_name: str, file: LineSource, _choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
-    """Yield a prompt per line, without spaces around it. Empty lines count, and are no rows."""
+def prompt_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE) -> Iterator[Row]:
+    """Yield a prompt per line, without spaces around it. Empty lines count, and are no rows. Raises UserError for a
+    named column: there are none.
+    """
+    if choice.missing(()):
+        raise UserError(f"{name}: {choice.missing(())}: each line is a prompt")
     for number, line in _lines(file):
         try:
             prompt = line.decode("utf-8").strip()

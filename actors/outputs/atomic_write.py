@@ -8,6 +8,10 @@ from pathlib import Path
 
 #: suffix of a file that is being written
 TEMPORARY_SUFFIX = ".partial"
+#: beginning of the names of marks (`place_writer.PlaceMark`)
+MARK_NAME = "mark-"
+#: age after which a temporary file that no lock protects was left by a process that was killed
+LEFTOVER_SECONDS = 24 * 3600.0
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -15,12 +15,14 @@ import contextlib
 import fcntl
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, MARK_NAME
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
@@ -345,7 +347,9 @@ class OutputFolder:
 
     def _clear_leftovers(self) -> None:
         for leftover in self.path.glob(f".*{TEMPORARY_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            # the lock is only held while files are written: the mark of another process may be in use
+            if not leftover.name.startswith(f".{MARK_NAME}") or _is_old(leftover):
+                leftover.unlink(missing_ok=True)
         self._manifest.repair()
 
     @contextlib.contextmanager
@@ -370,3 +374,10 @@ def _is_usable(line: bytes) -> bool:
     except UserError:
         return False
     return True
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > LEFTOVER_SECONDS
+    except FileNotFoundError:
+        return False

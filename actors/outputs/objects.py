@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX, sync_folder
+from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, TEMPORARY_SUFFIX, sync_folder
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.fetch.file_system import open_file_system
@@ -38,7 +38,6 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 _PROBE_CONTENT = b"modelpool"
 #: objects that are being written, and probes. What is left of a process that was killed is removed a day later
 TEMPORARY_FOLDER = ".partial/"
-_LEFTOVER_SECONDS = 24 * 3600.0
 
 
 class ObjectPrefix:
@@ -197,7 +196,7 @@ class ObjectPrefix:
         with self._failures_named(), contextlib.suppress(*ignored):
             for key in self._system.find(self._key(TEMPORARY_FOLDER).rstrip("/")):
                 age_seconds = time.time() - self._system.modified(key).timestamp()
-                if key.endswith(TEMPORARY_SUFFIX) and age_seconds > _LEFTOVER_SECONDS:
+                if key.endswith(TEMPORARY_SUFFIX) and age_seconds > LEFTOVER_SECONDS:
                     self._system.rm_file(key)
 
     def _has_own_put(self) -> bool:

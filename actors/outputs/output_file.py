@@ -48,7 +48,7 @@ class FinishedOutput:
 
     @property
     def key(self) -> str:
-        """What identifies it among the outputs of a place."""
+        """The key that identifies it among the outputs of a place."""
         return output_key(self.recipe.digest, self.labels.id)
 
 
@@ -66,7 +66,7 @@ class OutputFacts:
 
     @property
     def key(self) -> str:
-        """What identifies it among the outputs of a place."""
+        """The key that identifies it among the outputs of a place."""
         return output_key(self.recipe.digest, self.labels.id)
 
     def with_output(self, output: Output) -> FinishedOutput:

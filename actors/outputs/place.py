@@ -98,7 +98,7 @@ class WriteOrder:
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
-    """What another process has written, for the owner of the place.
+    """Report of a process that has written an output, for the owner of the place.
 
     entry   the fields of the entry that lists it
     record  the object of the manifest that was created for the entry, its name and content; None if there was one
@@ -143,7 +143,7 @@ class OutputPlace(Protocol):
         """
 
     def order(self, facts: OutputFacts) -> WriteOrder | None:
-        """Return what another process needs to write an output (`place_writer`); None if it has to be written here."""
+        """Return an order by which another process can write an output (`place_writer`); None if this one must."""
 
     def note(self, report: WriteReport) -> WrittenOutput:
         """Take in what another process has written, as if it was written here."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
+from modelpool.actors.outputs.atomic_write import MARK_NAME, TEMPORARY_SUFFIX
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, objects_at, read_layout
 from modelpool.actors.outputs.objects import TEMPORARY_FOLDER
@@ -33,7 +33,7 @@ _OF_ONE_PROCESS = frozenset({"memory"})
 
 
 class OtherPlace(FolderFailed):
-    """This process does not see the place that its owner means by the address."""
+    """Raised if this process finds another place at the address than its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def is_seen_by_others(address: OutputAddress) -> bool:
 @contextlib.contextmanager
 def place_mark(address: OutputAddress) -> Iterator[PlaceMark]:
     """Leave a mark in a place until the end of the block. Raises FolderFailed."""
-    name = f"mark-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+    name = f"{MARK_NAME}{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
     mark = PlaceMark(f".{name}" if isinstance(address, Path) else f"{TEMPORARY_FOLDER}{name}", uuid.uuid4().bytes)
     objects = objects_at(address)
     objects.replace(mark.name, mark.content)

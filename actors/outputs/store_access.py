@@ -40,13 +40,19 @@ class StoreAccess:
         return cls(variables, {scheme: options for scheme, options in settings.items() if _can_travel(options)})
 
     def apply(self) -> None:
-        """Have this process reach them in the same way, from the next file system on that it opens."""
+        """Have this process reach them in the same way, from the next file system on that it opens: fsspec keeps those
+        that it has opened, with the credentials of that time, and forgets them if anything changes."""
+        changed = any(os.environ.get(name) != value for name, value in self.variables.items())
         os.environ.update(self.variables)
-        if not self.settings:
-            return
-        conf = importlib.import_module("fsspec.config").conf
-        for scheme, options in self.settings.items():
-            conf[scheme] = {**conf.get(scheme, {}), **options}
+        if self.settings:
+            conf = importlib.import_module("fsspec.config").conf
+            for scheme, options in self.settings.items():
+                before = conf.get(scheme, {})
+                conf[scheme] = {**before, **options}
+                changed = changed or conf[scheme] != before
+        if changed and (registry := sys.modules.get("fsspec.registry")) is not None:
+            for library in registry.registry.values():
+                library.clear_instance_cache()
 
 
 def _is_of_stores(name: str) -> bool:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,6 +68,10 @@ logger = logging.getLogger(__name__)
 #: rule 1; and no record of each call in Ray's task list, which costs a fifth of a call: the event log has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
 
+#: how long the core keeps Python's interpreter of the controller while threads of Ray, which pass on calls and answers,
+#: wait for it. They would wait for Python's own 5 ms several times in one call
+SWITCH_SECONDS = 0.001
+
 #: the most of the controller's time that the export of metrics may take
 EXPORT_SHARE = 0.005
 
@@ -102,6 +107,7 @@ class ControllerActor(Controller):
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
         catalog = _catalog(plan, models, nodes)
         gc.set_threshold(CORE_GC_OBJECTS)
+        sys.setswitchinterval(SWITCH_SECONDS)
         me = ray.get_runtime_context().current_actor
         succession = _succession(plan, namespace, name, epoch, me)
         ray_nodes = RayNodes()

@@ -1,9 +1,9 @@
-"""Stands in for Python where Ray starts a worker: has the fork server fork it, or starts Python as Ray would.
+"""The command that Ray runs instead of Python to start a worker: has the fork server fork the worker.
 
-A script without imports of ours, which Ray runs as `python -I -S fork_client.py SOCKET default_worker.py ...`. It stays
-as long as the worker: whoever ends one of the two ends both. Python is started instead where no server answers, for
-workers with a runtime environment that Ray has not applied yet, and where the server sees other files or networks than
-this process, in containers and mount namespaces.
+Ray runs this script as `python -I -S fork_client.py SOCKET default_worker.py ...`; it imports no module of modelpool.
+It runs as long as the worker: if one of the two ends, so does the other. It starts Python itself, as Ray would, if no
+server answers, for a worker with a runtime environment that Ray has not applied yet, and if the server has other files
+or networks than this process, as in containers and mount namespaces.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class OutputWriterActor:
 
 
 class _Raised(NoWriter):
-    """Code of the process has raised what is no problem of the output: the process goes on."""
+    """A bug, or a failure of its node, has raised an unexpected error in the process, which goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ _SAME_START_SECONDS = 0.02
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: Ray's own variable for the niceness of workers
+NICENESS_VARIABLE = "RAY_worker_niceness"
 #: Ray's own variable for the address of a cluster
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 #: addresses with a meaning: a new Ray on this machine; the running one of this machine
@@ -263,13 +265,26 @@ def _start_once(
                 num_cpus=local_workers,
                 include_dashboard=False,
                 _temp_dir=str(folder.path),
-                _system_config={"prestart_worker_first_driver": not worker_python},
+                _system_config={
+                    "prestart_worker_first_driver": not worker_python,
+                    "worker_niceness": worker_niceness(os.environ),
+                },
             )
     except BaseException:
         folder.kill_processes()
         folder.close()
         raise
     return folder, small.workers_fork
+
+
+def worker_niceness(variables: Mapping[str, str]) -> int:
+    """Return by how much workers are nicer than this process: what the user has told Ray, else 0. Ray's own 15 would
+    leave the controller, and the threads that launch kernels, what other programs of the machine leave: a core that
+    another program keeps busy would delay every answer of the controller.
+    """
+    with contextlib.suppress(KeyError, ValueError):
+        return int(variables[NICENESS_VARIABLE])
+    return 0
 
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:

@@ -12,33 +12,26 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from modelpool.actors.control.asked_catalog import AskedCatalog
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import (
     LEARN_BATCH,
     CatalogService,
     ListingCatalog,
-    PinnableModel,
 )
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
-from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.stage_request import StageLike
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import read_cluster
-from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import ModelsSection
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId, NodeId, RunCost, TaskId, TaskSpec
-
-if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+from modelpool.pool.specs.spec import NodeId, RunCost, TaskSpec
 
 #: nodes on which a question is asked before it fails
 MOST_TRIES = 5
@@ -46,7 +39,7 @@ MOST_TRIES = 5
 PROBE_SECONDS = 60.0
 
 
-class RemoteCatalog:
+class RemoteCatalog(AskedCatalog):
     """See `CatalogQueries`."""
 
     def __init__(
@@ -66,39 +59,6 @@ class RemoteCatalog:
         self._finding = asyncio.Lock()
         self._actor: ActorHandle[Any] | None = None
         self._measured: list[tuple[TaskSpec, RunCost]] = []
-
-    async def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
-    ) -> list[BuiltRequest | UserError]:
-        """See `CatalogService`."""
-        built = await self._ask("build_some", tuple(wanted), capacity_bytes, until_error)
-        return cast("list[BuiltRequest | UserError]", built)
-
-    async def build_stage(
-        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
-    ) -> JobGraph:
-        """See `CatalogService`."""
-        return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
-
-    async def weights(self, name: str) -> PinnableModel:
-        """See `CatalogService`."""
-        return cast("PinnableModel", await self._ask("weights", name))
-
-    async def models(self) -> tuple[ModelListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[ModelListing, ...]", await self._ask("models"))
-
-    async def loras(self) -> tuple[LoraListing, ...]:
-        """See `CatalogService`."""
-        return cast("tuple[LoraListing, ...]", await self._ask("loras"))
-
-    async def file_names(self) -> FileNames:
-        """See `CatalogService`."""
-        return cast("FileNames", await self._ask("file_names"))
-
-    async def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
-        """See `CatalogService`."""
-        return cast("tuple[tuple[str, str], ...]", await self._ask("tiny_decoders"))
 
     @property
     def files_address(self) -> str:

@@ -27,7 +27,7 @@ _EXPORT_AGENT_OPTION, _ENVIRONMENT_AGENT_OPTION = "--dashboard_agent_command=", 
 
 
 class SmallRay:
-    """What `fewer_processes` has changed.
+    """The changes that `fewer_processes` has made.
 
     workers_fork  whether workers are started by the command that was passed for them
     """
@@ -38,9 +38,9 @@ class SmallRay:
 
 @contextlib.contextmanager
 def fewer_processes(worker_python: Sequence[str] = (), exports: bool = False) -> Iterator[SmallRay]:
-    """Have a `ray.init` that starts a Ray leave out what a pool does not use, and start workers without a runtime
-    environment by `worker_python` and their script; by Python if that is empty. `exports` keeps the agent that exports
-    metrics. Imports ray.
+    """Have a `ray.init` that starts a Ray omit the processes that a pool does not use, and start workers that have no
+    runtime environment by `worker_python` and their script; by Python if that is empty. `exports` keeps the agent that
+    exports metrics. Imports ray.
     """
     import ray._private.node as node
     import ray._private.parameter as parameter

@@ -7,11 +7,19 @@ Torch-free, ray-free. The catalog knows the blocks of a model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from modelpool.actors.request.number_fields import finite_number
 from modelpool.actors.request.strict import Strict
@@ -75,30 +83,10 @@ class LoraChoice(Strict):
     def _from_short_forms(cls, value: Any) -> Any:
         return _with_strongest(parse_lora(value))
 
-    @field_validator("noise", mode="before")
+    @field_validator("noise", "blocks", "keyframes", "interpolation", "only", mode="before")
     @classmethod
-    def _noise(cls, value: Any) -> str:
-        return checked_expert(value)
-
-    @field_validator("blocks", mode="before")
-    @classmethod
-    def _blocks(cls, value: Any) -> BlockFactors:
-        return parse_blocks(value)
-
-    @field_validator("keyframes", mode="before")
-    @classmethod
-    def _keyframes(cls, value: Any) -> Keyframes:
-        return parse_keyframes(value)
-
-    @field_validator("interpolation", mode="before")
-    @classmethod
-    def _interpolation(cls, value: Any) -> str:
-        return _checked_interpolation(value)
-
-    @field_validator("only", mode="before")
-    @classmethod
-    def _only(cls, value: Any) -> tuple[str, ...]:
-        return parse_texts(value)
+    def _parsed(cls, value: Any, field: ValidationInfo) -> Any:
+        return _PARSERS[str(field.field_name)](value)
 
     @model_validator(mode="after")
     def _strengths(self) -> LoraChoice:
@@ -277,6 +265,18 @@ def checked_expert(value: Any) -> str:
         expected = f"one of {', '.join(map(repr, EXPERTS))}, or nothing for both experts"
         raise unusable_field("loras.noise", value, expected)
     return value.strip().lower()
+
+
+#: the parsers of fields of `LoraChoice`
+_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "noise": checked_expert,
+        "blocks": parse_blocks,
+        "keyframes": parse_keyframes,
+        "interpolation": _checked_interpolation,
+        "only": parse_texts,
+    }
+)
 
 
 def _is_part(part: str) -> bool:

@@ -75,7 +75,7 @@ class PoolSection(Strict):
                   restart; false for none. By default a file of the pool's name in the user's state folder
     checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
     checkpoint_dir   folder on a disk of the controller's node that survives the node, for checkpoints of all workers;
-                  by default `checkpoints` beside a journal that is configured, else in the user's state folder, where
+                  by default `checkpoints` next to a journal that is configured, else in the user's state folder, where
                   each node also keeps those of its workers
     checkpoint_bytes  maximum of each of these folders, such as "8GiB"
     worker_lease_seconds  of `modelpool up`: workers keep their weights for another controller if theirs is lost, and

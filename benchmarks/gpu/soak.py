@@ -1,6 +1,6 @@
 """Part "soak": many jobs over six models with changing memory, sizes, samplers and LoRAs; nothing may leak.
 
-A day of a worker, compressed: tiny models, so that thousands of runs fit in a minute. The engine is opened anew with
+A day of a worker, compressed: tiny models, so that thousands of runs fit in a minute. The engine is opened again with
 another random budget after some jobs, as after a change of what other programs use. A job may be refused because it
 does not fit; any other failure fails the part. Memory is read at the same point of each round: with no weights on the
 device and the allocator's cache emptied.

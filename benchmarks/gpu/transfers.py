@@ -173,11 +173,12 @@ def load_with_diffusers(record: Record, setting: Setting, path: Path) -> None:
     device, config = torch_device(setting.device), setting.work / "config"
     module: Any = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module
     module.save_config(config)
-    kind, dtype = type(module), next(weight.dtype for weight in module.parameters() if weight.dim() >= 2)
+    kind: Any = type(module)  # diffusers is not typed
+    dtype = next(weight.dtype for weight in module.parameters() if weight.dim() >= 2)
     del module
 
     def theirs() -> object:
-        return kind.from_single_file(str(path), config=str(config), torch_dtype=dtype).to(device)  # type: ignore[attr-defined]
+        return kind.from_single_file(str(path), config=str(config), torch_dtype=dtype).to(device)
 
     def ours() -> object:
         module = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module

@@ -103,11 +103,11 @@ def image_inputs(
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guidance.without_image else None
-    seen = vision_inputs(works, inputs, facts)
-    if CLASS_LABELS in seen:
+    vision_kwargs = vision_inputs(works, inputs, facts)
+    if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
-        negative[CLASS_LABELS] = torch.zeros_like(seen[CLASS_LABELS])
-    return ImageInputs({**model_kwargs, **seen}, negative, without)
+        negative[CLASS_LABELS] = torch.zeros_like(vision_kwargs[CLASS_LABELS])
+    return ImageInputs({**model_kwargs, **vision_kwargs}, negative, without)
 
 
 def repeats_image(facts: SamplingFacts) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ def empty_image_labels(facts: SamplingFacts, model: nn.Module, batch: int, devic
     """Return empty labels of `batch` texts of `model`, for dry runs; nothing for models without labels."""
     if facts.image_labels is None:
         return {}
-    width = int(model.config.projection_class_embeddings_input_dim)  # type: ignore[union-attr, arg-type] # not typed
+    config: Any = model.config  # diffusers is not typed
+    width = int(config.projection_class_embeddings_input_dim)
     return {CLASS_LABELS: torch.empty((batch, width), dtype=torch.float32, device=device)}
 
 

@@ -99,7 +99,7 @@ NO_GPU = "sim or cpu on a machine without GPUs in Ray"
 
 
 def one_worker(kind: DeviceKind) -> str:
-    """Return what number of workers is expected for a kind that Ray does not count."""
+    """Return the expected number of workers for a kind that Ray does not count, in words."""
     return f"1: Ray cannot assign a separate {kind.facts.title} to each worker"
 
 

@@ -422,26 +422,26 @@ def _inputs(
         )
     texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in text_inputs(length).items()}
     context_BLD = texts.pop(CONTEXT)
-    told_numbers = number_inputs(facts, work, batch)
-    told_numbers |= empty_image_inputs(facts, work, shape_CHW, batch, META)
+    model_inputs = number_inputs(facts, work, batch)
+    model_inputs |= empty_image_inputs(facts, work, shape_CHW, batch, META)
     if work.prior is not None:
-        told_numbers[PRIOR] = torch.empty(
+        model_inputs[PRIOR] = torch.empty(
             (batch, prior_channels(module), work.prior.height, work.prior.width), dtype=torch.float32, device=META
         )
     if work.image is not None and repeats_image(facts):
-        told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
+        model_inputs[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
     elif work.image is not None and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
-        told_numbers |= first_frame_inputs(facts.video, first, shape_CHW[1])
+        model_inputs |= first_frame_inputs(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
-    beside = {name: value if name == FRAME_RATE else value.to(META) for name, value in told_numbers.items()}
-    return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **beside})
+    on_meta = {name: value if name == FRAME_RATE else value.to(META) for name, value in model_inputs.items()}
+    return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **on_meta})
 
 
 def _held(inputs: _Inputs) -> Condition:
     """Inputs of one text that a run holds on the host until it starts."""
-    beside = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in inputs.model_kwargs.items()}
-    return Condition(torch.empty(inputs.context_BLD.shape), model_kwargs=beside)
+    model_kwargs = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in inputs.model_kwargs.items()}
+    return Condition(torch.empty(inputs.context_BLD.shape), model_kwargs=model_kwargs)
 
 
 def _common_length(lengths: Sequence[int], text_inputs: EmptyConditioning | None) -> int | None:

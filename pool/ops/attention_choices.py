@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What decides which kernel computes a call of attention, and how fast.
+    """The properties of a call of attention on which the choice of its kernel and its speed depend.
 
     query, key, value  sizes; mask  none, bool or float, with the sizes of its last two dimensions above 1
     """

@@ -176,9 +176,10 @@ def write_into(held: Tensor, values: Tensor) -> tuple[Tensor, ...]:
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
     """Whether both begin at the same place of the same device."""
+    if isinstance(one, PackedWeight) and isinstance(other, PackedWeight):
+        return any(shares_memory(part, other.parts[name]) for name, part in one.parts.items())
     if isinstance(one, PackedWeight) or isinstance(other, PackedWeight):
-        both = isinstance(one, PackedWeight) and isinstance(other, PackedWeight)
-        return both and any(shares_memory(part, other.parts[name]) for name, part in one.parts.items())  # type: ignore[attr-defined]
+        return False
     return one.device == other.device and one.data_ptr() == other.data_ptr()
 
 

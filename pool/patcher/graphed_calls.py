@@ -38,7 +38,7 @@ class CapturedGraph(Protocol):
 
     @property
     def output(self) -> Any:
-        """What the call returned; its tensors are written by each `replay`."""
+        """The result of the call; each `replay` writes its tensors."""
         ...
 
     @property

@@ -301,7 +301,7 @@ class SharedWeights:
             except StopIteration as end:
                 report: RealizeReport = end.value
         if report.uploaded_bytes:
-            self.mark_use()  # perhaps no run follows, and a later switch beside another run would overtake the writes
+            self.mark_use()  # if no run follows, a later switch during another run would overtake the writes
         return report
 
     def realize_in_steps(self, target: WeightsTarget) -> Generator[int, None, RealizeReport]:

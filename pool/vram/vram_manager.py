@@ -65,7 +65,7 @@ class VramManager:
         self._free_bytes = free_bytes
         self._graphs = graphs
         if graphs is not None:
-            # a graph holds the activations of a call beside those of a run that is planned
+            # a graph holds the activations of a call in addition to those of a run that is planned
             graphs.has_room = lambda: self.room_bytes >= self._leases.run_bytes
         self._patchers: dict[ComponentKey, ModelPatcher] = {}  # least recently used first
         #: the clone whose patches the resident bytes have: it is notified of evictions

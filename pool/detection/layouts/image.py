@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from modelpool.pool.detection.layouts.shape_sizes import (
+    Measure,
     ShapeReader,
     Value,
     always,
@@ -34,6 +35,11 @@ def _pixart_interpolation(reader: ShapeReader) -> Value:
     return max(1, math.isqrt(reader.size("pos_embed", 1, 3)) // 32) if reader.has("pos_embed") else None
 
 
+def _patches(key: str) -> dict[str, Measure]:
+    """Measure channels, patches and width of a model by `key`, the convolution that embeds patches."""
+    return {"in_channels": dim(key, 1, 4), "patch_size": dim(key, 2, 4), "hidden_size": dim(key, 0, 4)}
+
+
 PIXART = Layout(
     "PixArt",
     (
@@ -42,9 +48,7 @@ PIXART = Layout(
             "y_embedder.y_proj.fc1.weight",
             without=("attention_y_norm.weight",),
             measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                **_patches("x_embedder.proj.weight"),
                 depth=count("blocks."),
                 context_dim=dim("y_embedder.y_proj.fc1.weight", 1),
                 model_max_length=maybe("y_embedder.y_embedding", 0),
@@ -58,12 +62,10 @@ PIXART = Layout(
             "pos_embed.proj.weight",
             "transformer_blocks.0.scale_shift_table",
             measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                patch_size=dim("pos_embed.proj.weight", 2, 4),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
+                **_patches("pos_embed.proj.weight"),
                 depth=count("transformer_blocks."),
                 context_dim=maybe("caption_projection.linear_1.weight", 1),
-                # # no tensor in this naming tells the maximum prompt length
+                # no tensor in this naming has the maximum prompt length
                 model_max_length=always(None),
                 micro_condition=has("adaln_single.emb.aspect_ratio_embedder.linear_1.weight"),
             ),
@@ -78,9 +80,7 @@ SANA = Layout(
             "attention_y_norm.weight",
             "blocks.0.cross_attn.q_linear.weight",
             measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                **_patches("x_embedder.proj.weight"),
                 depth=count("blocks."),
                 context_dim=dim("y_embedder.y_proj.fc1.weight", 1),
                 # files have the table of positions even where the model does not add it
@@ -93,9 +93,7 @@ SANA = Layout(
             "caption_norm.weight",
             "time_embed.linear.weight",
             measure=sizes(
-                in_channels=dim("patch_embed.proj.weight", 1, 4),
-                patch_size=dim("patch_embed.proj.weight", 2, 4),
-                hidden_size=dim("patch_embed.proj.weight", 0, 4),
+                **_patches("patch_embed.proj.weight"),
                 depth=count("transformer_blocks."),
                 context_dim=dim("caption_projection.linear_1.weight", 1),
                 # the configuration of a folder has it

@@ -45,19 +45,19 @@ def preprocess_image(pixels_HWC: PixelArray, side: int, vision_use: VisionEncode
     return normal_BCHW
 
 
-def states(module: nn.Module, shown_BCHW: Tensor, vision_use: VisionEncoderUse) -> Tensor:
+def states(module: nn.Module, pixels_BCHW: Tensor, vision_use: VisionEncoderUse) -> Tensor:
     """Return the states that `module` computes for a preprocessed image, [B, L, D]."""
     if vision_use is VisionEncoderUse.WORDS:
-        words_BLD: Tensor = module(shown_BCHW)
+        words_BLD: Tensor = module(pixels_BCHW)
         return words_BLD
-    seen: Any = module(pixel_values=shown_BCHW, output_hidden_states=vision_use is VisionEncoderUse.PENULTIMATE)
+    output: Any = module(pixel_values=pixels_BCHW, output_hidden_states=vision_use is VisionEncoderUse.PENULTIMATE)
     if vision_use in (VisionEncoderUse.PROJECTED, VisionEncoderUse.CENTER_PROJECTED):
-        projected_BLD: Tensor = seen.image_embeds.unsqueeze(1)
+        projected_BLD: Tensor = output.image_embeds.unsqueeze(1)
         return projected_BLD
     if vision_use is VisionEncoderUse.POOLED:
-        pooled_BLD: Tensor = seen.pooler_output.unsqueeze(1)
+        pooled_BLD: Tensor = output.pooler_output.unsqueeze(1)
         return pooled_BLD
-    states_BLD: Tensor = seen.last_hidden_state if vision_use is VisionEncoderUse.LAST else seen.hidden_states[-2]
+    states_BLD: Tensor = output.last_hidden_state if vision_use is VisionEncoderUse.LAST else output.hidden_states[-2]
     return states_BLD
 
 

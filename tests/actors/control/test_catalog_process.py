@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +20,16 @@ import pytest
 from modelpool.actors.control import catalog_process, catalog_service
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
-from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId, RunCost, Stage
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.core.stage_params import EncodeParams
+from modelpool.pool.specs.spec import JobId, RunCost, Stage, TaskSpec
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, InlineExecutor
 from tests.actors.fakes import MODELS, FakeCatalog
@@ -50,7 +53,7 @@ class TestedCatalog(FakeCatalog):
         self._folder = folder
         (folder / f"pid-{os.getpid()}").touch()
 
-    def tokenize(self, work):  # type: ignore[no-untyped-def]
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
         if work.text.startswith(SLOW):
             time.sleep(SLOW_SECONDS)
         if work.text == DEADLY and (lives := self._folder / "lives").exists():
@@ -60,12 +63,12 @@ class TestedCatalog(FakeCatalog):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().tokenize(work)
 
-    def loras(self):  # type: ignore[no-untyped-def]
+    def loras(self) -> tuple[object, ...]:
         if (problem := self._folder / "problem").exists():
             raise Panic(problem.read_text())
         return super().loras()
 
-    def learn(self, task, cost) -> None:  # type: ignore[no-untyped-def]
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
         with (self._folder / "learnt").open("a") as file:
             file.write(f"{task.stage}\n")
 
@@ -108,7 +111,7 @@ def wanted_of(*requests: GenerateRequest) -> list[tuple[JobId, GenerateRequest]]
 def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) -> None:
     wanted = wanted_of(*(request(f"p {n // 3}", seed=n) for n in range(12)), request(model="none"), request(cfg=1.0))
 
-    async def answers(catalog) -> list:  # type: ignore[no-untyped-def, type-arg]
+    async def answers(catalog: CatalogQueries) -> list[object]:
         return [
             repr(await build_requests(catalog, wanted, None)),
             repr(await catalog.build_stage(StageRequest(Stage.SAMPLE, request()), JobId("j"), frozenset(), None)),
@@ -162,16 +165,41 @@ def test_other_callers_get_their_turn_while_many_new_requests_are_converted(pyth
     asyncio.run(talk())
 
 
+def test_questions_are_on_their_way_while_another_is_answered(python, tmp_path) -> None:
+    """Each one took several turns of the event loop between its predecessor's answer and its own. While the loop has
+    much to do in each turn, submissions waited for seconds."""
+    count = 20
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            expected = await process.models()
+            asked = asyncio.gather(*(process.models() for _ in range(count)))
+            turns = 0
+            while not asked.done():
+                time.sleep(0.02)  # the work of the loop, in which the process could answer them all
+                turns += 1
+                await asyncio.sleep(0)
+            assert await asked == [expected] * count
+            assert turns < count
+        finally:
+            process.close()
+
+    asyncio.run(talk())
+
+
 def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
 
     class Counting(CatalogService):
-        async def build_some(self, wanted, capacity_bytes, until_error=False):  # type: ignore[no-untyped-def]
+        async def build_some(
+            self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+        ) -> list[BuiltRequest | UserError]:
             asked.append(len(wanted))
             return await super().build_some(wanted, capacity_bytes, until_error)
 
-    async def build(*requests: GenerateRequest, until_error: bool = False) -> list:  # type: ignore[type-arg]
+    async def build(*requests: GenerateRequest, until_error: bool = False) -> list[BuiltRequest | UserError]:
         asked.clear()
         catalog = Counting(FakeCatalog, InlineExecutor())
         return await build_requests(catalog, wanted_of(*requests), None, until_error)

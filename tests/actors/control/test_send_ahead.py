@@ -307,6 +307,36 @@ def test_a_run_that_takes_long_does_not_keep_back_the_ends_of_its_call(monkeypat
     asyncio.run(talk())
 
 
+def test_callers_get_their_turn_between_the_ends_of_a_call() -> None:
+    """A submission waited while the controller ended all runs of a call, and sent new ones after each."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, call = await with_call(desk)
+        dispatcher, turn, ended_in = desk.controller._dispatcher, 0, {}
+        end_run = dispatcher._end_run
+
+        def noting(report, *rest) -> None:  # type: ignore[no-untyped-def]
+            ended_in[report.task_id] = turn
+            end_run(report, *rest)
+
+        dispatcher._end_run = noting
+        desk.fleet.finish(running)
+        while any(not sent.report.done() for sent in call):
+            desk.fleet.finish(desk.fleet.running[0])
+        while len(ended_in) < 1 + len(call):
+            turn += 1
+            assert turn < 1000
+            await asyncio.sleep(0)
+        turns = [ended_in[sent.task_id] for sent in call]
+        assert len(turns) > 1
+        assert turns == sorted(set(turns)), "one end in a turn of the loop, in their order"
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 12
+
+    asyncio.run(talk())
+
+
 def test_a_call_that_takes_long_is_asked_for_ever_at_bounded_intervals() -> None:
     """The end of its next run is known some seconds later at most, however long the call takes."""
     assert list(islice(poll_intervals(0.5), 8)) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]

@@ -11,7 +11,8 @@ import json
 import os
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,10 @@ from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.api import detached_jobs
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.status import PinnedModel
-from modelpool.actors.detached import job_service
+from modelpool.actors.detached import job_service, journal
 from modelpool.actors.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
-from modelpool.actors.detached.journal import Journal
-from modelpool.actors.detached.records import SubmissionState
+from modelpool.actors.detached.journal import BeingReceived, Journal
+from modelpool.actors.detached.records import NewSubmission, SubmissionState
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -178,22 +179,85 @@ def test_requests_are_handed_over_as_they_are_read_and_nothing_is_left_of_a_subm
         service.pool.submit_detached(requests(21), output=service.out, jobs_id="x")
 
 
-def test_of_two_drivers_that_hand_over_different_requests_under_one_id_the_later_one_learns_of_it(
+def test_one_of_two_drivers_hands_over_a_submission_and_the_other_follows_it(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both wrote their requests into one submission: one of them got an error, or half of each ran."""
     monkeypatch.setattr(detached_jobs, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(detached_jobs, "FOLLOW_SECONDS", 0.01)
+    first_has_begun, second_has_asked = threading.Event(), threading.Event()
+    call = service.call
 
-    def requests(names: Sequence[str], other: Sequence[str] = ()) -> Iterator[GenerateRequest]:
-        for number, name in enumerate(names):
-            if number == 3 and other:  # two of them are handed over
-                service.pool.submit_detached(requests(other), output=service.out, jobs_id="x")
-            yield GenerateRequest(model="shapes", prompt=f"a {name} thing", seed=1, steps=3)
+    def noting(question: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(question, *args)
+        except BeingReceived:
+            second_has_asked.set()
+            raise
 
-    with pytest.raises(UserError, match=r"belongs to a submission of 3 requests .*; found 5 requests"):
-        service.pool.submit_detached(requests("abcde", "fgh"), output=service.out, jobs_id="x")
+    monkeypatch.setattr(service, "call", noting)
+
+    def requests(name: str, count: int, wait: bool = False) -> Iterator[GenerateRequest]:
+        for number in range(count):
+            if number == 3 and wait:  # two of them are handed over
+                first_has_begun.set()
+                assert second_has_asked.wait(WAIT_SECONDS)
+            yield GenerateRequest(model="shapes", prompt=f"a {name} thing {number}", seed=1, steps=3)
+
+    with ThreadPoolExecutor() as threads:
+        for submission_id, count in (("same", 5), ("other", 4)):
+            first_has_begun.clear()
+            second_has_asked.clear()
+            out = service.folder / submission_id
+            first = threads.submit(
+                service.pool.submit_detached, requests("red", 5, True), output=out, jobs_id=submission_id
+            )
+            assert first_has_begun.wait(WAIT_SECONDS)
+            second = threads.submit(
+                service.pool.submit_detached, requests("blue", count), output=out, jobs_id=submission_id
+            )
+            assert first.result(WAIT_SECONDS).wait(WAIT_SECONDS).succeeded == 5
+            if count == 5:
+                assert second.result(WAIT_SECONDS).wait(WAIT_SECONDS).succeeded == 5
+            else:
+                with pytest.raises(UserError, match=r"belongs to a submission of 5 requests .*; found 4 requests"):
+                    second.result(WAIT_SECONDS)
+            prompts = [json.loads(line)["recipe"]["prompt"] for line in (out / "manifest.jsonl").open()]
+            assert sorted(prompts) == [f"a red thing {number}" for number in range(5)]
+
+
+def test_a_submission_whose_driver_has_ended_is_taken_over(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached_jobs, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(detached_jobs, "CHUNK", 2)
+    monkeypatch.setattr(detached_jobs, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(journal, "SILENCE_SECONDS", 0.05)
+    texts = ['{"model": "shapes", "prompt": "a", "seed": 1}'] * 2
+    service.service.begin(NewSubmission("x", str(service.out), service.pool._user, 0), "killed")
+    service.service.append("x", 0, texts, "killed")
+    service.submit(prompts(3), jobs_id="x").wait(WAIT_SECONDS)
     require_complete(service, service.pool.attach("x"), 3)
-    prompts = [json.loads(line)["recipe"]["prompt"] for line in (service.out / "manifest.jsonl").open()]
-    assert sorted(prompts) == [f"a {name} thing" for name in "fgh"]
+    service.service.append("x", 2, texts, "killed")  # it was only slow: what it sends is too late
+    assert service.service.seal("x", 4, "killed").request_count == 3
+    service.service.begin(NewSubmission("y", str(service.out), "", 0), "slow")
+    monkeypatch.setattr(journal, "SILENCE_SECONDS", 0.0)
+    service.service.begin(NewSubmission("y", str(service.out), "", 0), "fast")
+    for question in (partial(service.service.append, "y", 0, texts), partial(service.service.seal, "y", 2)):
+        with pytest.raises(BeingReceived, match="another driver has taken over id 'y'"):
+            question(driver="slow")
+    service.service.abandon("y", "slow")
+    service.service.append("y", 0, texts, "fast")
+    assert service.service.seal("y", 2, "fast").pending == 2
+
+
+def test_a_place_that_cannot_be_opened_leaves_its_id_free(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached_jobs, "FOLLOW_SECONDS", 60.0)
+    (service.folder / "file").write_text("")
+    for _ in range(2):
+        with pytest.raises(UserError, match="file"):
+            service.pool.submit_detached(
+                GenerateRequest(model="shapes", prompt="a"), output=service.folder / "file", jobs_id="x"
+            )
+    require_complete(service, service.submit(prompts(1), jobs_id="x"), 1)
 
 
 def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:

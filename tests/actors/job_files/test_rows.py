@@ -141,6 +141,23 @@ def test_rows_are_read_as_they_are_wanted() -> None:
     assert peak_bytes < 200_000
 
 
+def test_a_named_column_that_no_line_has_is_a_problem_of_the_last_line(tmp_path: Path) -> None:
+    """A misspelled one left the field unset in every line, without a word."""
+    lines = [{"prompt": "a"}, {"text": "b"}, {}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for given, problems in (
+        ("negative=Text", []),
+        ("seed=sead", [(3, "no line has column 'sead' for seed (--column)")]),
+    ):
+        rows = list(read_rows(tmp_path / "rows.jsonl", ColumnChoice.of([given])))
+        assert [row for row in rows if isinstance(row[1], str)] == problems
+        assert len(rows) == 3 + len(problems)
+    (tmp_path / "rows.txt").write_text("a prompt\n")
+    with pytest.raises(UserError, match=r"no line has column 'caption' for prompt .* each line is a prompt"):
+        list(read_rows(tmp_path / "rows.txt", ColumnChoice.of(["prompt=caption"])))
+    assert list(read_rows(tmp_path / "rows.txt", ColumnChoice.of(["width="]))) == [(1, {"prompt": "a prompt"})]
+
+
 def test_columns_of_a_real_dataset_are_named_or_left_out(tmp_path: Path) -> None:
     """Any further column ended the file."""
     columns = {"Caption": ["a", "b"], "url": ["u", "v"], "width": [4000, 3000], "id": [17, 18]}

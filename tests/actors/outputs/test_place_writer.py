@@ -236,6 +236,42 @@ def test_access_to_stores_is_passed_on_and_printed_nowhere(monkeypatch: pytest.M
     assert json.dumps(sorted(access.settings)).count("gs") == 0
 
 
+def test_a_file_system_with_earlier_credentials_is_not_used_again(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that writes for several drivers reached the store with the credentials of the first one."""
+    import fsspec
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first")
+
+    def key() -> str:
+        system = fsspec.filesystem("s3")
+        system.exists(f"bucket/{uuid.uuid4().hex}")  # connects
+        return str(system.s3._request_signer._credentials.access_key)
+
+    assert key() == "first"
+    before = fsspec.filesystem("s3")
+    StoreAccess({"AWS_ACCESS_KEY_ID": "first"}, {}).apply()
+    assert fsspec.filesystem("s3") is before, "nothing has changed"
+    StoreAccess({"AWS_ACCESS_KEY_ID": "second"}, {}).apply()
+    assert key() == "second"
+    monkeypatch.setitem(fsspec.config.conf, "s3", dict(fsspec.config.conf.get("s3", {})))
+    StoreAccess({}, {"s3": {"key": "third", "secret": "x"}}).apply()
+    assert key() == "third"
+
+
+def test_opening_a_folder_keeps_the_marks_of_others_while_they_are_young(tmp_path: Path) -> None:
+    """Whoever opened it at that moment had the owner write all outputs itself."""
+    open_outputs(tmp_path)
+    with place_mark(tmp_path) as mark:
+        (tmp_path / ".half.png.partial").write_bytes(b"of a killed run")
+        open_outputs(tmp_path)
+        PlaceWriter(tmp_path, mark)
+        assert [path.name for path in tmp_path.glob(".*.partial")] == [mark.name]
+        os.utime(tmp_path / mark.name, (0, 0))
+        open_outputs(tmp_path)
+        with pytest.raises(OtherPlace, match="another place"):
+            PlaceWriter(tmp_path, mark)
+
+
 def test_a_process_of_another_user_writes_no_files(tmp_path: Path) -> None:
     """They would belong to that user, perhaps root, and the owner could not remove them. In a store nobody has any."""
     with place_mark(tmp_path) as mark:

@@ -403,7 +403,7 @@ def test_temporary_objects_of_killed_runs_are_removed_a_day_later(
 
     opened(any_url)
     assert len(temporary()) == 2  # perhaps of a process that runs
-    monkeypatch.setattr(objects_module, "_LEFTOVER_SECONDS", -3600.0)
+    monkeypatch.setattr(objects_module, "LEFTOVER_SECONDS", -3600.0)
     opened(any_url).write(image())
     assert temporary() == []
     assert len(objects.sizes()) == 2

@@ -73,6 +73,12 @@ def writers_of(pool: ModelPool) -> RayNodeWriters:
     return pool._node_writers
 
 
+def new_writers(pool: ModelPool) -> RayNodeWriters:
+    connection = pool._connection
+    assert isinstance(connection, RayConnection)
+    return RayNodeWriters(lambda: connection.controller)
+
+
 def wait_for_writer(pool: ModelPool, address: OutputAddress) -> None:
     """Make some images there, until a process of the node writes them."""
     until(lambda: pool.submit(requests(range(4)), output=address).wait(60).succeeded == 4)
@@ -132,7 +138,8 @@ def test_a_writer_that_is_killed_while_it_writes_loses_and_repeats_nothing(pool:
 
 def test_the_job_service_has_outputs_written_too(pool: ModelPool, tmp_path: Path) -> None:
     """It fetches what a node has made before a process was worth it there, and nothing later."""
-    service = pool._job_service()._service  # type: ignore[attr-defined]
+    connection: Any = pool._job_service()
+    service = connection._service
     ray.get(service.__ray_call__.remote(_count_fetches))
 
     address = tmp_path / "out"
@@ -155,7 +162,7 @@ def _count_fetches(service: Any) -> None:
         service.fetches += 1
         return fetch(connection, ref)
 
-    RayConnection.fetch = counted  # type: ignore[method-assign]
+    pytest.MonkeyPatch().setattr(RayConnection, "fetch", counted)  # of the service's process, as long as it runs
 
 
 def _has_writer(service: Any) -> bool:
@@ -210,7 +217,7 @@ def test_processes_end_when_they_are_idle_and_with_their_owner(
         patch.setattr(output_writers, "IDLE_SECONDS", 0.0)
         first.wait(60)
     wait_for_writer(pool, address)  # at once, unlike after one that has died
-    other = RayNodeWriters(lambda: pool._connection.controller)  # type: ignore[attr-defined]
+    other = new_writers(pool)
     until(lambda: other.can_write(other._node, address))
     process = psutil.Process(int(ray.get(other._processes[other._node].actor.__ray_call__.remote(_own_pid))))
     other.close()
@@ -283,7 +290,7 @@ def test_files_of_a_process_have_the_permissions_that_its_owner_gives(pool: Mode
     """Ray may have been started by another shell, with a umask of its own."""
     before = os.umask(0o057)
     try:
-        other = RayNodeWriters(lambda: pool._connection.controller)  # type: ignore[attr-defined]
+        other = new_writers(pool)
         until(lambda: other.can_write(other._node, tmp_path / "out"))
         assert ray.get(other._processes[other._node].actor.__ray_call__.remote(_own_umask)) == 0o057
         other.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.ray.ray_session import is_loopback
+from modelpool.actors.ray.ray_session import is_loopback, worker_niceness
 from tests.actors.fakes import make_pipes
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +32,7 @@ with start_fake_pool("mine", workers=2, folder=folder) as pool:
     servers = [p for p in family if p.name() in ("gcs_server", "raylet")]
     ignored = [Path(f"/proc/{p.pid}/status").read_text().split("SigIgn:")[1].split()[0] for p in servers]
     print(oct(Path(session).stat().st_mode & 0o777), [int(signals, 16) & 1 for signals in ignored], flush=True)
+    print({p.nice() for p in family} == {os.nice(0)}, flush=True)
     print("PYTHONPATH" in os.environ, sorted(p.name for p in folder.iterdir()), flush=True)
 
     # a death, of which Ray has much to say
@@ -106,6 +107,7 @@ def test_a_pool_keeps_to_loopback_is_quiet_survives_ctrl_c_and_leaves_nothing(dr
     assert listening.startswith("['"), driver.stderr.read()
     assert all(is_loopback(host.removeprefix("::ffff:")) for host in eval(listening))
     assert driver.stdout.readline() == "0o700 [1, 1]\n", "others can enter, or a closed terminal ends Ray's processes"
+    assert driver.stdout.readline() == "True\n", "other programs take the cores from the controller and the workers"
     assert driver.stdout.readline() == "True ['gate', 'never', 'reached']\n"
     assert driver.stdout.readline() == "1\n"
     assert driver.stdout.readline() == "endless\n"
@@ -126,6 +128,11 @@ def test_workers_do_not_outlive_their_raylet(environment, folder) -> None:
         env=environment, cwd="/", capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.stdout == "2 0\n", done.stderr
+
+
+def test_the_user_decides_how_nice_workers_are() -> None:
+    for variables, niceness in (({}, 0), ({"RAY_worker_niceness": "7"}, 7), ({"RAY_worker_niceness": "very"}, 0)):
+        assert worker_niceness(variables) == niceness
 
 
 @pytest.mark.parametrize(

@@ -48,21 +48,16 @@ from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import JobId, Role
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, inputs_of, open_engine
+from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
 
-STEPS = 4
 TABLE = sd1_sigma_table()
 SIGMAS = make_sigmas("normal", STEPS, TABLE).tolist()
 
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    path = tmp_path_factory.mktemp("weights")
-    write_tiny_checkpoint(path / "toy.safetensors", 1, metadata={"modelspec.resolution": "64x64"})
-    write_tiny_lora(path / "twist.safetensors", 2)
-    write_tiny_lora(path / "turn.safetensors", 5)
-    return Catalog([path], [path], "sim")
+    return catalog_of_two_loras(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture
@@ -80,16 +75,6 @@ def texts_of(pipe: Pipeline) -> tuple[Result, ...]:
 def with_loras(pipe: Pipeline, *loras: LoraRef, **changes: Any) -> SampleParams:
     work = pipe.works()[2]
     return replace(work, loras=loras, schedule=replace(work.schedule, steps=STEPS), **changes)
-
-
-def sampled(
-    pipe: Pipeline, work: SampleParams, texts: tuple[Result, ...], pause_at: int = 0, resume: RunState | None = None
-) -> Any:
-    seen = [0]
-    hooks = replace(QUIET, on_step=lambda done, steps: seen.append(done), should_pause=lambda: seen[-1] == pause_at > 0)
-    task = replace(pipe.task(replace(work, conditions=())), task_id=task_id(work, {}))
-    found = pipe.engine.run(task, work, inputs_of(work, *texts), hooks, resume=resume)[0]
-    return found.samples_CHW if isinstance(found, Latent) else found
 
 
 def hook(pipe: Pipeline, lora: LoraRef, *keyframes: HookKeyframe) -> WeightHook:
@@ -139,16 +124,16 @@ def test_keyframes_of_a_lora_are_those_of_the_patcher(pipe: Pipeline, interpolat
     keyframes = ((0.0, 0.25), (0.5, 1.0))
     changing = replace(twist, keyframes=keyframes, interpolation=interpolation)
     work = with_loras(pipe, changing, turn)
-    found = sampled(pipe, work, texts)
+    found = latent_of(pipe, work, texts)
     strengths = [0.25, 0.25, 1.0, 1.0] if not interpolation else [0.25, 0.625, 1.0, 1.0]
     places = [HookKeyframe(strength, place / STEPS, 0) for place, strength in enumerate(strengths)]
     group = HookGroup((hook(pipe, twist, *places), hook(pipe, turn)))
     assert np.array_equal(found, by_hand(pipe, work, texts, group, group))
-    assert not np.array_equal(found, sampled(pipe, with_loras(pipe, twist, turn), texts))
+    assert not np.array_equal(found, latent_of(pipe, with_loras(pipe, twist, turn), texts))
     for pause_at in (1, 3):
-        state = sampled(pipe, work, texts, pause_at=pause_at)
+        state = paused(pipe, work, texts, pause_at)
         assert isinstance(state, RunState)
-        assert np.array_equal(sampled(pipe, work, texts, resume=state), found), f"interrupted after step {pause_at}"
+        assert np.array_equal(latent_of(pipe, work, texts, resume=state), found), f"interrupted after step {pause_at}"
 
 
 def test_a_lora_for_some_texts_is_a_hook_of_their_conditions(pipe: Pipeline) -> None:
@@ -165,7 +150,7 @@ def test_a_lora_for_some_texts_is_a_hook_of_their_conditions(pipe: Pipeline) -> 
     ):
         work = with_loras(pipe, replace(twist, only=(only,)), turn, conditions=(region,))
         work = replace(work, schedule=replace(work.schedule, steps=2))
-        seen.append(sampled(pipe, work, texts))
+        seen.append(latent_of(pipe, work, texts))
         assert np.array_equal(seen[-1], by_hand(pipe, work, texts, *expected)), only
     assert len({each.tobytes() for each in seen}) == 4
 
@@ -181,9 +166,9 @@ def test_weights_change_once_in_a_step_for_two_texts(pipe: Pipeline, monkeypatch
 
     work = with_loras(pipe, replace(twist, only=("negative",)), turn)
     work = replace(work, schedule=replace(work.schedule, sampler="euler"))
-    sampled(pipe, work, texts)
+    latent_of(pipe, work, texts)
     monkeypatch.setattr(ModelPatcher, "realize", counted)
-    sampled(pipe, work, texts)
+    latent_of(pipe, work, texts)
     assert len(set(seen)) == 2
     assert len(seen) == STEPS + 1, "the first is that of the lease"
 
@@ -209,7 +194,7 @@ def test_a_device_that_runs_out_of_memory_gives_up_the_cache(pipe: Pipeline, mon
     """As if another program took what was free next to the run, once the cache has some of it."""
     texts, (twist, turn) = texts_of(pipe), pipe.loras
     work = with_loras(pipe, replace(twist, only=("negative",)), turn)
-    expected, offered = sampled(pipe, work, texts), []
+    expected, offered = latent_of(pipe, work, texts), []
 
     def on_step(done: int, steps: int) -> None:
         if done == 2 and len(offered) == 1:

@@ -18,10 +18,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import (
     EncodeParams,
-    Latent,
     LoraRef,
-    Result,
-    RunState,
     SampleParams,
     batch_key,
     task_id,
@@ -30,19 +27,13 @@ from modelpool.pool.lora_names.blocks import MID, ModelBlocks, canonical_block, 
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
-from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, inputs_of, open_engine
-
-STEPS = 4
+from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
+from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
 
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    path = tmp_path_factory.mktemp("weights")
-    write_tiny_checkpoint(path / "toy.safetensors", 1, metadata={"modelspec.resolution": "64x64"})
-    write_tiny_lora(path / "twist.safetensors", 2)
-    write_tiny_lora(path / "turn.safetensors", 5)
-    return Catalog([path], [path], "sim")
+    return catalog_of_two_loras(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture
@@ -50,14 +41,6 @@ def pipe(catalog: Catalog) -> Iterator[Pipeline]:
     engine = open_engine("sim", PLENTY_BYTES)
     yield Pipeline(engine, catalog, {"twist": 0.8})
     engine.close()
-
-
-def sampled(
-    pipe: Pipeline, work: SampleParams, texts: tuple[Result, ...], pause_at: int = 0, resume: RunState | None = None
-) -> Result:
-    seen = [0]
-    hooks = replace(QUIET, on_step=lambda done, steps: seen.append(done), should_pause=lambda: seen[-1] == pause_at > 0)
-    return pipe.engine.run(pipe.task(work), work, inputs_of(work, *texts), hooks, resume=resume)[0]
 
 
 def of_steps(work: SampleParams, *loras: LoraRef) -> SampleParams:
@@ -70,23 +53,13 @@ def test_a_lora_of_some_steps_is_the_run_with_it_and_then_without_it(pipe: Pipel
     (twist,), turn = pipe.loras, pipe.catalog.find_lora("turn", 0.5)
     half = of_steps(sample, replace(twist, end=0.5), turn)
     whole, without = of_steps(sample, twist, turn), of_steps(sample, turn)
-    with_it = sampled(pipe, whole, texts, pause_at=2)
-    assert isinstance(with_it, RunState)
-    expected = sampled(pipe, without, texts, resume=with_it)
-    found = sampled(pipe, half, texts)
-    assert isinstance(expected, Latent)
-    assert isinstance(found, Latent)
-    assert np.array_equal(found.samples_CHW, expected.samples_CHW)
+    found = latent_of(pipe, half, texts)
+    assert np.array_equal(found, latent_of(pipe, without, texts, resume=paused(pipe, whole, texts, 2)))
     for other in (whole, without):
-        differs = sampled(pipe, other, texts)
-        assert isinstance(differs, Latent)
-        assert not np.array_equal(found.samples_CHW, differs.samples_CHW)
+        assert not np.array_equal(found, latent_of(pipe, other, texts))
     for pause_at in (1, 3):
-        state = sampled(pipe, half, texts, pause_at=pause_at)
-        assert isinstance(state, RunState)
-        resumed = sampled(pipe, half, texts, resume=state)
-        assert isinstance(resumed, Latent)
-        assert np.array_equal(resumed.samples_CHW, found.samples_CHW), f"interrupted after step {pause_at}"
+        resumed = latent_of(pipe, half, texts, resume=paused(pipe, half, texts, pause_at))
+        assert np.array_equal(resumed, found), f"interrupted after step {pause_at}"
 
 
 def test_a_lora_of_some_steps_does_not_depend_on_the_budget(catalog: Catalog) -> None:
