@@ -14,6 +14,9 @@ The core plans the run of a worker and a queue of tasks after it. Rules
    is sent no other before the end of its run.
 5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
+6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
+   reads what the last of them computes. Such a follower runs without a message between the two. If one of these tasks
+   does not succeed, the worker reports the follower as revoked: it counts as started until then.
 
 Pure state; no clock.
 """
@@ -25,11 +28,11 @@ from math import inf
 
 from modelpool.pool.specs.spec import TaskId, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.batching import Batching
+from modelpool.scheduler.placement.batching import Batching, may_share
 from modelpool.scheduler.placement.rules import PlacementDecision
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task
+from modelpool.scheduler.tables.jobs import Task, TaskStatus
 from modelpool.scheduler.tables.messages import Command, RevokeTask
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
@@ -114,6 +117,52 @@ class SendAhead:
             and _left_seconds(worker, at) + worker.queued_seconds <= REFILL_SHARE * self.seconds
         )
 
+    def follower(self, at: float) -> tuple[Task, Worker] | None:
+        """Return a task that reads what the last task of a worker computes, and may be queued behind it now."""
+        if not self._is_nothing_passed():
+            return None
+        for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
+            if end - at > self.seconds + ROUNDING_SECONDS:
+                break
+            if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
+                continue
+            task = self._follower(worker) if not worker.queue or self.has_room(worker, at) else None
+            if task is not None:
+                return task, worker
+        return None
+
+    def _is_nothing_passed(self) -> bool:
+        """Return whether no task waits that one with missing inputs would pass."""
+        return not self._demand.backlog.count and not len(self._demand.pinned)
+
+    def _follower(self, worker: Worker) -> Task | None:
+        """Return the only task that reads what the last task of `worker` computes, if tasks of it compute all inputs of
+        it that are missing, and it would start there: it finds its weights, no idle worker may be faster, and it has
+        not failed before."""
+        demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
+        if last is None or worker.members > 1 or demand.tasks[last].is_stopping:
+            return None
+        readers = demand.results.readers.get(last, {})
+        if len(readers) != 1:
+            return None
+        task = demand.tasks[next(iter(readers))]
+        has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
+        if task.status is not TaskStatus.BLOCKED or task.pinned_to is not None or has_failed or task.alone or task.kept:
+            return None
+        line = {worker.task_id, *[queued.task_id for queued in worker.queue]}
+        held = demand.results.held
+        for need in task.spec.needs:
+            if need not in held and (need not in line or demand.tasks[need].is_stopping):
+                return None
+        if task.cost_class.kind.ratio is None or not demand.fair_queue.may_start(task):
+            return None
+        workers = self._worker_table.worker_index
+        if workers.idle_count and not workers.are_similar:
+            return None
+        if self._costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
+            return None
+        return None if self._batching.limit > 1 and may_share(task) else task
+
     def has_room(self, worker: Worker, at: float) -> bool:
         """Return whether a queue that is being filled takes one more task."""
         is_soon = _left_seconds(worker, at) + worker.queued_seconds <= self.seconds
@@ -121,10 +170,13 @@ class SendAhead:
 
     def next_at(self, at: float) -> float:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
-        if not self.seconds or not self._demand.backlog.count:
+        is_waited = self._demand.backlog.count > 0
+        if not self.seconds or not (is_waited or self._is_nothing_passed()):
             return inf
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds + ROUNDING_SECONDS and not worker.queue and worker.task_id is not None:
+            if end - at <= self.seconds + ROUNDING_SECONDS or worker.queue or worker.task_id is None:
+                continue
+            if is_waited or self._follower(worker) is not None:
                 return end - self.seconds
         return inf
 
@@ -151,7 +203,7 @@ class SendAhead:
         backlog, is_any_idle = self._demand.backlog, self._worker_table.worker_index.idle_count > 0
         must_compare = bool(backlog.urgent) or (backlog.count > 0 and self._demand.fair_queue.has_priorities)
         for worker in self._worker_table.with_queued.values():
-            reason = ""
+            reason = late = ""
             if is_ending:
                 reason = "the pool ends"
             elif not worker.wanted or worker.drain_deadline is not None:
@@ -159,14 +211,15 @@ class SendAhead:
             elif is_any_idle:
                 late_at = self._late_at(worker)
                 if at >= late_at:
-                    reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
-                elif any(not queued.is_revoked for queued in worker.queue):
+                    late = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
+                elif any(not (queued.is_revoked or self._demand.follows(queued.task_id)) for queued in worker.queue):
                     next_check = min(next_check, late_at)
-            if not reason and not must_compare:
+            if not reason and not late and not must_compare:
                 continue
             for queued in worker.queue:
                 if not queued.is_revoked:
-                    first = reason or self._what_goes_first(worker, self._demand.tasks[queued.task_id], at)
+                    task = self._demand.tasks[queued.task_id]
+                    first = reason or ("" if task.follows else late) or self._what_goes_first(worker, task, at)
                     if first:
                         self._revoke(worker, queued, first)
         return next_check
@@ -202,6 +255,9 @@ class SendAhead:
         queued.is_revoked = worker.is_barred = True
         self._story.note(task, f"asked back from {worker.worker_id}: {reason}")
         self._out.append(RevokeTask(worker.worker_id, worker.incarnation, queued.task_id, task.attempt))
+        for other in worker.queue:
+            if not other.is_revoked and queued.task_id in self._demand.follows(other.task_id):
+                self._revoke(worker, other, f"it would wait for {queued.task_id}")
 
 
 def soonest_free(workers: Sequence[Worker]) -> Worker:

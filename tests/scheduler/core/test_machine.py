@@ -328,9 +328,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.shell.finish(self.pick(self.shell.running, number), cost=cost, result_bytes=size, place=place)
 
     @precondition(lambda self: self.shell.running)
-    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2))
-    def end_badly(self, number: int, kind: RunErrorKind, place: int) -> None:
-        self.shell.finish(self.pick(self.shell.running, number), kind, place=place)
+    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2), is_made=st.booleans())
+    def end_badly(self, number: int, kind: RunErrorKind, place: int, is_made: bool) -> None:
+        """A run fails; or only what comes after it does, and its worker has the result (`is_made`)."""
+        name = self.pick(self.shell.running, number)
+        if is_made:
+            self.shell.made.setdefault(name, set()).add(self.shell.running[name].command.task_id)
+        self.shell.finish(name, kind, place=place)
 
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, kind=st.sampled_from([RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY]))
@@ -408,6 +412,12 @@ class CoreMachine(RuleBasedStateMachine):
                 job_id = JobId(f"j{len(self.shell.jobs)}")
                 first = encode(f"at once {len(self.shell.jobs)}")
                 self.shell.submit(JobSpec(job_id, (first,), first.task_id, priority=task.priority + 1))
+
+    @precondition(lambda self: self.shell.made)
+    @rule(number=ANY)
+    def drop_made(self, number: int) -> None:
+        """A worker drops the results that it has itself."""
+        del self.shell.made[self.pick(self.shell.made, number)]
 
     @precondition(lambda self: self.shell.states)
     @rule(number=ANY)
@@ -529,7 +539,7 @@ def drain(shell: Shell) -> None:
             shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
         for name in list(shell.loading):
             shell.loaded(name)
-        if not shell.running and not shell.starting and not shell.loading:
+        if not shell.running and not shell.starting and not shell.loading and not shell.revoked:
             return
     raise AssertionError("it does not come to an end")
 
