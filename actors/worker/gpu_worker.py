@@ -314,6 +314,7 @@ class GpuWorker:
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
         that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
+        own_results = self._own_results  # of the controller that sent it: the next one counts its runs from 1, too
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
@@ -326,7 +327,7 @@ class GpuWorker:
                 read_before = self._storage_bytes()
             self._files.check(request.files)
             if request.own:
-                inputs = self._own_results.complete(request.own, inputs)
+                inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
             state = self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
@@ -338,8 +339,8 @@ class GpuWorker:
             outcome = self._explained(request.task, _as_failure(raised))
         storage_bytes = self._storage_bytes() - read_before
         report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state)
-        if report.error is None and result is not None and self._is_current(request):
-            self._own_results.keep(request.run, result, report.result_bytes)
+        if report.error is None and result is not None:
+            own_results.keep(request.run, result, report.result_bytes)
         return report, result
 
     def run_in_order(

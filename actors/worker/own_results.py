@@ -13,7 +13,7 @@ from modelpool.pool.core.stage_params import Result
 
 #: results that are kept: more than the missing inputs of any task
 MOST_KEPT = 4
-#: the most bytes of a result that is kept. Larger ones are videos, whose next run takes longer than any message
+#: bytes of them together. Larger results are videos, whose next run takes longer than any message
 MOST_BYTES = 64 << 20
 
 
@@ -21,14 +21,13 @@ class OwnResults:
     """Results by run, latest last. Used by one thread."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, Result] = OrderedDict()
+        #: with their bytes
+        self._kept: OrderedDict[int, tuple[Result, int]] = OrderedDict()
 
     def keep(self, run: int, result: Result, result_bytes: int) -> None:
         """Keep the result of a run, in place of the oldest."""
-        if result_bytes > MOST_BYTES:
-            return
-        self._kept[run] = result
-        if len(self._kept) > MOST_KEPT:
+        self._kept[run] = (result, result_bytes)
+        while len(self._kept) > MOST_KEPT or sum(size for _, size in self._kept.values()) > MOST_BYTES:
             self._kept.popitem(last=False)
 
     def has(self, own: Sequence[int]) -> bool:
@@ -39,7 +38,7 @@ class OwnResults:
         """Return all inputs of a run in order: those of `own`, which are forgotten, between those that were `sent`.
         What was sent beyond its inputs follows them."""
         rest = list(sent)
-        inputs = [self._kept[run] if run else rest.pop(0) for run in own]
+        inputs = [self._kept[run][0] if run else rest.pop(0) for run in own]
         for run in own:
             self._kept.pop(run, None)
         return (*inputs, *rest)

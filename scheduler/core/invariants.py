@@ -260,6 +260,7 @@ def _worker_index(state: SchedulerState) -> None:
     assert where.largest_idle_bytes == largest_bytes, f"{where.largest_idle_bytes} B are free, not {largest_bytes} B"
     sizes = [w.capacity_bytes or 0 for w in up]
     devices = {"" if w.spec is None else w.spec.device_name for w in up}
+    assert where.devices == devices, f"devices {sorted(devices)}"
     are_similar = len(devices) < 2 and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
     assert where.are_similar == are_similar, (
         f"{sizes} B on {sorted(devices)} are {'' if are_similar else 'not '}similar"

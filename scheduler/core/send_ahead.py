@@ -15,8 +15,10 @@ The core plans the run of a worker and a queue of tasks after it. Rules
 5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
 6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
-   reads what the last of them computes. Such a follower runs without a message between the two. If one of these tasks
-   does not succeed, the worker reports the follower as revoked: it counts as started until then.
+   reads them, and the last of them is in front of it. Such a follower runs without a message between the two. Other
+   tasks that read what tasks in front of it compute are on workers already, so it passes none of them; and no other GPU
+   is faster. If one of these tasks does not succeed, the worker reports the follower as revoked: it counts as started
+   until then.
 
 Pure state; no clock.
 """
@@ -137,31 +139,34 @@ class SendAhead:
 
     def _follower(self, worker: Worker) -> Task | None:
         """Return the only task that reads what the last task of `worker` computes, if tasks of it compute all inputs of
-        it that are missing, and it would start there: it finds its weights, no idle worker may be faster, and it has
-        not failed before."""
+        it that are missing, and it would start there: it finds its weights, no other GPU is faster, it has not failed
+        before, passes no task that these lead to, and takes no place that the limit of its user leaves for others."""
         demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
         if last is None or worker.members > 1 or demand.tasks[last].is_stopping:
             return None
-        readers = demand.results.readers.get(last, {})
-        if len(readers) != 1:
+        task = demand.only_reader(last)
+        if task is None or task.status is not TaskStatus.BLOCKED or task.pinned_to is not None:
             return None
-        task = demand.tasks[next(iter(readers))]
         has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
-        if task.status is not TaskStatus.BLOCKED or task.pinned_to is not None or has_failed or task.alone or task.kept:
+        if has_failed or task.alone or task.kept:
+            return None
+        if task.cost_class.kind.ratio is None or (self._batching.limit > 1 and may_share(task)):
             return None
         line = {worker.task_id, *[queued.task_id for queued in worker.queue]}
         held = demand.results.held
         for need in task.spec.needs:
-            if need not in held and (need not in line or demand.tasks[need].is_stopping):
+            if need not in held and (
+                need not in line or demand.tasks[need].is_stopping or demand.only_reader(need) is not task
+            ):
                 return None
-        if task.cost_class.kind.ratio is None or not demand.fair_queue.may_start(task):
-            return None
-        workers = self._worker_table.worker_index
-        if workers.idle_count and not workers.are_similar:
+        if any(task_id is not None and demand.leads_to_others(task_id, task) for task_id in line):
             return None
         if self._costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
             return None
-        return None if self._batching.limit > 1 and may_share(task) else task
+        devices = self._worker_table.worker_index.devices
+        if len(devices) > 1 and not self._costs.is_fastest(task.cost_class, worker, devices):
+            return None
+        return None if demand.fair_queue.is_limited(task) else task
 
     def has_room(self, worker: Worker, at: float) -> bool:
         """Return whether a queue that is being filled takes one more task."""

@@ -386,6 +386,19 @@ class Demand:
         task = self.tasks.get(task_id)
         return () if task is None else task.follows
 
+    def only_reader(self, task_id: TaskId) -> Task | None:
+        """Return the only task that reads this result; None if several do, or none."""
+        readers = self.results.readers.get(task_id, {})
+        return self.tasks[next(iter(readers))] if len(readers) == 1 else None
+
+    def leads_to_others(self, task_id: TaskId, task: Task) -> bool:
+        """Return whether other tasks than `task` read this result, and are not on workers yet."""
+        for reader_id in self.results.readers.get(task_id, ()):
+            reader = self.tasks[reader_id]
+            if reader is not task and reader.worker_id is None:
+                return True
+        return False
+
     def _is_on_worker(self, task_id: TaskId) -> bool:
         task = self.tasks.get(task_id)
         return task is not None and task.on_worker

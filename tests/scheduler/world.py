@@ -233,16 +233,16 @@ class Shell:
 
     def come_up(
         self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
-        entries: tuple[Resident, ...] | None = None,
+        entries: tuple[Resident, ...] | None = None, device: str = "",
     ) -> list[Command]:  # fmt: skip
         """Answer the StartWorker that is on its way; with `entries`, by a worker of an earlier controller that holds
         these weights."""
         key = next(k for k in self.starting if k[0] == name)
-        return self.introduce(name, key[1], capacity_bytes, link, node, entries)
+        return self.introduce(name, key[1], capacity_bytes, link, node, entries, device)
 
     def introduce(
         self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
-        entries: tuple[Resident, ...] | None = None,
+        entries: tuple[Resident, ...] | None = None, device: str = "",
     ) -> list[Command]:  # fmt: skip
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
@@ -251,7 +251,7 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes, entries or ()))
-        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node))
+        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, device, node=NodeId(node))
         residency = None if entries is None else Residency(capacity_bytes, entries)
         return self.feed(WorkerUp(self.tick(), spec, residency))
 

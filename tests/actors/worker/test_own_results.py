@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,12 +91,34 @@ def test_another_controller_finds_no_results() -> None:
     assert not bench.worker.may_start(again[-2])
 
 
+def test_what_a_run_makes_for_a_controller_that_is_replaced_meanwhile_is_not_found_by_the_next() -> None:
+    """Its run of the same number may fail, and would leave another image to the run that follows it."""
+    bench = Bench()
+    bench.worker.start()
+    requests, _ = image_runs()
+    made = bench.worker._report
+
+    def change(*report: object) -> object:
+        bench.worker.change_controller(1)
+        return made(*report)
+
+    bench.worker._report = change
+    bench.worker._is_current = lambda request: True  # as it was a moment ago
+    with_result, encoded = bench.worker.run(requests[0])
+    assert encoded is not None, with_result
+    again, _ = image_runs(epoch=1)
+    assert not bench.worker.may_start(replace(again[-2], own=(1, 0)))
+
+
 def test_the_latest_results_are_kept_if_they_are_not_large() -> None:
     kept = OwnResults()
     result = Latent(np.zeros((1, 1, 1), np.float32))
     for run in range(1, MOST_KEPT + 2):
         kept.keep(run, result, 4)
-    kept.keep(99, result, MOST_BYTES + 1)
-    assert [kept.has((run,)) for run in (1, 2, MOST_KEPT + 1, 99)] == [False, True, True, False]
+    assert [kept.has((run,)) for run in (1, 2, MOST_KEPT + 1)] == [False, True, True]
     assert kept.complete((2, 0), (result,)) == (result, result)
     assert not kept.has((2,)), "it was read"
+    kept.keep(98, result, MOST_BYTES)
+    assert [kept.has((run,)) for run in (MOST_KEPT + 1, 98)] == [False, True]
+    kept.keep(99, result, MOST_BYTES + 1)
+    assert not kept.has((99,))

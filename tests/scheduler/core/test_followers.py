@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId
+from modelpool.pool.plan.eviction_plan import Resident
+from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, TaskId
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import Command, Outcome, RevokeTask, RunTask
-from tests.scheduler.world import DRAW, PAINT, ROOMY, Shell, image
+from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, Shell, alone, image, sample
 
+#: the first takes less time for everything
+FAST, SLOW = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
 ONE = tuple(task.task_id for task in image("one", "new").tasks)
 
 
-def pool(workers: int = 1, send_ahead_seconds: float = 60.0, capacity: int = ROOMY, **config) -> Shell:
+def pool(
+    workers: int = 1, send_ahead_seconds: float = 60.0, capacity: int = ROOMY, node: str = "", device: str = "",
+    **config,
+) -> Shell:  # fmt: skip
     """Workers that know how long the runs of an image take; the first has its weights."""
     shell = Shell(SchedulerConfig(story_length=None, send_ahead_seconds=send_ahead_seconds, **config))
-    shell.workers(a=capacity)
+    shell.want("a")
+    shell.come_up("a", capacity, node=node, device=device)
     shell.submit(image("first", "first"))
     while shell.running:
         expected = shell.tasks[shell.running["a"].command.task_id].run_seconds
@@ -181,3 +188,103 @@ def test_of_a_job_that_failed_nothing_is_left() -> None:
         shell.tell_revoked()
     assert shell.outcome("one") is Outcome.FAILED
     assert not shell.state.demand.tasks
+
+
+def of(name: str) -> tuple[TaskId, ...]:
+    """The tasks of an image with this prompt."""
+    return tuple(task.task_id for task in image(name, name).tasks)
+
+
+def test_what_an_earlier_task_leads_to_is_not_passed() -> None:
+    """Of two images of one text the second waits for the encoding; a later image comes after it."""
+    shell = pool(send_ahead_seconds=20.0)
+    for seed in (1, 2):
+        shell.submit(image(f"text {seed}", "text", seed=seed))
+    shell.submit(image("later", "later"))
+    order = []
+    while shell.running:
+        order.append(shell.on("a"))
+        shell.finish("a")
+    second = image("text 2", "text", seed=2).tasks[1].task_id
+    assert order.index(second) < order.index(of("later")[1])
+
+
+@pytest.mark.parametrize(("other", "is_queued"), [(SLOW, True), (FAST, False)])
+def test_a_task_waits_for_its_input_if_another_gpu_is_faster(other: str, is_queued: bool) -> None:
+    """That GPU may be free by then, although it is busy when the task could be queued."""
+    shell = pool(device=SLOW)
+    given = TaskId("given:1")
+    shell.submit(alone("a", sample(given), given=(given,)))
+    shell.want("a", "b")
+    shell.come_up("b", device=other)
+    shell.submit(alone("b", sample(given, model=DRAW), given=(given,)))
+    shell.finish("a")
+    assert (shell.on("a"), shell.on("b")) == (None, shell.jobs[JobId("b")].wanted)
+    assert sent(shell.submit(image("one", "new"))) == list(ONE if is_queued else ONE[:1])
+    assert shell.on("a") == ONE[0]
+
+
+def test_a_task_takes_no_place_that_a_limit_leaves_for_tasks_that_could_run() -> None:
+    shell = pool(shares=(UserShare(user=EVERYBODY, running_limit=2),))
+    shell.want("a", "b")
+    shell.come_up("b", entries=(Resident(TEXT, 4),))
+    shell.submit(image("one", "new"))
+    shell.submit(image("two", "two"))
+    assert {shell.on("a"), shell.on("b")} == {ONE[0], of("two")[0]}
+
+
+def test_it_leaves_a_machine_that_is_drained_and_one_that_is_not_wanted() -> None:
+    for change in ("drain", "not wanted"):
+        shell = pool(node="n1")
+        shell.submit(image("one", "new"))
+        commands = shell.drain("n1", 1000.0) if change == "drain" else shell.want("b")
+        assert [c.task_id for c in commands if isinstance(c, RevokeTask)] == list(ONE[1:]), change
+
+
+def test_a_run_that_stops_with_its_state_takes_what_follows_with_it() -> None:
+    shell = pool()
+    shell.submit(image("one", "new"))
+    shell.finish("a")
+    shell.pause("a")
+    shell.stop_at("a", 2)
+    assert [command.task_id for command in shell.revoked] == [ONE[2]]
+    while shell.revoked:
+        shell.tell_revoked()
+    tasks = shell.state.demand.tasks
+    assert (tasks[ONE[1]].failures, tasks[ONE[2]].failures) == (0, 0)
+    while shell.running:
+        shell.finish("a")
+    assert shell.outcome("one") is Outcome.SUCCEEDED
+
+
+def test_behind_a_task_that_is_asked_to_stop_nothing_is_queued() -> None:
+    shell = pool(send_ahead_seconds=5.0)
+    shell.submit(image("one", "new"))
+    while shell.queued:
+        shell.finish("a")
+    assert shell.on("a") == ONE[1], "it takes longer than what is sent ahead"
+    shell.pause("a")
+    while shell.tick_due is not None and shell.tick_due < shell.at + 30.0:
+        assert not sent(shell.tick_comes())
+    shell.stop_at("a", 2)
+    while shell.running:
+        shell.finish("a")
+    assert shell.outcome("one") is Outcome.SUCCEEDED
+
+
+def test_what_follows_a_task_that_is_asked_back_is_asked_back_too() -> None:
+    """A worker is late, and another one idle: that one takes the whole image."""
+    shell = pool(2)
+    given = TaskId("given:1")
+    for name, model in (("a", PAINT), ("b", DRAW)):
+        shell.submit(alone(name, sample(given, model=model), given=(given,)))
+    shell.submit(image("one", "new"))
+    assert [command.task_id for command in shell.queued["a"]] == list(ONE)
+    shell.finish("b")
+    shell.tick(1000.0)
+    assert [c.task_id for c in shell.feed_nothing() if isinstance(c, RevokeTask)] == list(ONE)
+    while shell.asked_back:
+        shell.revoke("a")
+    while shell.revoked:
+        shell.tell_revoked()
+    assert shell.on("b") == ONE[0]

@@ -509,6 +509,9 @@ class SendAheadMachine(CoreMachine):
                 for _ in range(4):
                     self.submit_series(6, model, 0, UserId(""))
                 self.run_as_expected()
+        self.fill()
+
+    def fill(self) -> None:
         for model in (PAINT, PAINT, DRAW, PAINT):
             self.wait_in_line(4, model)
 
@@ -518,6 +521,33 @@ class SendAheadMachine(CoreMachine):
         for _ in range(count):
             number = len(self.shell.jobs)
             self.shell.submit(image(f"j{number}", prompt="cat", model=model, seed=200 + number))
+
+
+class FollowerMachine(SendAheadMachine):
+    """The same with few tasks at a time: most are queued behind those that compute their inputs."""
+
+    @initialize(
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        send_ahead_seconds=st.sampled_from([5.0, 60.0]),
+        node=st.sampled_from(["", "n1"]),
+    )
+    def begin(self, node: str, **limits) -> None:
+        super().begin(node, batch_limit=1, stop_grace_seconds=4.0, **limits)
+
+    def fill(self) -> None:
+        self.wait_in_line(0, 0, PAINT)
+
+    @rule(text=st.integers(0, 30), priority=st.sampled_from([0, 0, 0, 1]), model=st.sampled_from([PAINT, PAINT, DRAW]))
+    def wait_in_line(self, text: int, priority: int, model: ComponentKey) -> None:
+        """An image, mostly of a text of its own."""
+        number = len(self.shell.jobs)
+        self.shell.submit(image(f"j{number}", prompt=f"text {text}", model=model, seed=number, priority=priority))
+
+    @precondition(lambda self: not self.shell.state.demand.backlog.count)
+    @rule(text=st.integers(0, 30))
+    def wait_behind_nothing(self, text: int) -> None:
+        self.wait_in_line(text, 0, PAINT)
 
 
 def drain(shell: Shell) -> None:
@@ -556,3 +586,5 @@ TestSendAhead = SendAheadMachine.TestCase
 TestSendAhead.settings = settings(
     derandomize=True, max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+TestFollower = FollowerMachine.TestCase
+TestFollower.settings = TestSendAhead.settings
