@@ -142,10 +142,10 @@ class SendAhead:
         it that are missing, and it would start there: it finds its weights, no other GPU is faster, it has not failed
         before, passes no task that these lead to, and takes no place that the limit of its user leaves for others."""
         demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
-        if last is None or worker.members > 1 or demand.tasks[last].is_stopping:
+        if last is None or worker.members > 1:
             return None
         task = demand.only_reader(last)
-        if task is None or task.status is not TaskStatus.BLOCKED or task.pinned_to is not None:
+        if task is None or task.status is not TaskStatus.BLOCKED:
             return None
         has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
         if has_failed or task.alone or task.kept:

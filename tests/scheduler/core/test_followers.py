@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from modelpool.pool.plan.eviction_plan import Resident
-from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, TaskId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import Command, Outcome, RevokeTask, RunTask
-from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, Shell, alone, image, sample
+from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, VAE, Shell, alone, encode, image, sample
 
 #: the first takes less time for everything
 FAST, SLOW = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
+EVERYTHING = (Resident(TEXT, 4), Resident(PAINT, 12), Resident(DRAW, 10), Resident(VAE, 3))
 ONE = tuple(task.task_id for task in image("one", "new").tasks)
 
 
@@ -62,17 +65,123 @@ def test_it_is_sent_shortly_before_the_end_of_a_long_run() -> None:
     assert shell.at == pytest.approx(before + 0.95), "an encoding takes a second"
 
 
+def both_known(**config) -> Shell:
+    """A worker that knows how long the runs of both models take, and has room for one of them."""
+    shell = pool(capacity=24, **config)
+    shell.submit(image("draw", "first", DRAW))
+    while shell.running:
+        shell.finish("a", cost=RunCost(run_seconds=shell.tasks[shell.running["a"].command.task_id].run_seconds))
+    return shell
+
+
+def with_unknown() -> Shell:
+    """A worker with weights that it never used."""
+    shell = pool()
+    shell.want("b")
+    shell.come_up("b", entries=EVERYTHING)
+    return shell
+
+
+def drained() -> Shell:
+    """A worker whose machine runs for hours."""
+    shell = pool(node="n1")
+    shell.drain("n1", 10_000.0)
+    return shell
+
+
 def test_when_nothing_is_queued_behind_its_input() -> None:
-    """Send-ahead is off, a limit is reached, weights are not there, and tasks that may share runs."""
-    limited = {"shares": (UserShare(user=EVERYBODY, running_limit=1),)}
     cases = {
-        "off": (pool(send_ahead_seconds=0.0), PAINT),
-        "limit": (pool(**limited), PAINT),
-        "other weights": (pool(capacity=24), DRAW),
-        "batches": (pool(batch_limit=2), PAINT),
+        "send-ahead is off": (pool(send_ahead_seconds=0.0), PAINT),
+        "its user has a limit": (pool(shares=(UserShare(user=EVERYBODY, running_limit=5),)), PAINT),
+        "weights are not there": (both_known(), PAINT),
+        "it may share a run": (pool(batch_limit=2), PAINT),
+        "its length is unknown": (with_unknown(), DRAW),
+        "the machine ends": (drained(), PAINT),
     }
     for name, (shell, model) in cases.items():
         assert sent(shell.submit(image("one", "new", model))) == list(ONE[:1]), name
+
+
+def given(name: str, model: ComponentKey = PAINT, seed: int = 0) -> JobSpec:
+    """A job of one sampling, whose input is there."""
+    source = TaskId("given:1")
+    return alone(name, sample(source, model=model, seed=seed), given=(source,))
+
+
+def test_it_is_not_queued_while_another_task_waits() -> None:
+    shell = both_known(send_ahead_seconds=20.0)
+    shell.submit(given("draw, too", DRAW))
+    shell.submit(given("waits", PAINT, seed=1))
+    assert ONE[0] in sent(shell.submit(alone("text", encode("new"))))
+    assert not sent(shell.submit(image("one", "new")))
+
+
+def test_it_is_not_queued_while_a_task_waits_for_its_worker() -> None:
+    """One that ran out of memory is next on that worker."""
+    shell = pool(send_ahead_seconds=15.0)
+    shell.submit(given("large"))
+    assert sent(shell.submit(image("one", "new"))) == list(ONE[:2])
+    assert not sent(shell.finish("a", RunErrorKind.OUT_OF_VRAM))
+    assert len(shell.state.demand.pinned)
+    assert not sent(shell.finish("a")), "the decoding waits, and starts after the other"
+
+
+def test_nothing_is_queued_behind_a_batch() -> None:
+    """A worker does not keep the results of one."""
+    shell = pool(batch_limit=2, send_ahead_seconds=5.0)
+    alike = [replace(encode(f"batch {n}"), together="all") for n in range(3)]
+    reader = replace(sample(alike[1].task_id), together="")
+    shell.submit(given("busy"))
+    shell.submit(JobSpec(JobId("one"), (alike[1], reader), reader.task_id))
+    shell.submit(alone("two", alike[2]))
+    shell.finish("a")
+    assert len(shell.running["a"].members) == 2
+    assert shell.on("a") == alike[1].task_id
+    assert not shell.queued
+
+
+def test_what_two_tasks_of_a_worker_read_is_sent() -> None:
+    """The worker forgets a result when it is read."""
+    shell = pool(send_ahead_seconds=60.0)
+    shell.submit(image("one", "new"))
+    second = encode("second")
+    reader = sample(ONE[0], second.task_id)
+    job = JobSpec(JobId("both"), (encode("new"), second, reader), reader.task_id)
+    assert sent(shell.submit(job)) == [second.task_id]
+
+
+def test_a_task_that_has_failed_waits_for_its_input() -> None:
+    shell = pool()
+    shell.submit(image("one", "new"))
+    shell.finish("a")
+    shell.lose("a")
+    shell.lose_result(ONE[0])
+    assert sent(shell.come_up("a", entries=EVERYTHING)) == [ONE[0]]
+
+
+def test_behind_a_run_that_is_late_nothing_is_queued_and_a_follower_stays() -> None:
+    shell = pool(2)
+    shell.submit(image("one", "new"))
+    shell.tick(1000.0)
+    assert not [c for c in shell.feed_nothing() if isinstance(c, RevokeTask)], "it cannot start elsewhere"
+    shell = pool()
+    shell.submit(alone("text", encode("new")))
+    shell.tick(1000.0)
+    assert not sent(shell.submit(image("one", "new")))
+
+
+def test_after_a_revocation_nothing_is_queued_before_the_end_of_the_run() -> None:
+    """As for all that is sent ahead: whoever is asked back may come again."""
+    shell = pool()
+    shell.submit(image("one", "new"))
+    shell.submit(alone("text", encode("new")))
+    shell.cancel("one")
+    while shell.asked_back:
+        shell.revoke("a")
+    while shell.revoked:
+        shell.tell_revoked()
+    assert shell.on("a") == ONE[0]
+    assert not sent(shell.submit(image("two", "new", seed=2)))
 
 
 def test_what_several_read_is_awaited_by_all_of_them() -> None:
@@ -197,7 +306,7 @@ def of(name: str) -> tuple[TaskId, ...]:
 
 def test_what_an_earlier_task_leads_to_is_not_passed() -> None:
     """Of two images of one text the second waits for the encoding; a later image comes after it."""
-    shell = pool(send_ahead_seconds=20.0)
+    shell = pool()
     for seed in (1, 2):
         shell.submit(image(f"text {seed}", "text", seed=seed))
     shell.submit(image("later", "later"))
@@ -213,11 +322,10 @@ def test_what_an_earlier_task_leads_to_is_not_passed() -> None:
 def test_a_task_waits_for_its_input_if_another_gpu_is_faster(other: str, is_queued: bool) -> None:
     """That GPU may be free by then, although it is busy when the task could be queued."""
     shell = pool(device=SLOW)
-    given = TaskId("given:1")
-    shell.submit(alone("a", sample(given), given=(given,)))
+    shell.submit(given("a"))
     shell.want("a", "b")
     shell.come_up("b", device=other)
-    shell.submit(alone("b", sample(given, model=DRAW), given=(given,)))
+    shell.submit(given("b", DRAW))
     shell.finish("a")
     assert (shell.on("a"), shell.on("b")) == (None, shell.jobs[JobId("b")].wanted)
     assert sent(shell.submit(image("one", "new"))) == list(ONE if is_queued else ONE[:1])
@@ -275,9 +383,8 @@ def test_behind_a_task_that_is_asked_to_stop_nothing_is_queued() -> None:
 def test_what_follows_a_task_that_is_asked_back_is_asked_back_too() -> None:
     """A worker is late, and another one idle: that one takes the whole image."""
     shell = pool(2)
-    given = TaskId("given:1")
-    for name, model in (("a", PAINT), ("b", DRAW)):
-        shell.submit(alone(name, sample(given, model=model), given=(given,)))
+    shell.submit(given("a"))
+    shell.submit(given("b", DRAW))
     shell.submit(image("one", "new"))
     assert [command.task_id for command in shell.queued["a"]] == list(ONE)
     shell.finish("b")
