@@ -11,7 +11,7 @@ from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, Run
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
-from modelpool.scheduler.tables.messages import Command, Outcome, RevokeTask, RunTask
+from modelpool.scheduler.tables.messages import Command, Outcome, Preload, RevokeTask, RunTask
 from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, VAE, Shell, alone, encode, image, sample
 
 #: the first takes less time for everything
@@ -339,6 +339,19 @@ def test_a_task_takes_no_place_that_a_limit_leaves_for_tasks_that_could_run() ->
     shell.submit(image("one", "new"))
     shell.submit(image("two", "two"))
     assert {shell.on("a"), shell.on("b")} == {ONE[0], of("two")[0]}
+
+
+def test_weights_of_a_queued_task_are_not_evicted_for_a_later_one() -> None:
+    """As those of a task that waits: the worker starts it first."""
+    for send_ahead_seconds in (0.0, 60.0):
+        shell = both_known(send_ahead_seconds=send_ahead_seconds)
+        shell.submit(image("paint again", "first", seed=77))
+        while shell.running:
+            shell.finish("a", cost=RunCost(run_seconds=shell.tasks[shell.on("a")].run_seconds))
+        shell.submit(image("one", "new"))
+        assert bool(shell.queued) == bool(send_ahead_seconds)
+        shell.at -= 0.9  # the encoding takes some time more
+        assert not [c for c in shell.submit(given("later", DRAW)) if isinstance(c, Preload)], send_ahead_seconds
 
 
 def test_it_leaves_a_machine_that_is_drained_and_one_that_is_not_wanted() -> None:
