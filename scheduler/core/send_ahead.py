@@ -15,10 +15,10 @@ The core plans the run of a worker and a queue of tasks after it. Rules
 5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
 6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
-   reads them, and the last of them is in front of it. Such a follower runs without a message between the two. Other
-   tasks that read what tasks in front of it compute are on workers already, so it passes none of them; and no other GPU
-   is faster. If one of these tasks does not succeed, the worker reports the follower as revoked: it counts as started
-   until then.
+   reads them, and the last of them is in front of it. Such a follower runs without a message between the two. It passes
+   no other task: those that read what tasks in front of it compute are on workers already, none waits for the end of
+   one of these as its user is at the limit, and no other GPU is faster. If one of these tasks does not succeed, the
+   worker reports the follower as revoked: it counts as started until then.
 
 Pure state; no clock.
 """
@@ -159,8 +159,11 @@ class SendAhead:
                 need not in line or demand.tasks[need].is_stopping or demand.only_reader(need) is not task
             ):
                 return None
-        if any(task_id is not None and demand.leads_to_others(task_id, task) for task_id in line):
-            return None
+        for task_id in line:
+            if task_id is not None and (
+                demand.leads_to_others(task_id, task) or demand.fair_queue.is_awaited(demand.tasks[task_id])
+            ):
+                return None
         if self._costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
             return None
         devices = self._worker_table.worker_index.devices

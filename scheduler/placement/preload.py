@@ -9,7 +9,8 @@ Rules
    of the load, less the probability that what is evicted is needed first (`scheduler.placement.preload_value`).
 4. Nothing is preloaded that other workers, which have it or preload it too, should finish before this one could begin
    it: no second copy that no task waits for. Nor at the cost of waiting tasks whose weights are resident, or of those
-   that the worker has queued: these are not evicted and get no other patches. A preload for a long-waiting task is used before the next one for that reason.
+   that the worker has queued: these are not evicted and get no other patches. A preload for a long-waiting task is used
+   before the next one for that reason.
 5. Nothing of which the run hides only a small part. Only files in host memory: a run must not wait for its disk. No
    preload during runs that stream, which need the link themselves, or of unknown length.
 6. What will have arrived by the end of the run is assumed to be resident (`pool.plan.preload_plan`, over the link); the

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.plan.eviction_plan import Resident
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, UserId
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
@@ -352,6 +352,21 @@ def test_weights_of_a_queued_task_are_not_evicted_for_a_later_one() -> None:
         assert bool(shell.queued) == bool(send_ahead_seconds)
         shell.at -= 0.9  # the encoding takes some time more
         assert not [c for c in shell.submit(given("later", DRAW)) if isinstance(c, Preload)], send_ahead_seconds
+
+
+def test_a_task_that_the_limit_of_its_user_holds_back_is_not_passed() -> None:
+    """It may start when a task of that user ends, which is in front of the follower."""
+    ann = UserId("ann")
+    shell = pool(send_ahead_seconds=5.0, shares=(UserShare(user=ann, running_limit=1),))
+    first, second = encode("first of ann"), encode("second of ann")
+    for task in (first, second):
+        shell.submit(replace(alone(task.task_id, task), user=ann))
+    shell.submit(image("one", "new"))
+    order = []
+    while shell.running:
+        order.append(shell.on("a"))
+        shell.finish("a", cost=RunCost(run_seconds=shell.tasks[order[-1]].run_seconds))
+    assert order == [first.task_id, ONE[0], second.task_id, *ONE[1:]]
 
 
 def test_it_leaves_a_machine_that_is_drained_and_one_that_is_not_wanted() -> None:
