@@ -4,9 +4,10 @@ The core plans the run of a worker and a queue of tasks after it. Rules
 1. A worker is sent a queued task if its run and those queued before should end within `send_ahead_seconds`, and if
    placement would start that task there now if the worker was idle. Long runs are thus followed by one queued task,
    and short ones by several.
-2. Only tasks whose weights are all resident then, and of the highest priority that waits: a load may be worth less
-   after the run than it seems now. No urgent task waits, and none that one worker is reserved for. With batches, only
-   tasks that would run alone there (`Batching.runs_alone`): the mates of others gather as late as possible.
+2. Only tasks whose weights are all resident then and that evict no others, and of the highest priority that waits: a
+   load may be worth less after the run than it seems now, and what to keep, as pinned weights, is known then. No urgent
+   task waits, and none that one worker is reserved for. With batches, only tasks that would run alone there
+   (`Batching.runs_alone`): the mates of others gather as late as possible.
 3. A queue is filled again when half of it is left, and the worker with the least work goes first. Short tasks that are
    queued by one event are sent in one call (`Calls`): a call costs more CPU time than all else about a task.
 4. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
@@ -139,8 +140,9 @@ class SendAhead:
 
     def _follower(self, worker: Worker) -> Task | None:
         """Return the only task that reads what the last task of `worker` computes, if tasks of it compute all inputs of
-        it that are missing, and it would start there: it finds its weights, no other GPU is faster, it has not failed
-        before, passes no task that these lead to, and takes no place that the limit of its user leaves for others."""
+        it that are missing, and it would start there: it finds its weights and evicts none, no other GPU is faster, it
+        has not failed before, passes no task that these lead to, and takes no place that the limit of its user leaves
+        for others."""
         demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
         if last is None or worker.members > 1:
             return None
@@ -164,10 +166,11 @@ class SendAhead:
                 demand.leads_to_others(task_id, task) or demand.fair_queue.is_awaited(demand.tasks[task_id])
             ):
                 return None
-        if self._costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
+        costs, cost_class = self._costs, task.cost_class
+        if costs.extra_seconds(task.spec, cost_class, worker) != 0.0 or costs.makes_room(cost_class, worker):
             return None
         devices = self._worker_table.worker_index.devices
-        if len(devices) > 1 and not self._costs.is_fastest(task.cost_class, worker, devices):
+        if len(devices) > 1 and not costs.is_fastest(cost_class, worker, devices):
             return None
         return None if demand.fair_queue.is_limited(task) else task
 
@@ -194,6 +197,8 @@ class SendAhead:
         if decision.worker is not worker or decision.why.chosen.extra_seconds or decision.spent_seconds:
             return False
         if decision.preload_first is not None or task.memory_failures or task.cost_class.kind.ratio is None:
+            return False
+        if self._costs.makes_room(task.cost_class, worker):
             return False
         if backlog.urgent and task not in backlog.urgent:
             return False

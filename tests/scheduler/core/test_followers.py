@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.plan.eviction_plan import Resident
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, UserId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, Stage, TaskId, UserId
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
@@ -344,14 +344,30 @@ def test_a_task_takes_no_place_that_a_limit_leaves_for_tasks_that_could_run() ->
 def test_weights_of_a_queued_task_are_not_evicted_for_a_later_one() -> None:
     """As those of a task that waits: the worker starts it first."""
     for send_ahead_seconds in (0.0, 60.0):
-        shell = both_known(send_ahead_seconds=send_ahead_seconds)
-        shell.submit(image("paint again", "first", seed=77))
-        while shell.running:
-            shell.finish("a", cost=RunCost(run_seconds=shell.tasks[shell.on("a")].run_seconds))
-        shell.submit(image("one", "new"))
+        shell = pool(capacity=24, send_ahead_seconds=send_ahead_seconds)
+        shell.submit(given("draw", DRAW, seed=8))
+        shell.finish("a", cost=RunCost(run_seconds=10.0))
+        for n in range(2):
+            shell.submit(image(f"small {n}", f"small {n}", activation_bytes=1))
+            while shell.running:
+                shell.finish("a", cost=RunCost(run_seconds=shell.tasks[shell.on("a")].run_seconds))
+        shell.submit(image("one", "new", activation_bytes=1))
         assert bool(shell.queued) == bool(send_ahead_seconds)
         shell.at -= 0.9  # the encoding takes some time more
         assert not [c for c in shell.submit(given("later", DRAW)) if isinstance(c, Preload)], send_ahead_seconds
+
+
+def test_what_evicts_weights_is_not_queued() -> None:
+    """What it evicts depends on what is needed next, and on what is pinned: not the weights of a decoding."""
+    waits = sample(TaskId("given:1"), activation_bytes=6)
+    for job in (image("one", "new", activation_bytes=6), alone("waits", waits, given=waits.needs)):
+        shell = pool(capacity=24, send_ahead_seconds=5.0)
+        shell.pin((VAE,), 1)
+        shell.submit(alone("text", encode("new")))
+        assert not sent(shell.submit(job)), job.job_id
+        shell.finish("a")
+        assert shell.on("a") == next(task.task_id for task in job.tasks if task.stage is Stage.SAMPLE)
+        assert shell.up["a"][1].of(VAE) == shell.running["a"].residency.of(VAE) == Resident(VAE, 3), job.job_id
 
 
 def test_a_task_that_the_limit_of_its_user_holds_back_is_not_passed() -> None:
