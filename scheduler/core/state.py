@@ -769,7 +769,9 @@ class SchedulerState:
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
-                if task is not None and task.on_worker:
+                if task is not None and task.follows:  # it was believed to run
+                    self.recovery.came_back(task, None, "its worker was lost before it said that it does not start")
+                elif task is not None and task.on_worker:
                     is_shared = len(lost) > 1 or bool(may_have_started)
                     self.recovery.ended_badly(task, error, self.at, is_shared, cause, bool(may_have_started))
             # the end of one task's jobs may stop the others, which no longer run

@@ -289,6 +289,21 @@ def test_a_lost_worker_loses_one_run() -> None:
     assert shell.outcome("one") is Outcome.SUCCEEDED
 
 
+def test_a_worker_that_is_lost_after_a_failed_run_loses_nothing_that_followed_it() -> None:
+    """The core believes that the follower runs until the worker says otherwise, which it cannot any more."""
+    shell = pool()
+    shell.submit(JobSpec(JobId("one"), image("one", "new").tasks[:2], ONE[1]))
+    shell.finish("a", RunErrorKind.FILE_UNAVAILABLE)
+    assert shell.state.worker_table.workers["a"].task_id == ONE[1]
+    shell.lose("a")
+    task = shell.state.demand.tasks[ONE[1]]
+    assert (task.status, task.failures, task.crashed) == (TaskStatus.BLOCKED, 0, ())
+    shell.come_up("a")
+    while shell.running:
+        shell.finish("a")
+    assert shell.outcome("one") is Outcome.SUCCEEDED
+
+
 def test_of_a_job_that_failed_nothing_is_left() -> None:
     shell = pool()
     shell.submit(image("one", "new"))
