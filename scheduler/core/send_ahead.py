@@ -154,6 +154,8 @@ class SendAhead:
             return None
         if task.cost_class.kind.ratio is None or (self._batching.limit > 1 and may_share(task)):
             return None
+        if demand.fair_queue.is_limited(task):
+            return None
         line = {worker.task_id, *[queued.task_id for queued in worker.queue]}
         held = demand.results.held
         for need in task.spec.needs:
@@ -172,7 +174,7 @@ class SendAhead:
         devices = self._worker_table.worker_index.devices
         if len(devices) > 1 and not costs.is_fastest(cost_class, worker, devices):
             return None
-        return None if demand.fair_queue.is_limited(task) else task
+        return task
 
     def has_room(self, worker: Worker, at: float) -> bool:
         """Return whether a queue that is being filled takes one more task."""
