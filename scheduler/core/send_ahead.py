@@ -17,9 +17,10 @@ The core plans the run of a worker and a queue of tasks after it. Rules
    asked back.
 6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
    reads them, and the last of them is in front of it. Such a follower runs without a message between the two. It passes
-   no other task: those that read what tasks in front of it compute are on workers already, none waits for the end of
-   one of these as its user is at the limit, and no other GPU is faster. If one of these tasks does not succeed, the
-   worker reports the follower as revoked: it counts as started until then.
+   no other task: those that read what tasks in front of it compute are on workers already, and none waits for the end
+   of one of these as its user is at the limit. Its weights are resident and it evicts none; no other GPU is faster, and
+   no idle one has its weights next to other ones. If one of the tasks in front does not succeed, the worker reports the
+   follower as revoked: it counts as started until then.
 
 Pure state; no clock.
 """
@@ -43,6 +44,8 @@ from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
 #: busy workers, earliest end first, that are considered after each event, and those that placement is asked for
 MOST_CONSIDERED = 64
 MOST_ASKED = 4
+#: idle workers that are compared with one that has a task with a follower
+MOST_IDLE = 8
 #: queued tasks of a worker, and those of one call: half of them, so that the worker has others while the next are sent
 MOST_QUEUED = 16
 MOST_IN_CALL = MOST_QUEUED // 2
@@ -169,12 +172,28 @@ class SendAhead:
             ):
                 return None
         costs, cost_class = self._costs, task.cost_class
-        if costs.extra_seconds(task.spec, cost_class, worker) != 0.0 or costs.makes_room(cost_class, worker):
+        if costs.extra_seconds(task.spec, cost_class, worker) != 0.0:
             return None
-        devices = self._worker_table.worker_index.devices
-        if len(devices) > 1 and not costs.is_fastest(cost_class, worker, devices):
+        if costs.makes_room(cost_class, worker):  # what it evicts is decided with the start
+            return None
+        workers = self._worker_table.worker_index
+        if len(workers.devices) > 1 and not costs.is_fastest(cost_class, worker, workers.devices):
+            return None
+        if workers.idle_count and self._is_wanted_elsewhere(task, worker):
             return None
         return task
+
+    def _is_wanted_elsewhere(self, task: Task, worker: Worker) -> bool:
+        """Return whether an idle worker has all that the task needs, and otherwise not the same weights as `worker`:
+        placement would choose it, so that both are free for what they have weights for."""
+        for use in task.cost_class.uses[:1]:
+            for other in self._worker_table.worker_index.idle_holders(use.component, MOST_IDLE):
+                if (
+                    other.entries != worker.entries
+                    and self._costs.extra_seconds(task.spec, task.cost_class, other) == 0
+                ):
+                    return True
+        return False
 
     def has_room(self, worker: Worker, at: float) -> bool:
         """Return whether a queue that is being filled takes one more task."""

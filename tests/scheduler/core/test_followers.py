@@ -108,6 +108,21 @@ def given(name: str, model: ComponentKey = PAINT, seed: int = 0) -> JobSpec:
     return alone(name, sample(source, model=model, seed=seed), given=(source,))
 
 
+def test_it_is_not_queued_where_it_evicts_weights() -> None:
+    """Which weights it may evict is decided when it starts."""
+    shell = pool(capacity=24)
+    assert sent(shell.submit(image("one", "new", activation_bytes=6))) == list(ONE[:1])
+
+
+def test_an_idle_worker_with_its_weights_and_others_takes_it() -> None:
+    """Both are free then for what they have weights for; of equal ones it does not matter which is."""
+    for others, expected in ((EVERYTHING, ONE[:1]), (EVERYTHING[:2] + EVERYTHING[3:], ONE)):
+        shell = pool()
+        shell.want("a", "b")
+        shell.come_up("b", entries=others)
+        assert sent(shell.submit(image("one", "new"))) == list(expected)
+
+
 def test_it_is_not_queued_while_another_task_waits() -> None:
     shell = both_known(send_ahead_seconds=20.0)
     shell.submit(given("draw, too", DRAW))
