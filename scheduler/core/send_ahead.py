@@ -46,6 +46,8 @@ MOST_CONSIDERED = 64
 MOST_ASKED = 4
 #: idle workers that are compared with one that has a task with a follower
 MOST_IDLE = 8
+#: busy workers, earliest end first, of which one may have a follower soon: all of them would cost more than the event
+MOST_COMPARED = 8
 #: queued tasks of a worker, and those of one call: half of them, so that the worker has others while the next are sent
 MOST_QUEUED = 16
 MOST_IN_CALL = MOST_QUEUED // 2
@@ -205,11 +207,15 @@ class SendAhead:
         is_waited = self._demand.backlog.count > 0
         if not self.seconds or not (is_waited or self._is_nothing_passed()):
             return inf
+        left = MOST_COMPARED  # the end of any of these runs is an event: then it is the turn of others
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at <= self.seconds + ROUNDING_SECONDS or worker.queue or worker.task_id is None:
                 continue
             if is_waited or self._follower(worker) is not None:
                 return end - self.seconds
+            left -= 1
+            if not left:
+                break
         return inf
 
     def accepts(self, decision: PlacementDecision, worker: Worker) -> bool:

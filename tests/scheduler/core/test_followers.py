@@ -8,11 +8,12 @@ import pytest
 
 from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, Stage, TaskId, UserId
+from modelpool.scheduler.core.send_ahead import MOST_COMPARED
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import Command, Outcome, Preload, RevokeTask, RunTask
-from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, VAE, Shell, alone, encode, image, sample
+from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, VAE, Shell, alone, decode, encode, image, sample
 
 #: the first takes less time for everything
 FAST, SLOW = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
@@ -121,6 +122,28 @@ def test_an_idle_worker_with_its_weights_and_others_takes_it() -> None:
         shell.want("a", "b")
         shell.come_up("b", entries=others)
         assert sent(shell.submit(image("one", "new"))) == list(expected)
+
+
+def test_few_workers_are_examined_for_the_time_of_the_next_follower() -> None:
+    """In a pool whose many runs have no follower, that would take longer than all else about an event."""
+    names = [f"worker {n}" for n in range(20)]
+    shell = Shell(SchedulerConfig(story_length=None, send_ahead_seconds=0.05))
+    shell.want(*names)
+    for name in names:
+        shell.come_up(name, entries=(Resident(PAINT, 12),))
+    shell.submit(given("measured"))
+    shell.finish(next(iter(shell.running)), cost=RunCost(run_seconds=10.0))
+    for seed, _ in enumerate(names):
+        source = TaskId(f"given:{seed}")
+        reading = sample(source, seed=seed)
+        last = decode(reading.task_id)
+        shell.submit(JobSpec(JobId(f"job {seed}"), (reading, last), last.task_id, (source,)))
+    examined = []
+    demand, find = shell.state.demand, shell.state.demand.only_reader
+    demand.only_reader = lambda task_id: (examined.append(task_id), find(task_id))[1]
+    shell.state.send_ahead.next_at(shell.state.at)
+    assert len(shell.running) == len(names)
+    assert len(examined) == MOST_COMPARED
 
 
 def test_it_is_not_queued_while_another_task_waits() -> None:
