@@ -13,9 +13,10 @@ client are the real ones. The rows are:
    scheduler must make.
 2. The same from the driver: a call to an async actor, a call that such an actor forwards to a worker (the minimum for
    any service between driver and workers), and one stage of an image whose result reaches the driver.
-3. With all workers busy: calls per second when the controller's process keeps one call at each worker, and tasks per
+3. One image after the other: encode, sample and decode, of a new prompt each, from the driver until its end is there.
+4. With all workers busy: calls per second when the controller's process keeps one call at each worker, and tasks per
    second when a complete batch is waiting; there, too, each worker has one task at a time.
-4. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed; and how long a
+5. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed; and how long a
    worker does nothing between two tasks of it. With `--run-ms`, each run waits for that time, so that workers, and not
    the cores of a small machine, limit the batch. `--send-ahead` sets `send_ahead_seconds`; 0 turns it off.
 
@@ -52,18 +53,22 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StageParams,
 )
+from modelpool.pool.plan.eviction_plan import plan
 from modelpool.pool.specs.spec import RunCost, TaskSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
-from tests.actors.fakes import MODELS, FakeEngine, fake_plan
+from tests.actors.fakes import MODELS, FakeEngine, fake_plan, spec_of
 
 
 class IdleEngine(FakeEngine):
-    """Returns results of a few bytes and moves no weights."""
+    """Returns results of a few bytes. Its weights stay, and loading them takes no time."""
 
     def run(
         self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *_: object, **__: object
     ) -> tuple[Result, RunCost]:
         """Return an empty result, after the time of a run."""
+        if not {use.component for use in task.uses}.issubset([held.component for held in self._residency.entries]):
+            specs = {use.component: spec_of(work.model, use.component) for use in task.uses}
+            self._residency = plan(self._residency, task.uses, specs, task.activation_bytes).after
         seconds = self._image_side / 1000  # the number that an engine of a plan has
         if seconds:
             time.sleep(seconds)
@@ -128,6 +133,10 @@ class Measured:
         self.rows[DRIVER_BARE].add(seconds_of(count, lambda i: ray.get(call.nothing.remote())))
         self.rows[DRIVER_RELAY].add(seconds_of(count, lambda i: ray.get(call.relay.remote())))
         self.rows[DRIVER_TASK].add(seconds_of(count, lambda i: self._stage(f"driver, {label} {i}")))
+        before = self._cpu_seconds()
+        images = max(1, count // 6)
+        self.rows[IMAGE].add(seconds_of(images, lambda i: self._image(f"image, {label} {i}")))
+        self.rows[IMAGE].cpu_ms.append((self._cpu_seconds() - before) / (3 * images) * 1e3)
         started = time.perf_counter()
         ray.get([call.nothing.remote() for _ in range(10 * count)])
         self.rows[PIPELINED].a_second.append(10 * count / (time.perf_counter() - started))
@@ -159,6 +168,9 @@ class Measured:
     def _stage(self, text: str) -> object:
         return self._pool.encode(text, model=MODELS[0]).result()
 
+    def _image(self, text: str) -> object:
+        return self._pool.submit([GenerateRequest(model=MODELS[0], prompt=text, steps=1, cfg=1.0)]).wait()
+
     def _batch(self, label: str) -> tuple[float, float, int]:
         """Return tasks per second accepted and completed, for a batch of one prompt, and the number of tasks."""
         wanted = [
@@ -178,12 +190,13 @@ TASK = "in the controller: a task, from submission to client event"
 DRIVER_BARE = "from the driver: an empty call to an async actor"
 DRIVER_RELAY = "from the driver: the same, forwarded to a worker"
 DRIVER_TASK = "from the driver: a task, until its result is in the driver"
+IMAGE = "from the driver: an image of three tasks, until its end is there, one after the other"
 PIPELINED = "from the driver: concurrent empty calls to an async actor"
 FLOOD = "in the controller: empty calls, one at a time per worker"
 RUN_FLOOD = "in the controller: calls that run a task, one at a time per worker"
 DONE = "a batch: tasks completed, one at a time per worker"
 ACCEPTED = "a batch: tasks accepted"
-ROWS = (BARE, RUN, TASK, DRIVER_BARE, DRIVER_RELAY, DRIVER_TASK, PIPELINED, FLOOD, RUN_FLOOD, DONE, ACCEPTED)
+ROWS = (BARE, RUN, TASK, DRIVER_BARE, DRIVER_RELAY, DRIVER_TASK, IMAGE, PIPELINED, FLOOD, RUN_FLOOD, DONE, ACCEPTED)
 
 
 def seconds_of(count: int, call: Callable[[int], object]) -> list[float]:

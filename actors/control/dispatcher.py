@@ -466,7 +466,9 @@ class Dispatcher:
             self._fleet.stop(command.worker_id, command.incarnation, worker.load)
             worker.load = 0
         self._runs_sent += 1
-        request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
+        # what has ended is held, although the core may not know it when it decides
+        own = {need: worker.runs[need].run for need in command.follows if need in worker.runs}
+        request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked, own)
         worker.runs[command.task_id] = StepDone(
             command.worker_id,
             command.incarnation,

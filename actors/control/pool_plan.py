@@ -14,6 +14,7 @@ from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
+from modelpool.actors.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
@@ -109,6 +110,9 @@ def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str |
         plan.checkpoints,
         plan.worker_lease_seconds,
         code,
+        # a worker that an earlier version has started reads its own form of requests only
+        RunRequest.__match_args__,
+        LoadRequest.__match_args__,
     )
     return hashlib.sha256(pickle.dumps(depends_on)).hexdigest()
 

@@ -34,6 +34,7 @@ from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
+NOTHING_OWN: Mapping[TaskId, int] = MappingProxyType({})
 #: other nodes that a run is referred to for its files; those learn of each other
 MOST_PEERS = 16
 #: lost runs of a task that are kept with their reason; the retry rules allow fewer
@@ -167,10 +168,14 @@ class TaskStore:
         return tuple(summaries)
 
     def begin(
-        self, command: RunTask, run: int, checked: Container[ComponentKey] = ()
+        self,
+        command: RunTask,
+        run: int,
+        checked: Container[ComponentKey] = (),
+        own: Mapping[TaskId, int] = NOTHING_OWN,
     ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker, which has `checked` these files; return what to send. All its inputs, and
-        the state if it resumes, are held; the core ensures that."""
+        """Mark a task as sent to a worker, which has `checked` these files; return what to send. The state if it
+        resumes, and its inputs except those that runs of that worker make (`own`), are held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running = True
         entry.why = command.why
@@ -187,8 +192,9 @@ class TaskStore:
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
             epoch=self._epoch,
             preview=self._wish_of(command.task_id) if isinstance(entry.work, SampleParams) else None,
+            own=tuple([own.get(need, 0) for need in entry.spec.needs]) if own else (),
         )
-        inputs = [self._held(need) for need in entry.spec.needs]
+        inputs = [self._held(need) for need in entry.spec.needs if need not in own]
         assert entry.state is not None or not command.resume, f"{command.task_id} resumes, and its state is not held"
         if entry.state is not None:  # the core need not know it yet: any state of a task will do
             inputs.append(entry.state)

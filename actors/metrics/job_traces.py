@@ -139,7 +139,10 @@ class JobTraces:
             command, ready_at = queue.pop(next(iter(queue)))
             if not queue:
                 del self._queued[worker_id]
-            self._begin(command, command.task_id, command.attempt, ready_at, max(at, ready_at))
+            begun_at = max(at, ready_at)
+            if command.follows:  # it needed the result of the run that ended
+                ready_at = begun_at
+            self._begin(command, command.task_id, command.attempt, ready_at, begun_at)
 
     def _task_revoked(self, event: TaskRevoked) -> None:
         queue = self._queued.get(event.worker_id, {})

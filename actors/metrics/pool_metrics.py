@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from modelpool.actors.metrics.families import Distribution, MetricFamily, counter, histogram
@@ -358,7 +359,9 @@ class PoolMetrics:
         mates = [(mate.task_id, mate.attempt) for mate in command.batch_mates]
         for task_id, attempt in ((command.task_id, command.attempt), *mates):
             task = self._live_tasks[task_id]
-            run = _QueuedRun(task_id, attempt, task.spec.stage, at - task.queue_seconds)
+            # what follows a run for its result can start when that one ends, and then does
+            ready_at = inf if command.follows else at - task.queue_seconds
+            run = _QueuedRun(task_id, attempt, task.spec.stage, ready_at)
             if command.queued:
                 worker.queue[task_id] = run
             else:

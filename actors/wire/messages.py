@@ -82,6 +82,8 @@ class RunRequest(WireValue):
     fetch  files to fetch first; None if all are local
     epoch  of the controller that sends it
     preview  the previews that somebody wants from the start; `want_previews` of the worker changes that
+    own    for each of `task.needs`, the run of this worker that makes it, after which this one starts, or 0: that one
+           is sent. Empty if all are sent. Without the result of such a run, this one does not start
     """
 
     task: TaskSpec
@@ -96,6 +98,7 @@ class RunRequest(WireValue):
     fetch: FetchOrder | None = None
     epoch: int = 0
     preview: PreviewWish | None = None
+    own: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

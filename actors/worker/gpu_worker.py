@@ -39,6 +39,7 @@ from modelpool.actors.wire.messages import (
 )
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
+from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.revoked_runs import RevokedRuns
@@ -244,6 +245,8 @@ class GpuWorker:
         self._in_order: tuple[list[int], list[tuple[TaskReport | None, Result | None]]] | None = None
         #: replaced with the controller
         self._revoked = RevokedRuns()
+        #: likewise; used by the thread of the runs
+        self._own_results = OwnResults()
         self._ended = threading.Event()
 
     def start(self, epoch: int = 0) -> WorkerSpec:
@@ -266,6 +269,7 @@ class GpuWorker:
         self._lease.pass_to(epoch)
         # a controller counts its runs from 1
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
+        self._own_results = OwnResults()
         self._previews.forget_wishes()
         return self.ping(epoch)
 
@@ -296,9 +300,10 @@ class GpuWorker:
         )
 
     def may_start(self, request: RunRequest) -> bool:
-        """Return whether a run may start, and has not been revoked. Call before `run`, once. Raises OlderEpoch."""
+        """Return whether a run may start: it was not revoked, and the runs of this worker that make its inputs have
+        succeeded. Call before `run`, once, on the thread of the runs. Raises OlderEpoch."""
         self._lease.check(request.epoch)
-        return self._revoked.start(request.run)
+        return self._own_results.has(request.own) and self._revoked.start(request.run)
 
     def revoke(self, run: int, epoch: int = 0) -> bool:
         """Take back a run that was sent here; return False if it has started. Returns at once, on any thread. Raises
@@ -309,6 +314,7 @@ class GpuWorker:
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
         that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
+        own_results = self._own_results  # of the controller that sent it: the next one counts its runs from 1, too
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
@@ -320,6 +326,8 @@ class GpuWorker:
                 fetched = self._fetch((request,))
                 read_before = self._storage_bytes()
             self._files.check(request.files)
+            if request.own:
+                inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
             state = self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
@@ -329,13 +337,17 @@ class GpuWorker:
             )
         except (Exception, SystemExit) as raised:
             outcome = self._explained(request.task, _as_failure(raised))
-        return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before, state)
+        storage_bytes = self._storage_bytes() - read_before
+        report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state)
+        if report.error is None and result is not None:
+            own_results.keep(request.run, result, report.result_bytes)
+        return report, result
 
     def run_in_order(
         self, requests: Sequence[RunRequest], *inputs: Result
     ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
         """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
-        `run_batch`. Returns a report and a result for each, as `run`; None for those that were revoked, and for those
+        `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
         after the loss of the GPU, which do not start. Raises OlderEpoch."""
         answers: list[tuple[TaskReport | None, Result | None]] = []
         self._in_order = ([request.run for request in requests], answers)
@@ -631,7 +643,7 @@ class GpuWorker:
 
 def _input_count(request: RunRequest) -> int:
     """Return the number of inputs that travel with a request."""
-    return len(request.task.needs) + request.resume
+    return len(request.task.needs) - len([run for run in request.own if run]) + request.resume
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:

@@ -66,7 +66,7 @@ def _job(state: SchedulerState, job: Job) -> None:
     assert job.status in (JobStatus.ACTIVE, JobStatus.STOPPING), _story(state, name, "ended and was not forgotten")
     if job.status is JobStatus.ACTIVE:
         needed, missing = needed_tasks(
-            job, demand.results.held, lambda t: t in demand.tasks and demand.tasks[t].on_worker
+            job, demand.results.held, lambda t: t in demand.tasks and demand.tasks[t].on_worker, demand.follows
         )
         assert missing is None, _story(state, name, f"needs {missing}, which no task computes")
         assert needed, _story(state, name, "has its result and is not resolved")
@@ -120,6 +120,11 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert not (task.recycle_first and task.pinned_to is None), _story(state, name, "whom to recycle?")
     assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
     assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
+    assert not task.follows or (task.on_worker and state.send_ahead.seconds), _story(state, name, "follows what?")
+    assert set(task.follows) <= set(task.spec.needs), _story(state, name, f"follows {task.follows}")
+    assert not task.demand or all(need in held or need in demand.tasks for need in task.follows), _story(
+        state, name, f"follows {task.follows}, which nobody computes"
+    )
     assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
     assert 0 <= task.passed < state.config.overtaking_limit + 1, _story(state, name, f"was passed {task.passed} times")
     if task.worker_id is not None:
@@ -255,6 +260,7 @@ def _worker_index(state: SchedulerState) -> None:
     assert where.largest_idle_bytes == largest_bytes, f"{where.largest_idle_bytes} B are free, not {largest_bytes} B"
     sizes = [w.capacity_bytes or 0 for w in up]
     devices = {"" if w.spec is None else w.spec.device_name for w in up}
+    assert where.devices == devices, f"devices {sorted(devices)}"
     are_similar = len(devices) < 2 and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
     assert where.are_similar == are_similar, (
         f"{sizes} B on {sorted(devices)} are {'' if are_similar else 'not '}similar"

@@ -4,9 +4,10 @@ The core plans the run of a worker and a queue of tasks after it. Rules
 1. A worker is sent a queued task if its run and those queued before should end within `send_ahead_seconds`, and if
    placement would start that task there now if the worker was idle. Long runs are thus followed by one queued task,
    and short ones by several.
-2. Only tasks whose weights are all resident then, and of the highest priority that waits: a load may be worth less
-   after the run than it seems now. No urgent task waits, and none that one worker is reserved for. With batches, only
-   tasks that would run alone there (`Batching.runs_alone`): the mates of others gather as late as possible.
+2. Only tasks whose weights are all resident then and that evict no others, and of the highest priority that waits: a
+   load may be worth less after the run than it seems now, and what to keep, as pinned weights, is known then. No urgent
+   task waits, and none that one worker is reserved for. With batches, only tasks that would run alone there
+   (`Batching.runs_alone`): the mates of others gather as late as possible.
 3. A queue is filled again when half of it is left, and the worker with the least work goes first. Short tasks that are
    queued by one event are sent in one call (`Calls`): a call costs more CPU time than all else about a task.
 4. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
@@ -14,6 +15,12 @@ The core plans the run of a worker and a queue of tasks after it. Rules
    is sent no other before the end of its run.
 5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
+6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
+   reads them, and the last of them is in front of it. Such a follower runs without a message between the two. It passes
+   no other task: those that read what tasks in front of it compute are on workers already, and none waits for the end
+   of one of these as its user is at the limit. Its weights are resident and it evicts none; no other GPU is faster, and
+   no idle one has its weights next to other ones. If one of the tasks in front does not succeed, the worker reports the
+   follower as revoked: it counts as started until then.
 
 Pure state; no clock.
 """
@@ -25,11 +32,11 @@ from math import inf
 
 from modelpool.pool.specs.spec import TaskId, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.batching import Batching
+from modelpool.scheduler.placement.batching import Batching, may_share
 from modelpool.scheduler.placement.rules import PlacementDecision
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task
+from modelpool.scheduler.tables.jobs import Task, TaskStatus
 from modelpool.scheduler.tables.messages import Command, RevokeTask
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
@@ -37,6 +44,10 @@ from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
 #: busy workers, earliest end first, that are considered after each event, and those that placement is asked for
 MOST_CONSIDERED = 64
 MOST_ASKED = 4
+#: idle workers that are compared with one that has a task with a follower
+MOST_IDLE = 8
+#: busy workers, earliest end first, of which one may have a follower soon: all of them would cost more than the event
+MOST_COMPARED = 8
 #: queued tasks of a worker, and those of one call: half of them, so that the worker has others while the next are sent
 MOST_QUEUED = 16
 MOST_IN_CALL = MOST_QUEUED // 2
@@ -114,6 +125,78 @@ class SendAhead:
             and _left_seconds(worker, at) + worker.queued_seconds <= REFILL_SHARE * self.seconds
         )
 
+    def follower(self, at: float) -> tuple[Task, Worker] | None:
+        """Return a task that reads what the last task of a worker computes, and may be queued behind it now."""
+        if not self._is_nothing_passed():
+            return None
+        for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
+            if end - at > self.seconds + ROUNDING_SECONDS:
+                break
+            if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
+                continue
+            task = self._follower(worker) if not worker.queue or self.has_room(worker, at) else None
+            if task is not None:
+                return task, worker
+        return None
+
+    def _is_nothing_passed(self) -> bool:
+        """Return whether no task waits that one with missing inputs would pass."""
+        return not self._demand.backlog.count and not len(self._demand.pinned)
+
+    def _follower(self, worker: Worker) -> Task | None:
+        """Return the only task that reads what the last task of `worker` computes, if tasks of it compute all inputs of
+        it that are missing, and it would start there: it finds its weights and evicts none, no other GPU is faster, it
+        has not failed before, passes no task that these lead to, and takes no place that the limit of its user leaves
+        for others."""
+        demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
+        if last is None or worker.members > 1:
+            return None
+        task = demand.only_reader(last)
+        if task is None or task.status is not TaskStatus.BLOCKED:
+            return None
+        has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
+        if has_failed or task.alone or task.kept:
+            return None
+        if task.cost_class.kind.ratio is None or (self._batching.limit > 1 and may_share(task)):
+            return None
+        if demand.fair_queue.is_limited(task):
+            return None
+        line = {worker.task_id, *[queued.task_id for queued in worker.queue]}
+        held = demand.results.held
+        for need in task.spec.needs:
+            if need not in held and (
+                need not in line or demand.tasks[need].is_stopping or demand.only_reader(need) is not task
+            ):
+                return None
+        for task_id in line:
+            if task_id is not None and (
+                demand.leads_to_others(task_id, task) or demand.fair_queue.is_awaited(demand.tasks[task_id])
+            ):
+                return None
+        costs, cost_class = self._costs, task.cost_class
+        if costs.extra_seconds(task.spec, cost_class, worker) != 0.0:
+            return None
+        if costs.makes_room(cost_class, worker):  # what it evicts is decided with the start
+            return None
+        workers = self._worker_table.worker_index
+        if len(workers.devices) > 1 and not costs.is_fastest(cost_class, worker, workers.devices):
+            return None
+        if workers.idle_count and self._is_wanted_elsewhere(task, worker):
+            return None
+        return task
+
+    def _is_wanted_elsewhere(self, task: Task, worker: Worker) -> bool:
+        """Return whether an idle worker has all that the task needs, and otherwise not the same weights as `worker`:
+        placement would choose it, so that both are free for what they have weights for."""
+        for use in task.cost_class.uses[:1]:
+            for other in self._worker_table.worker_index.idle_holders(use.component, MOST_IDLE):
+                if (
+                    other.entries != worker.entries
+                    and self._costs.extra_seconds(task.spec, task.cost_class, other) == 0
+                ):
+                    return True
+        return False
+
     def has_room(self, worker: Worker, at: float) -> bool:
         """Return whether a queue that is being filled takes one more task."""
         is_soon = _left_seconds(worker, at) + worker.queued_seconds <= self.seconds
@@ -121,11 +204,18 @@ class SendAhead:
 
     def next_at(self, at: float) -> float:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
-        if not self.seconds or not self._demand.backlog.count:
+        is_waited = self._demand.backlog.count > 0
+        if not self.seconds or not (is_waited or self._is_nothing_passed()):
             return inf
+        left = MOST_COMPARED  # the end of any of these runs is an event: then it is the turn of others
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds + ROUNDING_SECONDS and not worker.queue and worker.task_id is not None:
+            if end - at <= self.seconds + ROUNDING_SECONDS or worker.queue or worker.task_id is None:
+                continue
+            if is_waited or self._follower(worker) is not None:
                 return end - self.seconds
+            left -= 1
+            if not left:
+                break
         return inf
 
     def accepts(self, decision: PlacementDecision, worker: Worker) -> bool:
@@ -134,6 +224,8 @@ class SendAhead:
         if decision.worker is not worker or decision.why.chosen.extra_seconds or decision.spent_seconds:
             return False
         if decision.preload_first is not None or task.memory_failures or task.cost_class.kind.ratio is None:
+            return False
+        if self._costs.makes_room(task.cost_class, worker):
             return False
         if backlog.urgent and task not in backlog.urgent:
             return False
@@ -151,7 +243,7 @@ class SendAhead:
         backlog, is_any_idle = self._demand.backlog, self._worker_table.worker_index.idle_count > 0
         must_compare = bool(backlog.urgent) or (backlog.count > 0 and self._demand.fair_queue.has_priorities)
         for worker in self._worker_table.with_queued.values():
-            reason = ""
+            reason = late = ""
             if is_ending:
                 reason = "the pool ends"
             elif not worker.wanted or worker.drain_deadline is not None:
@@ -159,14 +251,15 @@ class SendAhead:
             elif is_any_idle:
                 late_at = self._late_at(worker)
                 if at >= late_at:
-                    reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
-                elif any(not queued.is_revoked for queued in worker.queue):
+                    late = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
+                elif any(not (queued.is_revoked or self._demand.follows(queued.task_id)) for queued in worker.queue):
                     next_check = min(next_check, late_at)
-            if not reason and not must_compare:
+            if not reason and not late and not must_compare:
                 continue
             for queued in worker.queue:
                 if not queued.is_revoked:
-                    first = reason or self._what_goes_first(worker, self._demand.tasks[queued.task_id], at)
+                    task = self._demand.tasks[queued.task_id]
+                    first = reason or ("" if task.follows else late) or self._what_goes_first(worker, task, at)
                     if first:
                         self._revoke(worker, queued, first)
         return next_check
@@ -202,6 +295,9 @@ class SendAhead:
         queued.is_revoked = worker.is_barred = True
         self._story.note(task, f"asked back from {worker.worker_id}: {reason}")
         self._out.append(RevokeTask(worker.worker_id, worker.incarnation, queued.task_id, task.attempt))
+        for other in worker.queue:
+            if not other.is_revoked and queued.task_id in self._demand.follows(other.task_id):
+                self._revoke(worker, other, f"it would wait for {queued.task_id}")
 
 
 def soonest_free(workers: Sequence[Worker]) -> Worker:

@@ -41,7 +41,8 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
-    TaskRevoked      answers a RevokeTask, at once; it may come after the RunEnded of the run before
+    TaskRevoked      answers a RevokeTask, at once; it may come after the RunEnded of the run before. Or says, after
+                     that, that a queued task does not start, as what it `follows` has not succeeded
     StateKept        before it, hold the state likewise, in a place that outlives the worker
     WeightsLoaded    also if the load was ended early; dropped if its worker is gone
     PoolEnding       once; RunEnded of what runs still follows
@@ -330,6 +331,10 @@ class SchedulerState:
                 self._queue(decision, calls)
                 if not self.send_ahead.has_room(worker, self.at):
                     candidates.remove(worker)
+            while (follower := self.send_ahead.follower(self.at)) is not None:
+                task, worker = follower
+                note = "its input is computed there"
+                self._queue(make_decision(self._query(), task, worker, PlacementRule.RESIDENT, note), calls)
             check_at = min(check_at, self.send_ahead.next_at(self.at))
         if check_at < inf:
             self.ticks.request(check_at - self.at, self.at)
@@ -339,7 +344,10 @@ class SchedulerState:
         task, worker = decision.task, decision.worker
         ready_at = task.ready_at
         joins = calls.join(worker, task, decision.seconds)
-        self._leave_backlog(task, worker)
+        if task.status is TaskStatus.BLOCKED:
+            task.follows = tuple([need for need in task.spec.needs if need not in self.demand.results.held])
+        else:
+            self._leave_backlog(task, worker)
         self._give(task, worker)
         before = worker.queue[-1].task_id if worker.queue else worker.task_id
         self.log.move(task, TaskStatus.QUEUED, f"queued on {worker.worker_id}, after {before}")
@@ -356,6 +364,7 @@ class SchedulerState:
                 resume=task.kept is not None,
                 queued=True,
                 joins=joins,
+                follows=task.follows,
             )
         )
 
@@ -364,6 +373,8 @@ class SchedulerState:
         queued = self.worker_table.unqueue(worker)
         task = self.demand.tasks[queued.task_id]
         start = self._task_start(task, worker, queued.why)
+        if task.follows:  # a task in front of it has failed, or was revoked
+            self.log.note(task, f"will not start on {worker.worker_id}, without {', '.join(task.follows)}")
         if task.status is TaskStatus.QUEUED:
             self.log.move(task, TaskStatus.RUNNING, start)
         else:  # it was asked back, perhaps too late
@@ -379,8 +390,8 @@ class SchedulerState:
             assumed = self.costs.residency_after(task.cost_class, worker)
         expected_end = self.at + queued.seconds + (extra_seconds or 0.0)
         self.worker_table.run_started(worker, task.name, assumed, expected_end)
-        # whether a revoked task runs is not known: nothing can be sent
-        worker.is_barred = queued.is_revoked or any(other.is_revoked for other in worker.queue)
+        # whether a revoked task runs is not known, and one without its inputs does not: nothing can be sent
+        worker.is_barred = queued.is_revoked or bool(task.follows) or any(other.is_revoked for other in worker.queue)
         self.prefetch_planner.run_started(worker)
         decision = PlacementDecision(task, worker, queued.seconds, queued.why)
         self.preload_planner.run_started(worker, task.cost_class, decision)
@@ -758,7 +769,9 @@ class SchedulerState:
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
-                if task is not None and task.on_worker:
+                if task is not None and task.follows:  # it was believed to run
+                    self.recovery.came_back(task, None, "its worker was lost before it said that it does not start")
+                elif task is not None and task.on_worker:
                     is_shared = len(lost) > 1 or bool(may_have_started)
                     self.recovery.ended_badly(task, error, self.at, is_shared, cause, bool(may_have_started))
             # the end of one task's jobs may stop the others, which no longer run

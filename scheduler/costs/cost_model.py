@@ -295,6 +295,15 @@ class Costs:
             ratio = self.run_kinds.ratio(cost_class.kind, gpu_name(spec), cost_class.size)
         return task.run_seconds * ratio
 
+    def is_fastest(self, cost_class: CostClass, worker: Worker, devices: Iterable[str]) -> bool:
+        """Return whether runs of this class take no longer on `worker` than on any of these devices."""
+        own = self._ratio_on(cost_class, gpu_name(worker.spec))
+        return min([self._ratio_on(cost_class, device) for device in devices], default=own) >= own
+
+    def _ratio_on(self, cost_class: CostClass, device: str) -> float:
+        ratio = cost_class.ratios.get(device)
+        return self.run_kinds.ratio(cost_class.kind, device, cost_class.size) if ratio is None else ratio
+
     def batch_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker, members: int) -> float:
         """Seconds of one run on `worker` of this many tasks like this one, with all weights resident."""
         share = self.run_kinds.batch_share(cost_class.kind, gpu_name(worker.spec), members, cost_class.size)

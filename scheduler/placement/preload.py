@@ -8,8 +8,9 @@ Rules
    waited for many times the length of its load. It is preloaded if that is worth more than nothing: what the run hides
    of the load, less the probability that what is evicted is needed first (`scheduler.placement.preload_value`).
 4. Nothing is preloaded that other workers, which have it or preload it too, should finish before this one could begin
-   it: no second copy that no task waits for. Nor at the cost of waiting tasks whose weights are resident: these are not
-   evicted and get no other patches. A preload for a long-waiting task is used before the next one for that reason.
+   it: no second copy that no task waits for. Nor at the cost of waiting tasks whose weights are resident, or of those
+   that the worker has queued: these are not evicted and get no other patches. A preload for a long-waiting task is used
+   before the next one for that reason.
 5. Nothing of which the run hides only a small part. Only files in host memory: a run must not wait for its disk. No
    preload during runs that stream, which need the link themselves, or of unknown length.
 6. What will have arrived by the end of the run is assumed to be resident (`pool.plan.preload_plan`, over the link); the
@@ -270,6 +271,10 @@ class PreloadPlanner:
         begin. Adds to `sooner` the components that are needed before them."""
         backlog, costs = self._demand.backlog, self._costs
         left_seconds, most_seconds, found = 0.0, window_seconds / LEAST_PART, dict[CostClass, Task]()
+        for queued in worker.queue:  # they start there before any other
+            left_seconds += queued.seconds
+            for key in self._demand.tasks[queued.task_id].cost_class.components:
+                sooner[key] = None
         for task in self._readers(worker):
             extra = costs.extra_seconds(task.spec, task.cost_class, worker)
             if extra == 0.0:

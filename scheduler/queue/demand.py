@@ -136,8 +136,13 @@ class Demand:
 
     def task_succeeded(self, task: Task, result_bytes: int, node: NodeId = NO_NODE) -> None:
         """A run on `node` succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
+        has_passed = bool(task.follows)
         task_id = task.spec.task_id
         self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node)
+        for reader_id in self.results.readers.get(task_id, ()):
+            reader = self.tasks[reader_id]
+            if reader.follows:
+                reader.follows = tuple([need for need in reader.follows if need != task_id])
         self.left_worker(task)
         needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
         for job in needing:
@@ -146,7 +151,9 @@ class Demand:
         self.forget(task, "done")
         self._result_is_there(task_id)
         for job in needing:
-            if job.spec.wanted == task_id:
+            if has_passed and job.spec.job_id in self.jobs:  # the ends of these inputs were not reported as successes
+                self._demand(job)
+            elif job.spec.wanted == task_id:
                 self._end(job, Outcome.SUCCEEDED, result=task_id)
 
     def result_lost(self, task_id: TaskId) -> None:
@@ -219,6 +226,7 @@ class Demand:
         """No worker has the task any more; cancelled jobs that only waited for that are resolved."""
         self.fair_queue.end(task)
         task.worker_id = None
+        task.follows = ()
         task.cost_class.on_workers -= 1
         if not task.awaited_by:
             return
@@ -264,7 +272,7 @@ class Demand:
 
     def _demand(self, job: Job) -> None:
         """Update the demands of an active job to the existing results; resolve it if the wanted one exists."""
-        needed, missing = needed_tasks(job, self.results.held, self._is_on_worker)
+        needed, missing = needed_tasks(job, self.results.held, self._is_on_worker, self.follows)
         if missing is not None:
             message = f"the given result {missing} of job {job.spec.job_id} was lost"
             return self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
@@ -344,7 +352,7 @@ class Demand:
             if reader.status is TaskStatus.READY:
                 self.fair_queue.unfile(reader)
                 self._story.move(reader, TaskStatus.BLOCKED, f"{task_id} was lost")
-            if not reader.on_worker:
+            if not reader.on_worker or task_id in reader.follows:
                 affected.update(reader.demand)
         for job_id in affected:
             job = self.jobs.get(job_id)
@@ -372,6 +380,24 @@ class Demand:
         self.ended[job_id] = outcome
         if len(self.ended) > self._config.ended_jobs_remembered:
             self.ended.popitem(last=False)
+
+    def follows(self, task_id: TaskId) -> tuple[TaskId, ...]:
+        """Return the inputs of a task that tasks in front of it on its worker compute."""
+        task = self.tasks.get(task_id)
+        return () if task is None else task.follows
+
+    def only_reader(self, task_id: TaskId) -> Task | None:
+        """Return the only task that reads this result; None if several do, or none."""
+        readers = self.results.readers.get(task_id, {})
+        return self.tasks[next(iter(readers))] if len(readers) == 1 else None
+
+    def leads_to_others(self, task_id: TaskId, task: Task) -> bool:
+        """Return whether other tasks than `task` read this result, and are not on workers yet."""
+        for reader_id in self.results.readers.get(task_id, ()):
+            reader = self.tasks[reader_id]
+            if reader is not task and reader.worker_id is None:
+                return True
+        return False
 
     def _is_on_worker(self, task_id: TaskId) -> bool:
         task = self.tasks.get(task_id)

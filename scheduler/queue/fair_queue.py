@@ -187,6 +187,14 @@ class FairQueue:
         """Whether the limit of its payer lets a pinned task start."""
         return not self._are_limited or self.limits.may_start(task, self._limit(task))
 
+    def is_limited(self, task: Task) -> bool:
+        """Whether the payer may have only so many tasks on workers."""
+        return self._are_limited and self._limit(task) is not None
+
+    def is_awaited(self, task: Task) -> bool:
+        """Whether a task that is held back by the limit of a user may start when this one ends."""
+        return self._are_limited and self.limits.is_awaited(task)
+
     def start(self, task: Task) -> None:
         """A worker has the task now; it waits nowhere any more."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"

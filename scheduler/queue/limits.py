@@ -92,6 +92,11 @@ class RunningLimits:
             self._limited[user].running -= 1
             self._unsettled[user] = None
 
+    def is_awaited(self, task: Task) -> bool:
+        """Whether a held task may start when this one ends."""
+        user = self._started.get(task.name)
+        return user is not None and bool(self._limited[user].held)
+
     def settle(self) -> None:
         """Move the first tasks of each user to the backlog, as many as may start."""
         for user in self._unsettled:

@@ -414,15 +414,22 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._post_checkpoint(batch, report)
 
     def _start_queued(self, worker_id: WorkerId) -> None:
-        """Start the next queued task of a worker whose run has ended."""
+        """Start the next queued task of a worker whose run has ended. One that follows a run without a result does not
+        start."""
         machine = self._machines.live.get(worker_id)
-        if machine is None or machine.batch is not None or not machine.queue:
+        if machine is None or machine.batch is not None:
             return
-        command = machine.queue.pop(0)
+        while machine.queue:
+            command = machine.queue.pop(0)
+            if self.held.issuperset(command.follows):
+                break
+            self.post(TaskRevoked(self.now, worker_id, command.incarnation, command.task_id, command.attempt))
+        else:
+            return
         has_lost = command.resume and command.task_id not in self.states
         has_lost = has_lost or any(need not in self.held for need in self._tasks[command.task_id][0].needs)
         resume = command.resume and not has_lost
-        self._start_run(replace(command, queued=False, joins=False, resume=resume), has_lost)
+        self._start_run(replace(command, queued=False, joins=False, resume=resume, follows=()), has_lost)
 
     def _revoke(self, command: RevokeTask) -> None:
         """Take back a queued task of a worker: it has not started."""

@@ -66,6 +66,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.BLOCKED: frozenset(
         {
             TaskStatus.READY,  # the last of its inputs exists
+            TaskStatus.QUEUED,  # behind the tasks of a worker that compute its inputs
             TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
         }
     ),
@@ -237,6 +238,9 @@ class Task:
     #: of that worker
     incarnation: int
     started_at: float
+    #: inputs that did not exist when it was queued: tasks in front of it on its worker compute them. Without one that
+    #: has succeeded, and is left out here, it does not start
+    follows: tuple[TaskId, ...]
 
     def __init__(self, spec: TaskSpec, cost_class: CostClass, number: tuple[int, int], batch: str = "") -> None:
         self.spec = spec
@@ -280,6 +284,7 @@ class Task:
         self.worker_id = None
         self.incarnation = 0
         self.started_at = 0.0
+        self.follows = ()
 
     @property
     def name(self) -> TaskId:
@@ -319,20 +324,25 @@ class Task:
 
 
 def needed_tasks(
-    job: Job, held: Container[TaskId], on_worker: Callable[[TaskId], bool]
+    job: Job,
+    held: Container[TaskId],
+    on_worker: Callable[[TaskId], bool],
+    follows: Callable[[TaskId], tuple[TaskId, ...]] = lambda task_id: (),
 ) -> tuple[dict[TaskId, TaskSpec], TaskId | None]:
     """Return the tasks that have to run (or are running) before the wanted result exists, in the job's order.
 
-    `held` are the existing results; a task for which `on_worker` holds has read its inputs already. The second value is
-    the id of a needed result that no task of the job computes: a lost result that a driver provided.
+    `held` are the existing results; a task for which `on_worker` holds has read its inputs already, except those that
+    it `follows`. The second value is the id of a needed result that no task of the job computes: a lost result that a
+    driver provided.
     """
     wanted = job.spec.wanted
     if wanted in held:
         return {}, None
     needed = {wanted}
     for task_id in reversed(job.tasks):
-        if task_id in needed and not on_worker(task_id):
-            needed.update([n for n in job.tasks[task_id].needs if n not in held])
+        if task_id in needed:
+            reads = follows(task_id) if on_worker(task_id) else job.tasks[task_id].needs
+            needed.update([n for n in reads if n not in held])
     tasks = {task_id: task for task_id, task in job.tasks.items() if task_id in needed}
     return tasks, None if len(tasks) == len(needed) else min(needed.difference(tasks))
 

@@ -322,6 +322,8 @@ class RunTask(WireValue):
     queued       the worker runs another task: it starts this one itself when that run, and those queued before, have
                  ended
     joins        send it in one call with the task before it, which is queued too; their ends may be reported together
+    follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
+                 the task does not start: answer with TaskRevoked
     """
 
     worker_id: Final[WorkerId]
@@ -336,6 +338,7 @@ class RunTask(WireValue):
     resume: Final[bool]
     queued: Final[bool]
     joins: Final[bool]
+    follows: Final[tuple[TaskId, ...]]
 
     def __init__(
         self,
@@ -351,6 +354,7 @@ class RunTask(WireValue):
         resume: bool = False,
         queued: bool = False,
         joins: bool = False,
+        follows: tuple[TaskId, ...] = (),
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -364,6 +368,7 @@ class RunTask(WireValue):
         self.resume = resume
         self.queued = queued
         self.joins = joins
+        self.follows = follows
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)

@@ -70,6 +70,8 @@ class WorkerIndex:
         #: class -> number of its workers, idle and busy
         self._class_counts: dict[WorkerClass, int] = {}
         self._are_similar = True
+        #: device names of the workers that are up
+        self.devices: frozenset[str] = frozenset()
 
     @property
     def are_similar(self) -> bool:
@@ -207,8 +209,8 @@ class WorkerIndex:
 
     def _compare_classes(self) -> None:
         sizes = [capacity_bytes for capacity_bytes, _, _ in self._class_counts]
-        few_devices = len({device for _, device, _ in self._class_counts}) < 2
-        self._are_similar = few_devices and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
+        self.devices = frozenset([device for _, device, _ in self._class_counts])
+        self._are_similar = len(self.devices) < 2 and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
 
     def _unfile_state(self, worker: Worker, filed: _IndexedWorker) -> None:
         if filed.is_idle:

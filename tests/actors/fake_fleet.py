@@ -131,6 +131,8 @@ class FakeWorker:
     engine: FakeEngine
     gone: asyncio.Future[str]
     running: list[Sent] = field(default_factory=list)
+    #: what its runs made, by run
+    made: dict[int, FakeRef] = field(default_factory=dict)
     #: begins when those have ended
     queued: list[Sent] = field(default_factory=list)
 
@@ -229,7 +231,10 @@ class FakeFleet:
         sent = Sent(
             worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
         )
-        (worker.queued if worker.running else worker.running).append(sent)
+        if worker.running or all(not one or one in worker.made for one in request.own):
+            (worker.queued if worker.running else worker.running).append(sent)
+        else:
+            sent.report.set_result(None)
         self.sent.append(sent)
         return SentRun(sent.report, sent.ref)
 
@@ -329,7 +334,9 @@ class FakeFleet:
             self.fail(sent, RunErrorKind.CANCELLED)
         else:
             engine = self.workers[sent.worker_id, sent.incarnation].engine
-            values = tuple(ref.value for ref in sent.inputs)
+            rest, made = list(sent.inputs), self.workers[sent.worker_id, sent.incarnation].made
+            refs = [made[run] if run else rest.pop(0) for run in sent.request.own] if sent.request.own else rest
+            values = tuple(ref.value for ref in refs)
             assert None not in values, "an input that was not made"
             inputs = TaskInputs.named(sent.request.task.input_names, values)
             hooks = RunHooks(lambda step, steps: None, lambda: False)
@@ -378,12 +385,19 @@ class FakeFleet:
     def _answer(self, sent: Sent, answer: TaskReport | Exception) -> None:
         worker = self.workers[sent.worker_id, sent.incarnation]
         worker.running.remove(sent)
-        if not worker.running and worker.queued:
-            worker.running.append(worker.queued.pop(0))
+        if isinstance(answer, TaskReport) and answer.error is None:
+            worker.made[sent.request.run] = sent.ref
+        unstarted: list[Sent] = []
+        while not worker.running and worker.queued:
+            first = worker.queued.pop(0)
+            can_start = all(not run or run in worker.made for run in first.request.own)
+            (worker.running if can_start else unstarted).append(first)
         if isinstance(answer, Exception):
             sent.report.set_exception(answer)
         else:
             sent.report.set_result(answer)
+        for one in unstarted:
+            one.report.set_result(None)
 
     def _report(self, sent: Sent, residency: Residency, cost: RunCost, error: RunError | None) -> TaskReport:
         return TaskReport(

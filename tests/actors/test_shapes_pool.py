@@ -82,6 +82,22 @@ def test_images_show_what_their_prompts_say(written: tuple[Path, list[ImageResul
     assert len((folder / "manifest.jsonl").read_text().splitlines()) == 8
 
 
+def test_an_image_alone_takes_its_inputs_from_its_worker_and_has_the_same_pixels(
+    pool: ModelPool, expected: list[bytes]
+) -> None:
+    """Its stages follow each other there; those of several images at a time read what the controller sends."""
+    del expected  # how long the runs take is known
+    wanted = [one.model_copy(update={"prompt": f"{one.prompt} alone"}) for one in requests(3, steps=6)]
+    found, followers = [], 0
+    for one in wanted:
+        jobs = pool.submit([one], output=False)
+        found += [image.pixels.tobytes() for image in jobs.images()]
+        tasks = pool.history(f"{jobs.id}-0").tasks
+        followers += sum("computed there" in attempt.why.note for task in tasks for attempt in task.attempts)
+    assert followers > 0
+    assert found == pixels_of(pool, wanted)
+
+
 @pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
 def test_every_sampler_makes_the_image(pool: ModelPool, sampler: str) -> None:
     images = list(pool.submit(requests(4, sampler=sampler), output=False).images())

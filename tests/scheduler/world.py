@@ -170,6 +170,8 @@ class Shell:
     asked_back: dict[WorkerId, list[RunTask]] = field(default_factory=dict)
     #: those that will not start, of which the core does not know yet
     revoked: list[RunTask] = field(default_factory=list)
+    #: results that live workers made and still have
+    made: dict[WorkerId, set[TaskId]] = field(default_factory=dict)
     #: loads that the shell owes an answer for; of a worker that is up
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of runs that were answered, or whose worker was lost
@@ -231,16 +233,16 @@ class Shell:
 
     def come_up(
         self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
-        entries: tuple[Resident, ...] | None = None,
+        entries: tuple[Resident, ...] | None = None, device: str = "",
     ) -> list[Command]:  # fmt: skip
         """Answer the StartWorker that is on its way; with `entries`, by a worker of an earlier controller that holds
         these weights."""
         key = next(k for k in self.starting if k[0] == name)
-        return self.introduce(name, key[1], capacity_bytes, link, node, entries)
+        return self.introduce(name, key[1], capacity_bytes, link, node, entries, device)
 
     def introduce(
         self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
-        entries: tuple[Resident, ...] | None = None,
+        entries: tuple[Resident, ...] | None = None, device: str = "",
     ) -> list[Command]:  # fmt: skip
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
@@ -249,7 +251,7 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes, entries or ()))
-        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node))
+        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, device, node=NodeId(node))
         residency = None if entries is None else Residency(capacity_bytes, entries)
         return self.feed(WorkerUp(self.tick(), spec, residency))
 
@@ -296,11 +298,17 @@ class Shell:
     def _start_queued(self, worker_id: WorkerId) -> None:
         """The run of the worker ended: it starts its next task, whether the core asked that back or not. Ends are told
         in order: if the core believes in a revoked run before the one that ended, it hears of that first."""
-        if worker_id in self.queued:
+        while worker_id in self.queued:
             command = self.queued[worker_id][0]
             _remove(self.queued, command)
             _remove(self.asked_back, command)
-            self.running[worker_id] = Running(replace(command, queued=False, joins=False), self._after(command))
+            if not self.made.get(worker_id, set()).issuperset(command.follows):
+                self.revoked.append(command)
+                continue
+            self.running[worker_id] = Running(
+                replace(command, queued=False, joins=False, follows=()), self._after(command)
+            )
+            return
 
     def _tell_earlier(self, ended: RunTask) -> None:
         """The core hears of revocations before the end of a run that it does not believe in before."""
@@ -376,6 +384,8 @@ class Shell:
             self.up[worker_id] = (command.incarnation, after)
             if kind is RunErrorKind.WORKER_LOST:
                 self._unqueue(worker_id)
+            if kind is None:
+                self.made.setdefault(worker_id, set()).add(command.task_id)
             self._start_queued(worker_id)
         error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps)
         told = cost or RunCost()
@@ -468,6 +478,8 @@ class Shell:
             case RunTask():
                 self._run(command)
             case RevokeTask():
+                if self._is_revoked(command.worker_id, command.task_id):
+                    return  # it does not start, which the core hears anyway
                 found = (command.incarnation, command.task_id, command.attempt)
                 queue = {(c.incarnation, c.task_id, c.attempt): c for c in self.queued.get(command.worker_id, ())}
                 begun = self.running.get(command.worker_id)
@@ -530,14 +542,18 @@ class Shell:
         incarnation, residency = self.up[command.worker_id]
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
         if command.queued:
-            assert command.worker_id in self.running, f"{command}: after nothing"
-            queue = self.queued.setdefault(command.worker_id, [])
-            if command.joins:
+            believed = self.state.worker_table.workers[command.worker_id].task_id
+            is_mistaken = believed is not None and self._is_revoked(command.worker_id, believed)
+            assert is_mistaken or command.worker_id in self.running, f"{command}: after nothing"
+            queue = self.queued.get(command.worker_id, [])
+            if command.joins and queue:
                 assert queue[-1].incarnation == command.incarnation, f"{command}: joins nothing"
                 assert queue[-1] in self._commands, f"{command}: joins a call that was sent before"
             assert (command.batch_mates, command.fresh, command.needed_next) == ((), False, ()), command
             self._check_start(BatchMate(command.task_id, command.attempt), command)
-            queue.append(command)
+            self.queued[command.worker_id] = [*queue, command]
+            if command.worker_id not in self.running:
+                self._start_queued(command.worker_id)
             return
         assert command.worker_id not in self.running, f"{command}: it is busy"
         assert command.why is not None, f"{command}: no reason"
@@ -604,7 +620,12 @@ class Shell:
             command
         )
         assert all(one.task_id != batch_mate.task_id for queue in self.queued.values() for one in queue), command
-        assert self.held.issuperset(spec.needs), f"{command}: inputs of {batch_mate} are not held"
+        line = [one.command for r in self.running.values() for one in r.members]
+        line += self.queued.get(command.worker_id, [])
+        in_front = {one.task_id for one in (*line, *self.revoked) if one.worker_id == command.worker_id}
+        assert command.queued or not command.follows, f"{command}: follows nothing"
+        assert set(command.follows) == set(spec.needs) - self.held, f"{command}: inputs of {batch_mate} are not held"
+        assert in_front.issuperset(command.follows), f"{command}: {in_front} are in front of it"
         assert batch_mate.task_id not in self.held, f"{command}: the result of {batch_mate} is there"
         assert (spec.uses, spec.activation_bytes, spec.together, spec.run_seconds) == (
             first.uses, first.activation_bytes, first.together, first.run_seconds,
@@ -631,6 +652,7 @@ class Shell:
     def _gone(self, worker_id: WorkerId) -> None:
         """The worker and what it ran; its report may still be on the way."""
         self.up.pop(worker_id, None)
+        self.made.pop(worker_id, None)
         self.loading.pop(worker_id, None)
         self._unqueue(worker_id)
         run = self.running.pop(worker_id, None)

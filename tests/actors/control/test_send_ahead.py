@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.actors.control.dispatcher import poll_intervals
 from modelpool.actors.control.fleet import InputsLost
-from modelpool.pool.specs.spec import Stage, TaskId
+from modelpool.pool.specs.spec import RunErrorKind, Stage, TaskId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.control.test_controller import expected_image, request
@@ -20,6 +20,7 @@ AHEAD, ALONE = SchedulerConfig(send_ahead_seconds=60.0), SchedulerConfig(send_ah
 
 async def with_next(desk: Desk) -> tuple[Sent, Sent]:
     """Run until the worker has an encoding and a next one that only one job needs; return both."""
+    desk.state.send_ahead.follower = lambda at: None  # else the other tasks of the first image are next
     await desk.open()
     await desk.submit(request("known", cfg=1.0), submission="before")
     await desk.run_dry()
@@ -234,6 +235,7 @@ def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
 
 async def with_call(desk: Desk) -> tuple[Sent, list[Sent]]:
     """Run until the worker has queued runs that were sent in one call; return the running one and those."""
+    desk.state.send_ahead.follower = lambda at: None  # else the tasks of one image are
     await desk.open()
     for n in range(12):
         await desk.submit(request(f"text {n}", seed=n, cfg=1.0), submission=f"s{n}")
@@ -340,3 +342,75 @@ def test_callers_get_their_turn_between_the_ends_of_a_call() -> None:
 def test_a_call_that_takes_long_is_asked_for_ever_at_bounded_intervals() -> None:
     """The end of its next run is known some seconds later at most, however long the call takes."""
     assert list(islice(poll_intervals(0.5), 8)) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
+
+
+async def with_image(desk: Desk) -> tuple[Sent, list[Sent]]:
+    """Run until the worker encodes the text of an image, and has its other tasks; return both."""
+    await desk.open()
+    await desk.submit(request("known", cfg=1.0), submission="before")
+    await desk.run_dry()
+    await desk.submit(request("one", cfg=1.0), submission="one")
+    (running,) = desk.fleet.running
+    assert [sent.request.task.stage for sent in desk.fleet.queued] == [Stage.SAMPLE, Stage.DECODE]
+    return running, list(desk.fleet.queued)
+
+
+def outcomes(desk: Desk) -> dict[str, Outcome]:
+    return {one.submission_id: one.outcome for one in desk.ended}
+
+
+def test_a_worker_computes_an_image_without_a_message_between_its_tasks() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, followers = await with_image(desk)
+        line = [running, *followers]
+        assert [sent.request.own for sent in line] == [(), (running.request.run,), (followers[0].request.run,)]
+        assert [sent.inputs for sent in followers] == [(), ()]
+        before = len(desk.fleet.sent)
+        for sent in line:
+            assert desk.fleet.running == [sent]
+            await desk.finish(sent)
+        assert len(desk.fleet.sent) == before
+        (ended,) = [one for one in await desk.hear() if one.submission_id == "one"]
+        expected = expected_image(request("one", cfg=1.0)).pixels_HWC
+        assert ended.result.value.pixels_HWC.tobytes() == expected.tobytes()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("end", ["fails", "loses its inputs", "dies"])
+def test_what_follows_a_failed_run_starts_after_the_next_one(end: str) -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, followers = await with_image(desk)
+        match end:
+            case "fails":
+                desk.fleet.fail(running, RunErrorKind.FILE_UNAVAILABLE)
+            case "loses its inputs":
+                desk.fleet.blow_up(running, InputsLost("gone"))
+            case "dies":
+                desk.fleet.kill(running.worker_id)
+        await settle()
+        await desk.clock.advance(10.0)
+        tasks = desk.state.demand.tasks
+        assert [tasks[sent.task_id].failures for sent in followers] == [0, 0]
+        await desk.run_dry()
+        assert outcomes(desk)["one"] is Outcome.SUCCEEDED
+
+    asyncio.run(talk())
+
+
+def test_a_cancelled_image_ends_with_the_run_in_progress() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, _ = await with_image(desk)
+        await desk.controller.cancel("me", "one")
+        await settle()
+        assert not desk.fleet.queued
+        assert running.stop_asked
+        await desk.finish(running)
+        await desk.hear()
+        assert outcomes(desk)["one"] is Outcome.CANCELLED
+        assert not desk.state.demand.tasks
+
+    asyncio.run(talk())

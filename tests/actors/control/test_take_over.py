@@ -14,7 +14,14 @@ from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import StageSubmission, StartedWorker, StateSaved, Submission, SubmissionId
+from modelpool.actors.wire.messages import (
+    RunRequest,
+    StageSubmission,
+    StartedWorker,
+    StateSaved,
+    Submission,
+    SubmissionId,
+)
 from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.specs.spec import ComponentKey, Stage, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -137,6 +144,15 @@ def test_workers_of_another_configuration_are_of_another_kind(changed: dict[str,
     assert worker_kind(plans[0], "no such group") is None
     assert worker_kind(plans[0], "", ("other code",)) != kinds[0]
     assert WorkerId("gpu-0") in plans[0].worker_ids
+
+
+def test_workers_that_read_other_requests_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an earlier version, which was replaced while they ran, would fail with each run."""
+    plan = plan_pool(PoolConfig().override(device="sim", workers=1), 0, False)
+    kinds = [worker_kind(plan, "")]
+    monkeypatch.setattr(RunRequest, "__match_args__", RunRequest.__match_args__[:-1])
+    kinds.append(worker_kind(plan, ""))
+    assert kinds[0] != kinds[1]
 
 
 @dialogue

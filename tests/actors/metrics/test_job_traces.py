@@ -6,7 +6,7 @@ from modelpool.actors.metrics.job_traces import JobTraces, TracedRun
 from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Event
-from tests.scheduler.world import Shell, sample
+from tests.scheduler.world import Shell, image, sample
 
 GIVEN = TaskId("given:1")
 COST = RunCost(load_seconds=2.0, run_seconds=8.0)
@@ -74,3 +74,16 @@ def test_a_run_whose_call_has_lost_its_first_run_is_not_moved() -> None:
     shell.tick(100.0)
     shell.finish("a", cost=COST)
     assert shell.runs[before].ended_at == shell.at
+
+
+def test_a_run_that_follows_another_for_its_result_could_not_start_before() -> None:
+    shell = TracedShell(SchedulerConfig(story_length=None, send_ahead_seconds=60.0))
+    shell.want("a")
+    shell.come_up("a")
+    for name in ("known", "new"):
+        shell.submit(image(name, name))
+        while shell.running:
+            shell.finish("a", cost=COST)
+    followers = shell.runs[-2:]
+    assert [run.sent_at for run in followers] == [run.ended_at for run in shell.runs[-3:-1]]
+    assert [run.ready_at for run in followers] == [run.sent_at for run in followers]

@@ -120,6 +120,18 @@ def test_a_queued_run_begins_when_the_run_before_it_ends() -> None:
     assert after("modelpool_tasks_total", stage="encode", outcome="succeeded") == 2
 
 
+def test_a_run_that_follows_another_for_its_result_has_not_waited() -> None:
+    worker, one, two = WorkerId("gpu-0"), TaskId("one"), TaskId("two")
+    task = SimpleNamespace(spec=SimpleNamespace(stage=Stage.ENCODE), queue_seconds=0.0)
+    metrics = PoolMetrics(cast("Demand", SimpleNamespace(jobs={}, tasks={one: task, two: task})))
+    metrics.note(WorkerUp(0.0, WorkerSpec(worker, 1, 1 << 30, 1e9)), [RunTask(worker, 1, one, 1)])
+    metrics.note(Tick(1.0), [RunTask(worker, 1, two, 1, queued=True, follows=(one,))])
+    metrics.note(RunEnded(3.0, TaskReport(one, 1, worker, 1, Residency(1 << 30))), [])
+    after = Scrape(metrics.families(3.0))
+    assert after("modelpool_task_queue_seconds_sum", stage="encode") == 0.0
+    assert after("modelpool_task_queue_seconds_count", stage="encode") == 2
+
+
 @dialogue
 async def test_bytes_that_come_and_go_are_counted_with_the_hits() -> None:
     desk = await Desk(workers=1).open()

@@ -328,9 +328,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.shell.finish(self.pick(self.shell.running, number), cost=cost, result_bytes=size, place=place)
 
     @precondition(lambda self: self.shell.running)
-    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2))
-    def end_badly(self, number: int, kind: RunErrorKind, place: int) -> None:
-        self.shell.finish(self.pick(self.shell.running, number), kind, place=place)
+    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2), is_made=st.booleans())
+    def end_badly(self, number: int, kind: RunErrorKind, place: int, is_made: bool) -> None:
+        """A run fails; or only what comes after it does, and its worker has the result (`is_made`)."""
+        name = self.pick(self.shell.running, number)
+        if is_made:
+            self.shell.made.setdefault(name, set()).add(self.shell.running[name].command.task_id)
+        self.shell.finish(name, kind, place=place)
 
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, kind=st.sampled_from([RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY]))
@@ -408,6 +412,12 @@ class CoreMachine(RuleBasedStateMachine):
                 job_id = JobId(f"j{len(self.shell.jobs)}")
                 first = encode(f"at once {len(self.shell.jobs)}")
                 self.shell.submit(JobSpec(job_id, (first,), first.task_id, priority=task.priority + 1))
+
+    @precondition(lambda self: self.shell.made)
+    @rule(number=ANY)
+    def drop_made(self, number: int) -> None:
+        """A worker drops the results that it has itself."""
+        del self.shell.made[self.pick(self.shell.made, number)]
 
     @precondition(lambda self: self.shell.states)
     @rule(number=ANY)
@@ -499,6 +509,9 @@ class SendAheadMachine(CoreMachine):
                 for _ in range(4):
                     self.submit_series(6, model, 0, UserId(""))
                 self.run_as_expected()
+        self.fill()
+
+    def fill(self) -> None:
         for model in (PAINT, PAINT, DRAW, PAINT):
             self.wait_in_line(4, model)
 
@@ -508,6 +521,33 @@ class SendAheadMachine(CoreMachine):
         for _ in range(count):
             number = len(self.shell.jobs)
             self.shell.submit(image(f"j{number}", prompt="cat", model=model, seed=200 + number))
+
+
+class FollowerMachine(SendAheadMachine):
+    """The same with few tasks at a time: most are queued behind those that compute their inputs."""
+
+    @initialize(
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        send_ahead_seconds=st.sampled_from([5.0, 60.0]),
+        node=st.sampled_from(["", "n1"]),
+    )
+    def begin(self, node: str, **limits) -> None:
+        super().begin(node, batch_limit=1, stop_grace_seconds=4.0, **limits)
+
+    def fill(self) -> None:
+        self.wait_in_line(0, 0, PAINT)
+
+    @rule(text=st.integers(0, 30), priority=st.sampled_from([0, 0, 0, 1]), model=st.sampled_from([PAINT, PAINT, DRAW]))
+    def wait_in_line(self, text: int, priority: int, model: ComponentKey) -> None:
+        """An image, mostly of a text of its own."""
+        number = len(self.shell.jobs)
+        self.shell.submit(image(f"j{number}", prompt=f"text {text}", model=model, seed=number, priority=priority))
+
+    @precondition(lambda self: not self.shell.state.demand.backlog.count)
+    @rule(text=st.integers(0, 30))
+    def wait_behind_nothing(self, text: int) -> None:
+        self.wait_in_line(text, 0, PAINT)
 
 
 def drain(shell: Shell) -> None:
@@ -529,7 +569,7 @@ def drain(shell: Shell) -> None:
             shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
         for name in list(shell.loading):
             shell.loaded(name)
-        if not shell.running and not shell.starting and not shell.loading:
+        if not shell.running and not shell.starting and not shell.loading and not shell.revoked:
             return
     raise AssertionError("it does not come to an end")
 
@@ -544,3 +584,5 @@ TestSendAhead = SendAheadMachine.TestCase
 TestSendAhead.settings = settings(
     max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+TestFollower = FollowerMachine.TestCase
+TestFollower.settings = TestSendAhead.settings

@@ -1,0 +1,44 @@
+"""`OwnResults`: the latest results of a worker, for runs that follow on the same worker and read them there.
+
+Such a run was sent before its inputs existed. It begins right after the last of the runs that make them, so the latest
+few are enough. One that does not find its inputs does not start, and is sent again with them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from modelpool.pool.core.stage_params import Result
+
+#: results that are kept: more than the missing inputs of any task
+MOST_KEPT = 4
+#: bytes of them together. Larger results are videos, whose next run takes longer than any message
+MOST_BYTES = 64 << 20
+
+
+class OwnResults:
+    """Results by run, latest last. Used by one thread."""
+
+    def __init__(self) -> None:
+        #: with their bytes
+        self._kept: OrderedDict[int, tuple[Result, int]] = OrderedDict()
+
+    def keep(self, run: int, result: Result, result_bytes: int) -> None:
+        """Keep the result of a run, in place of the oldest."""
+        self._kept[run] = (result, result_bytes)
+        while len(self._kept) > MOST_KEPT or sum(size for _, size in self._kept.values()) > MOST_BYTES:
+            self._kept.popitem(last=False)
+
+    def has(self, own: Sequence[int]) -> bool:
+        """Return whether the results of all these runs are there; 0 means an input that was sent."""
+        return all(not run or run in self._kept for run in own)
+
+    def complete(self, own: Sequence[int], sent: Sequence[Result]) -> tuple[Result, ...]:
+        """Return all inputs of a run in order: those of `own`, which are forgotten, between those that were `sent`.
+        What was sent beyond its inputs follows them."""
+        rest = list(sent)
+        inputs = [self._kept[run][0] if run else rest.pop(0) for run in own]
+        for run in own:
+            self._kept.pop(run, None)
+        return (*inputs, *rest)
