@@ -57,6 +57,7 @@ class PoolPlan:
     log              the file of the pool's log; None: there is none
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
+    overlaps_decode  whether a worker decodes beside the run behind, where it can
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 
@@ -78,6 +79,7 @@ class PoolPlan:
     output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
     computed_by: Mapping[str, str] = field(default_factory=dict)
+    overlaps_decode: bool = False
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -108,6 +110,7 @@ def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str |
         plan.nodes.notice_seconds,
         plan.checkpoints,
         plan.worker_lease_seconds,
+        plan.overlaps_decode,
         code,
     )
     return hashlib.sha256(pickle.dumps(depends_on)).hexdigest()
@@ -181,6 +184,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         output=config.output.defaults,
         log=_log(config.observability),
         computed_by=_computed_by(wanted),
+        overlaps_decode=wanted.overlap_decode,
     )
 
 

@@ -68,6 +68,8 @@ class PoolSection(Strict):
     memory_format  of the weights of convolutions (`pool.patcher.weight_form.MemoryFormat`)
     cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs at the second use of a size
                   (`pool.patcher.graphed_calls`); only on CUDA
+    overlap_decode  whether a GPU decodes on a stream of its own, beside the task behind it, where there is memory for
+                  both (`pool.engine.pending_run`); only on CUDA
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -92,6 +94,7 @@ class PoolSection(Strict):
     loras: Literal["merged", "runtime"] = "merged"
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     cuda_graphs: bool = False
+    overlap_decode: bool = False
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

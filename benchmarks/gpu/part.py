@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import PREFIX, Setting
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
     """Return the function of a part; imports only what it needs."""
-    from benchmarks.gpu import device_tests, model_switch, pool_jobs, sampling, soak, tiny_models, transfers
+    from benchmarks.gpu import device_tests, model_switch, overlap, pool_jobs, sampling, soak, tiny_models, transfers
 
     parts: Mapping[str, Callable[[Record, Setting], None]] = {
         "tests": device_tests.run,
@@ -30,6 +30,7 @@ def part_named(name: str) -> Callable[[Record, Setting], None]:
         "compiled": sampling.run_compiled,
         "more": sampling.run_more,
         "loading": transfers.run_loading,
+        "overlap": overlap.run,
     }
     kind, _, model = name.partition(" ")
     return partial(of_models[kind], model=model) if model else parts[name]

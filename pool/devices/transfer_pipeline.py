@@ -6,7 +6,7 @@ Created once per device. Only CUDA has streams and pinned memory; on other devic
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import torch
@@ -46,6 +46,8 @@ class TransferPipeline:
         self._copier = copier
         #: stream of overlapped work; created on first use
         self._side: Stream | None = None
+        #: stream of a run that is computed beside others; created on first use
+        self._beside: Stream | None = None
         #: the compute stream while copies overlap with it
         self._computing: Stream | None = None
         self._is_behind = False
@@ -142,6 +144,37 @@ class TransferPipeline:
         if self._computing is not None and self._streams is not None:
             for tensor in tensors:
                 self._streams.maker.lend(tensor, self._streams.maker.current())
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether work can be on a stream of its own."""
+        return self._streams is not None
+
+    @contextmanager
+    def beside(self, is_first: bool = False) -> Iterator[None]:
+        """Work of the block is on a stream of its own, for which the compute stream does not wait. With `is_first` it
+        begins after all pending work of the compute stream, which has made what it reads.
+
+        Memory allocated in the block belongs to that stream: pass no tensor on to the compute stream. Whatever the
+        block reads must stay where it is until its work is over (`mark`); if the block raises, it is over. No effect
+        without streams; any thread.
+        """
+        if self._streams is None:
+            yield
+            return
+        maker = self._streams.maker
+        stream = self._beside = self._beside or maker.new_stream()
+        if is_first:
+            stream.wait_stream(maker.current())
+        try:
+            with maker.on(stream):
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # a lost device has nothing pending
+                begun = maker.new_event()
+                begun.record(stream)
+                begun.synchronize()
+            raise
 
     def catch_up(self) -> None:
         """Let the compute stream wait for all overlapped work."""

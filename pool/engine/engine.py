@@ -56,7 +56,7 @@ from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
-from modelpool.pool.engine.image_stages import decode_images, encode_images
+from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
@@ -269,13 +269,47 @@ class Engine:
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
         """
+        results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+        return results[0], cost
+
+    def begin(
+        self,
+        task: TaskSpec,
+        work: StageParams,
+        inputs: Mapping[str, Result],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: Sequence[ComponentKey] = (),
+        resume: RunState | None = None,
+    ) -> Callable[[], tuple[Result, RunCost]]:
+        """As `run`, but the device may still decode when this returns, on a stream of its own, beside the runs behind
+        it: the returned function waits for the result, on any thread. See `TaskRunner.begin`."""
+        ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+
+        def first() -> tuple[Result, RunCost]:
+            results, cost = ending()
+            return results[0], cost
+
+        return first
+
+    def _prepared(
+        self,
+        task: TaskSpec,
+        work: StageParams,
+        inputs: Mapping[str, Result],
+        hooks: RunHooks,
+        fresh: bool,
+        needed_next: Sequence[ComponentKey],
+        resume: RunState | None,
+    ) -> TaskRun[tuple[Result, ...]]:
         if fresh:
+            self._runner.release_beside()
             self.vram.unload_all()
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
         stop_if_asked(hooks.should_pause)
-        results, cost = self._run_at_once((BatchMember(task, work, inputs, hooks, resume),), tuple(needed_next))
-        return results[0], cost
+        member = BatchMember(task, work, inputs, hooks, resume)
+        return self._run_of((member,), self._used_by(work), tuple(needed_next))
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: Sequence[ComponentKey] = ()
@@ -399,6 +433,7 @@ class Engine:
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
+        self._runner.release_beside()
         self.vram.unload_all()
         release_unused(self._device.memory)
         self._models.clear()
@@ -411,6 +446,7 @@ class Engine:
     def close(self) -> None:
         """Evict everything and release what the device and the host held for it: the allocator's cache, which other
         engines of the process could not use otherwise, and pinned memory. Idempotent."""
+        self._runner.release_beside()
         self.vram.close()
         self._pipeline.close()
         release_unused(self._device.memory)
@@ -434,7 +470,22 @@ class Engine:
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
 
-        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members), caches)
+        begin: Callable[[ExecutionMode | None], Callable[[], tuple[Result, ...]]] | None = None
+        if len(members) == 1 and isinstance(members[0].work, DecodeParams):
+            begin = partial(self._begin_decode, members[0], members[0].work, patchers[0], uploading)
+        together = len(members)
+        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
+
+    def _begin_decode(
+        self,
+        member: BatchMember,
+        work: DecodeParams,
+        vae: ModelPatcher,
+        hooks: RunHooks,
+        division: ExecutionMode | None,
+    ) -> Callable[[], tuple[Result, ...]]:
+        latent, inputs = self._opened(work.model).latent, TaskInputs(member.inputs)
+        return begin_decode_images((work,), (inputs,), vae, latent, hooks, division, is_pending=True)
 
     def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
         """The textual inversions that the texts of `works` name."""
@@ -449,6 +500,7 @@ class Engine:
 
     def _stops(self, hooks: RunHooks) -> bool:
         """Whether a run should stop. If not, preload weights of the next task."""
+        self._runner.poll_beside()
         if hooks.should_stop():
             return True
         self._runner.preloader.advance(hooks.preload_request())

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import model_switch, sampling, soak, tiny_models
+from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
@@ -150,6 +150,7 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     on_sim = Setting("sim", True, tmp_path, tmp_path)
     tiny_models.compare_zoo(Record(rows_path, "zoo", 600), on_sim)
     model_switch.run(Record(rows_path, "switch", 600), on_sim)
+    overlap.run(Record(rows_path, "overlap", 600), on_sim, "sdxl")
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
@@ -160,11 +161,13 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
         "engine compiled relative to diffusers compiled",
         "diffusers hotswap of a LoRA",
         "SDXL, float16 during that load",
+        "images per second, decodes beside sampling",
         *(f"sampling, {name}" for name in few),
     ):
         assert (rows[name].value or 0) > 0, name
     assert [kind.__name__ for kind in compiler._compiled] == ["BasicTransformerBlock"]
     assert rows["peak reserved memory"].note == "skipped: only on CUDA"
+    assert rows["largest difference of pixels"].is_met
     assert rows["auraflow, float32 with streamed float16 weights"].is_met
     judged = [row.name for row in rows.values() if row.part == "sampling" and row.is_met is not None]
     assert judged == [], "times of a CPU say nothing about a GPU"
