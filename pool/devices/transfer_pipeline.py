@@ -5,9 +5,10 @@ Created once per device. Only CUDA has streams and pinned memory; on other devic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from modelpool.pool.devices.pinned_memory import (
     pinned_budget_bytes,
 )
 from modelpool.pool.devices.uploads import AHEAD_BYTES, DirectUploader, StreamingUploader, StreamOrder, Uploader
+
+_T = TypeVar("_T")
 
 
 class TransferPipeline:
@@ -175,6 +178,18 @@ class TransferPipeline:
                 begun.record(stream)
                 begun.synchronize()
             raise
+
+    def on_current_stream(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """Return `work` for another thread, on the stream that is the current one of this thread."""
+        if self._streams is None:
+            return work
+        maker, stream = self._streams.maker, self._streams.maker.current()
+
+        def on_stream() -> _T:
+            with maker.on(stream):
+                return work()
+
+        return on_stream
 
     def catch_up(self) -> None:
         """Let the compute stream wait for all overlapped work."""

@@ -446,7 +446,7 @@ class Engine:
     def close(self) -> None:
         """Evict everything and release what the device and the host held for it: the allocator's cache, which other
         engines of the process could not use otherwise, and pinned memory. Idempotent."""
-        self._runner.release_beside()
+        self._runner.close()
         self.vram.close()
         self._pipeline.close()
         release_unused(self._device.memory)

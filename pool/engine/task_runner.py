@@ -16,10 +16,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from modelpool.pool.core.errors import DoesNotFit
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import StageParams
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.devices.kinds import OpenDevice
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
+from modelpool.pool.engine.compute_thread import ComputeThread
 from modelpool.pool.engine.pending_run import PendingRun
 from modelpool.pool.estimates.activation_calibration import ActivationCalibration, ActivationKey, measured_activations
 from modelpool.pool.patcher.out_of_memory import (
@@ -47,6 +49,11 @@ from modelpool.pool.vram.preloader import Preloader, PreloadNeeds
 from modelpool.pool.vram.vram_manager import PatcherUse, VramManager
 
 _LOG = logging.getLogger(__name__)
+
+#: kinds of runs that are remembered as short of memory
+SHORT_KEPT = 64
+#: more free memory with which such a run may get faster convolutions: a usual size of a workspace
+FREED_BYTES = 64 << 20
 
 #: steps after which the same run with the same weights is tried again
 _SAME_AGAIN = (OomStep.DROP_AHEAD, OomStep.EMPTY_CACHE)
@@ -96,11 +103,13 @@ class _Progress:
 
     counted_on_bytes  memory available to this run, including weights, when it was planned
     cached_bytes      memory that the allocator held unused when the attempt ran out
+    refusals          how often the allocator had had no memory, when the attempt began
     """
 
     counted_on_bytes: int = 0
     is_loaded: bool = False
     cached_bytes: int = 0
+    refusals: int = 0
 
 
 class TaskRunner:
@@ -125,6 +134,10 @@ class TaskRunner:
         self._may_stream = may_stream
         self._works_around = works_around
         self._graph_calls = graph_calls
+        self._thread = ComputeThread(pipeline)
+        #: kinds of runs whose convolutions were chosen while memory was short, with what was free of it without their
+        #: activations
+        self._short: LruCache[tuple[ActivationKey, int], int] = LruCache(SHORT_KEPT)
         self._has_reported_plans = False
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
@@ -196,6 +209,8 @@ class TaskRunner:
                     continue
                 if whose is None:
                     raise
+                if self._device.memory.refusals() > progress.refusals:
+                    self._thread.renew()  # with the memory that is freed now, other convolutions may be chosen
                 progress.cached_bytes = self._cached_bytes()  # before the tensors of the failed attempt are released
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
             if following.oom_steps[-1] is OomStep.DROP_CACHES:
@@ -229,7 +244,7 @@ class TaskRunner:
         division = choose_mode(run.task, room_bytes)
         try:
             with self._vram.lease_as_is(run.wanted, division.activation_bytes):
-                return run.compute(_mode_or_none(division, run.task))
+                return self._thread.call(partial(run.compute, _mode_or_none(division, run.task)))
         except Exception as error:
             whose = exhausted_memory(error, self._device.torch_device)
             works_now = whose is None and self._works_around(error)
@@ -249,7 +264,7 @@ class TaskRunner:
         memory, division = self._device.memory, trying.division
         self._has_run_out = bool(trying.oom_steps)
         memory.reset_peak()
-        progress.counted_on_bytes = self._available_bytes()
+        progress.counted_on_bytes, progress.refusals = self._available_bytes(), memory.refusals()
         started, is_beside_another = time.perf_counter(), self._beside is not None
         activation_bytes = self._activation_bytes(run, division)
         with ExitStack() as held:
@@ -263,14 +278,15 @@ class TaskRunner:
                 loaded = time.perf_counter()
                 load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
                 memory.reset_peak()
-                graph_calls, refusals = self._graph_calls(), memory.refusals()
+                graph_calls = self._graph_calls()
                 crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
                 mode = _mode_or_none(division, run.task)
+                self._forget_plans(run, division)
                 if begin is None:
-                    result = run.compute(mode)
+                    result = self._thread.call(partial(run.compute, mode))
                 else:
                     with self._pipeline.beside(is_first=True):
-                        bring, end = begin(mode), self._pipeline.mark()
+                        bring, end = self._thread.call(partial(begin, mode)), self._pipeline.mark()
                 ended = time.perf_counter()
                 run_peak_bytes = memory.peak_bytes()
                 is_streaming = lease.plan.streamed_bytes > 0
@@ -300,7 +316,8 @@ class TaskRunner:
                     ahead_bytes=self.preloader.uploaded_bytes,
                 )
             self._learn(run, division, cost)
-            if memory.refusals() > refusals:
+            if memory.refusals() > progress.refusals:
+                self._short.put(self._kind(run, division), memory.free_bytes())
                 self._report_plans(run.task)
             if begin is None:
                 self._usual_bytes = needed_bytes(run.uses, activation_bytes)
@@ -344,17 +361,33 @@ class TaskRunner:
         if shares or is_last or not self._vram.has_room(run.wanted, wanted_bytes):
             self.release_beside()
 
+    def _forget_plans(self, run: TaskRun[Any], division: ExecutionMode) -> None:
+        """Forget the convolutions that were chosen while memory was short, if such a run chose some then and has more
+        memory now."""
+        short_bytes = self._short.kept(self._kind(run, division))
+        if short_bytes is not None and self._device.memory.free_bytes() >= short_bytes + FREED_BYTES:
+            self._thread.renew()
+            self._short.clear()
+
+    def _kind(self, run: TaskRun[Any], division: ExecutionMode) -> tuple[ActivationKey, int]:
+        """Runs of one kind have the same convolutions."""
+        return self._key(run, division), division.estimated_bytes
+
+    def close(self) -> None:
+        """Wait for a run beside others, and end the thread of runs, if there is one. Idempotent."""
+        self.release_beside()
+        self._thread.close()
+
     def _report_plans(self, task: TaskSpec) -> None:
         """Say, once, that torch went without memory, perhaps for the workspace of a convolution.
 
-        cuDNN then takes another plan, and torch keeps it for the shape and the thread, with nothing to clear it: the
-        cache of aten/src/ATen/native/cudnn/Conv_v8.cpp is keyed by shapes only.
+        cuDNN then takes another plan, and torch keeps it for the shape and the thread, with no function to forget it.
         """
         if not self._has_reported_plans:
             self._has_reported_plans = True
             _LOG.warning(
                 "%s ran out of memory inside of torch, which went on with less: slower convolutions may stay in use "
-                "for its size until the worker restarts; lower `vram`, or raise `reserve_vram`",
+                "for its size until more memory is free; lower `vram`, or raise `reserve_vram`",
                 task.task_id,
             )
 
