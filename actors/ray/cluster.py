@@ -129,6 +129,7 @@ class ControllerActor(Controller):
             elastic=plan.elastic,
             facts=ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
             pins=plan.pins,
+            named=plan.named,
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,

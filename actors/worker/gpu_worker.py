@@ -51,6 +51,7 @@ from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.fast_path import FastPaths
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
     AudioSamples,
@@ -181,12 +182,11 @@ def open_engine(
     threads: int,
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
-    compiles: bool = False,
     products: str = "exact",
     measures_attention: bool = False,
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
-    cuda_graphs: bool = False,
+    fast_paths: FastPaths | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -200,12 +200,11 @@ def open_engine(
             threads=threads,
             vram_policy=vram_policy,
             reserve_bytes=reserve_bytes,
-            compiles=compiles,
             products=Products(products),
             measures_attention=measures_attention,
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
-            cuda_graphs=cuda_graphs,
+            fast_paths=fast_paths,
         )
     )
 

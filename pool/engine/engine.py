@@ -21,6 +21,7 @@ from modelpool.pool.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.fast_path import FastPath, FastPaths
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
@@ -113,6 +114,7 @@ class EngineSettings:
     vram_policy   how eagerly weights are kept on the device; None is the default of the device
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
+    fast_paths    the same and `cuda_graphs`, by model, in place of both
     products      how linear layers with quantized weights multiply
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
@@ -132,6 +134,12 @@ class EngineSettings:
     loras_at_run_time: bool = False
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     cuda_graphs: bool = False
+    fast_paths: FastPaths | None = None
+
+    @property
+    def paths(self) -> FastPaths:
+        """How calls of diffusion models are made, by model."""
+        return self.fast_paths or FastPaths(FastPath(self.compiles, self.cuda_graphs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +168,11 @@ class Engine:
         loras_at_run_time: bool = False,
         memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
         graphs: GraphStore | None = None,
+        fast_paths: FastPaths | None = None,
     ) -> None:
+        """`fast_paths` say for which models `compiler` and `graphs` are used; None: for all."""
         self._device = device
+        self._fast_paths = fast_paths or FastPaths(FastPath(True, True))
         self._memory_format = memory_format
         self._loras_at_run_time = loras_at_run_time
         self._products = products
@@ -222,9 +233,9 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        compiler = BlockCompiler.open(device.name) if settings.compiles and device.kind is not DeviceKind.SIM else None
+        path = settings.paths.any.on(device.kind.value)
+        compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
-        captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
         return cls(
             device,
@@ -238,7 +249,8 @@ class Engine:
             choices,
             settings.loras_at_run_time,
             settings.memory_format,
-            GraphStore(CudaGraphs(device.torch_device)) if captures else None,
+            GraphStore(CudaGraphs(device.torch_device)) if path.captures else None,
+            settings.paths,
         )
 
     def introduce(self) -> EngineFacts:
@@ -408,7 +420,7 @@ class Engine:
                 component.built.module,
                 self._device.torch_device,
                 self._form_of(component),
-                self._tools_for(component),
+                self._tools_for(component, model.name),
                 typical_call(opened, role),
             )
             self.vram.add(base)
@@ -426,10 +438,17 @@ class Engine:
             channels_last=self._memory_format.puts_channels_last(component.role, computed, self._capabilities),
         )
 
-    def _tools_for(self, component: Component) -> RunTools:
-        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
+    def _tools_for(self, component: Component, model: str) -> RunTools:
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and those of
+        the model's fast path. Of models with equal weights, that of the first one holds."""
         kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
-        return self._tools if kernel is None else replace(self._tools, linear=kernel)
+        path, tools = self._fast_paths.of(model), self._tools
+        return replace(
+            tools,
+            linear=tools.linear if kernel is None else kernel,
+            compiler=tools.compiler if path.compiles else None,
+            graphs=tools.graphs if path.captures else None,
+        )
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
