@@ -483,7 +483,8 @@ class PoolConfig(Strict):
             named = {key: item for key, item in keys.items() if not changes_only or item != by_default[key]}
             if named or not changes_only:
                 lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in named.items()), ""]
-        lines += [line for model in (*self.pool.models, *self.models.separate) for line in model.describe()]
+        lines += [line for model in self.pool.models for line in model.describe()]
+        lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
             limit = _toml_value(share.running_limit)
             lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]

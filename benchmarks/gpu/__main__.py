@@ -57,6 +57,7 @@ PARTS = (
     Part("sampling sdxl", 2.0, ("sdxl",)),
     Part("sampling flux", 3.0, ("flux",)),
     Part("compiled sdxl", 3.0, ("sdxl",)),
+    Part("memory", 1.0, ("sdxl",)),
     Part("switch", 1.5, ("sdxl", "flux")),
     Part("families", 1.5),
     Part("soak", 1.5),

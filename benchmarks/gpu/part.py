@@ -14,13 +14,24 @@ from benchmarks.gpu.setting import PREFIX, Setting
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
     """Return the function of a part; imports only what it needs."""
-    from benchmarks.gpu import device_tests, model_switch, overlap, pool_jobs, sampling, soak, tiny_models, transfers
+    from benchmarks.gpu import (
+        device_tests,
+        model_switch,
+        overlap,
+        pool_jobs,
+        sampling,
+        soak,
+        tiny_models,
+        transfers,
+        worker_memory,
+    )
 
     parts: Mapping[str, Callable[[Record, Setting], None]] = {
         "tests": device_tests.run,
         "zoo": tiny_models.compare_zoo,
         "families": tiny_models.compare_families,
         "transfers": transfers.run,
+        "memory": worker_memory.run,
         "switch": model_switch.run,
         "soak": soak.run,
         "pool": pool_jobs.run,

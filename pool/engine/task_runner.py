@@ -31,6 +31,7 @@ from modelpool.pool.patcher.out_of_memory import (
     exhausted_memory,
     release_frames,
     release_unused,
+    requested_bytes,
 )
 from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.plan.oom_ladder import RunAttempt, next_attempt
@@ -211,7 +212,8 @@ class TaskRunner:
                     raise
                 if self._device.memory.refusals() > progress.refusals:
                     self._thread.renew()  # with the memory that is freed now, other convolutions may be chosen
-                progress.cached_bytes = self._cached_bytes()  # before the tensors of the failed attempt are released
+                # before the tensors of the failed attempt are released
+                progress.cached_bytes = self._cached_bytes(error)
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
             if following.oom_steps[-1] is OomStep.DROP_CACHES:
                 self._vram.free_idle(but=[use.component for use in run.uses])
@@ -459,10 +461,12 @@ class TaskRunner:
         device."""
         return self._vram.room_bytes + self._vram.residency().used_bytes
 
-    def _cached_bytes(self) -> int:
-        """Memory that the allocator of this process holds unused; 0 if the device does not answer."""
+    def _cached_bytes(self, error: Exception) -> int:
+        """Memory that the allocator of this process holds unused; 0 if the device does not answer, and if what failed
+        with `error` would not fit even if that was given back."""
         try:
-            return self._device.memory.cached_bytes()
+            memory = self._device.memory
+            return 0 if requested_bytes(error) > memory.free_bytes() else memory.cached_bytes()
         except RuntimeError:
             return 0
 

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models
+from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models, worker_memory
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
@@ -196,6 +196,19 @@ def test_models_of_later_parts_are_kept(tmp_path: Path) -> None:
     run_parts([Part("a", 1, ("sdxl",)), Part("b", 1, ("sdxl",)), Part("c", 1)], 1, tmp_path, models, command_of)
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["outcome"] for part in results["parts"]] == ["done"] * 3
+
+
+def test_host_memory_of_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes load the same file, and measure themselves while both hold it."""
+    monkeypatch.setattr(worker_memory, "COUNTS", (2,))
+    setting = Setting("cpu", True, tmp_path, tmp_path)
+    worker_memory.run(Record(tmp_path / "rows.jsonl", "memory", 300), setting)
+    _, row = read_measurements(tmp_path / "rows.jsonl")
+    assert row.name == "host memory of the weights with 2 workers"
+    assert 1.0 <= (row.value or 0) < 1.5, row
+    private = {"pss_bytes": 60, "anonymous_bytes": 5, "device_bytes": 0}
+    assert worker_memory.copies_of([private, private], 100)[0] == 1.3
+    assert worker_memory.copies_of([{**private, "device_bytes": 5}], 100)[0] == 1.0
 
 
 def test_many_jobs_with_changing_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

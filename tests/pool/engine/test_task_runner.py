@@ -246,10 +246,11 @@ def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
         nonlocal tries
         tries += 1
         if held_bytes:
-            raise torch.OutOfMemoryError("CUDA out of memory: fragments")
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {what}")
         return ImagePixels(decoding.pixels)
 
     run = decoding.run_of(engine, compute)
+    what = "fragments"
     for tried in (run, replace(run, together=2)):
         held_bytes, tries = FRAGMENTED_BYTES, 0
         _, cost = engine._runner.run(tried)
@@ -257,6 +258,12 @@ def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
         assert tries == 2
         assert engine.residency().of(idle.key) is not None, "an idle component was evicted"
     assert sum(error.ran_out for error in engine.activation_errors()) == 0
+    for said, rung in (
+        ("Tried to allocate 1.00 MiB. ", OomStep.EMPTY_CACHE),
+        ("Tried to allocate 900.00 GiB. ", OomStep.DROP_CACHES),  # found in a review: the same again was of no use
+    ):
+        what, held_bytes = said, FRAGMENTED_BYTES
+        assert engine._runner.run(run)[1].oom_steps == (rung,)
     engine.close()
 
 
