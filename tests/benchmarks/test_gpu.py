@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -78,6 +79,32 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
     assert "Not met or failed: crashes: the whole part; hangs: the whole part." in table
     run_parts([Part("works", 1)], 0.1 / 60, tmp_path, models, command_of)
     assert "skipped: out of time" in (tmp_path / "table.md").read_text()
+
+
+def test_an_interrupted_run_keeps_its_results_and_ends_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by an interrupted run: the part that was under way went on, with the device and its models."""
+    children = []
+    wait = subprocess.Popen.wait
+
+    def interrupted(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is not None and len(children) == 1:
+            children.append(child)
+            raise KeyboardInterrupt
+        children.append(child)
+        return wait(child, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+
+    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+        return [sys.executable, "-S", "-c", "" if part.name == "first" else "import time; time.sleep(600)"]
+
+    (tmp_path / "models").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run_parts([Part("first", 1), Part("second", 1)], 1, tmp_path, tmp_path / "models", command_of)
+    assert children[1].returncode == -signal.SIGKILL
+    assert [part["part"] for part in json.loads((tmp_path / "results.json").read_text())["parts"]] == ["first"]
 
 
 def test_every_part_has_its_share_and_what_is_left_over() -> None:
