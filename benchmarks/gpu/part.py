@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu.measurements import OutOfTime, Record
 from benchmarks.gpu.setting import PREFIX, Setting
 
@@ -60,6 +62,8 @@ def main() -> None:
     record = Record(asked.rows, asked.part, asked.seconds)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models, ignore_cleanup_errors=True) as folder:
         setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder))
+        if setting.small:
+            torch.set_num_threads(1)  # as in workers; several wait for each other on a busy machine
         try:
             part_named(asked.part)(record, setting)
         except OutOfTime:
