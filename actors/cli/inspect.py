@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelpool.actors.graph.recipe import Recipe
-    from modelpool.actors.settings.config import ModelsSection
+    from modelpool.actors.settings.config import ModelsSection, PoolConfig
+    from modelpool.pool.core.fast_path import FastPath
     from modelpool.pool.detection.facts import FileFacts
     from modelpool.pool.loading.describe import CheckpointInfo, LoraInfo
 
@@ -135,9 +136,13 @@ def _is_key_list(file: Path) -> bool:
 
 
 def _models(options: PoolOptions) -> ModelsSection:
+    return _settings(options).models
+
+
+def _settings(options: PoolOptions) -> PoolConfig:
     from modelpool.actors.cli.open_pool import settings_for
 
-    return settings_for(options).models
+    return settings_for(options)
 
 
 def _weights(file: Path, options: PoolOptions) -> Findings:
@@ -150,7 +155,8 @@ def _weights(file: Path, options: PoolOptions) -> Findings:
     allow_pickle = _models(options).allow_pickle
     facts = recognise_file(file, allow_pickle=allow_pickle)
     try:
-        return _checkpoint(describe(file, allow_pickle=allow_pickle), facts, _sha256(file, options))
+        path = _settings(options).pool.fast_paths.of(file.stem)
+        return _checkpoint(describe(file, allow_pickle=allow_pickle), facts, _sha256(file, options), path)
     except UnknownArchitecture as problem:
         if facts.kind is Kind.LORA:
             info = describe_lora(file, allow_pickle=allow_pickle)
@@ -234,7 +240,7 @@ def _video(file: Path) -> Findings:
     return Findings(plain, (facts_table([(kind, str(file)), *_recipe_lines(file, recipe)]),))
 
 
-def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Findings:
+def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str, path: FastPath) -> Findings:
     from modelpool.actors.cli.inspect_weights import predictions, sizes
     from modelpool.actors.cli.plain_values import plain_value
     from modelpool.actors.cli.tables import facts_table, rows_table
@@ -257,8 +263,8 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
         for component in info.components
     ]
     headings = ("component", "tensors", "parameters", "in the file", "dtypes")
-    device, decided = _decisions(info)
-    running = {"device": device, "components": decided}
+    device, decided, calls = _decisions(info, path)
+    running = {"device": device, "components": decided, "calls": calls}
     plain = {
         "kind": "checkpoint",
         "sha256": sha256,
@@ -270,20 +276,26 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
     facts.append(("prediction", stated or f"{info.prediction}{_USUAL}"))
     table = rows_table(headings, rows, right=headings[1:4])
     here = facts_table(
-        [("on this machine", device), *((role.replace("_", " "), description) for role, description in decided.items())]
+        [
+            ("on this machine", device),
+            *((role.replace("_", " "), description) for role, description in decided.items()),
+            ("model calls", calls),
+        ]
     )
     found = facts_table(sizes(recognised.diffusion) if recognised.diffusion else ())
     return Findings(plain, (facts_table(facts), table, here, found, facts_table(_metadata(info.metadata))))
 
 
-def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
-    """Return the name of this machine's device, and the casting decision and reason for each component."""
+def _decisions(info: CheckpointInfo, path: FastPath) -> tuple[str, dict[str, str], str]:
+    """Return the name of this machine's device, the casting decision and reason for each component, and how the
+    diffusion model is called while it is resident, as `path` requests."""
     from modelpool.pool.devices.capabilities import default_device_kind, detect_capabilities
     from modelpool.pool.engine.load_decisions import component_operations
 
-    found = detect_capabilities(default_device_kind())
+    kind = default_device_kind()
+    found = detect_capabilities(kind)
     decided = {c.role.value: str(component_operations(c.role, c.dtypes, found)) for c in info.components}
-    return found.name, decided
+    return found.name, decided, path.on(kind.value).words
 
 
 def _lora(info: LoraInfo, sha256: str, options: PoolOptions) -> Findings:

@@ -48,6 +48,7 @@ class MemoryPlan:
     batch_limit    the most images that the pool would run together
     batch_bytes    activations of each stage with all images in one run
     kernels        kernels for the quantized weights of each component, with their costs
+    calls          how the diffusion model is called while it is resident
     """
 
     model: str
@@ -67,6 +68,7 @@ class MemoryPlan:
     batch_limit: int
     batch_bytes: dict[str, int]
     kernels: dict[str, tuple[KernelCost, ...]]
+    calls: str
 
 
 @with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
@@ -163,6 +165,7 @@ def memory_plan(
         batch_limit=config.scheduler.batch_limit,
         batch_bytes=_batch_bytes(catalog, graph, request, batch) if batch > 1 else {},
         kernels=_kernels(catalog, model, kind, config.pool.products),
+        calls=config.pool.fast_paths.of(recipe.model).on(kind).words,
     )
 
 
@@ -208,6 +211,7 @@ def _settings_facts(found: MemoryPlan) -> list[tuple[str, str]]:
         ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
         ("device", f"{found.device_kind} ({found.device_source})"),
         ("policy", f"{found.policy} ({found.policy_source})"),
+        ("model calls", found.calls),
         ("memory", format_bytes(found.vram_bytes) + (f", of which {taken}" if taken else "")),
         ("speeds", f"link {link}; compute speed is a rough estimate (order of magnitude)"),
     ]

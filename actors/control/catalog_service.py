@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import (
@@ -286,7 +287,7 @@ class CatalogService:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        found = replace(recipe, versions=self._versions, computed_by=self._computed_by)
+        found = replace(recipe, versions=self._versions, computed_by=computed_by_of(self._computed_by, recipe.model))
         return BuiltRequest(found, self._with_fingerprints(job))
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:

@@ -75,7 +75,7 @@ from modelpool.actors.wire.messages import (
 )
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
-from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.results import RunState
 from modelpool.pool.specs.spec import (
@@ -189,6 +189,7 @@ class Controller:
         elastic: bool = False,
         facts: ClusterFacts | None = None,
         pins: Sequence[tuple[str, int]] = (),
+        named: Sequence[str] = (),
         heartbeat_seconds: float | None = None,
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
@@ -199,10 +200,10 @@ class Controller:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
-        models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
-        answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
-        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job, and `log`
-        entries about jobs, workers and failures. `output` is for drivers that
+        models and replicas to pin at the start, and `named` models that the settings name. With `heartbeat_seconds`,
+        silent workers are asked whether they answer at this interval, and given up if they do not. `checkpoints` keeps
+        the states of sampling runs. `epoch` is larger than that of every earlier controller of the pool. `traces`
+        receives the spans of each job, and `log` entries about jobs, workers and failures. `output` is for drivers that
         connect.
         """
         self._state = state
@@ -269,13 +270,14 @@ class Controller:
         #: set once the fleet knows the workers of earlier controllers: where groups of nodes grow, jobs start workers
         self._has_taken_over = asyncio.Event()
         self._pinned_at_start = tuple(pins)
+        self._named = tuple(named)
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
 
     async def open(self) -> None:
         """Request the workers; they start while drivers already submit. What is submitted before the workers of an
         earlier controller are found waits for them. Call once. Raises OutputFailed for the event
-        log, and UserError for a model to pin.
+        log, and UserError for a model to pin, or one with settings of its own.
         """
         self._opened_at = self._clock.now()
         if self._log is not None:
@@ -284,6 +286,10 @@ class Controller:
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
         self._has_taken_over.set()
+        for name in () if taken_over else self._named:
+            found = (await self._catalog.weights(name)).model.name
+            if found != name:
+                raise unusable_field("[pool.models]", name, f"the name of the model, {found}")
         for model, replicas in self._pinned_at_start:
             try:
                 await self._pin((model,), replicas)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
+from modelpool.actors.control.computed_by import setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
@@ -58,6 +59,8 @@ class PoolPlan:
     log              the file of the pool's log; None: there is none
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
+    named            models with settings of their own
+    overlaps_decode  whether a worker decodes beside the run behind, where it can
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 
@@ -79,6 +82,8 @@ class PoolPlan:
     output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
     computed_by: Mapping[str, str] = field(default_factory=dict)
+    overlaps_decode: bool = False
+    named: tuple[str, ...] = ()
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -109,6 +114,7 @@ def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str |
         plan.nodes.notice_seconds,
         plan.checkpoints,
         plan.worker_lease_seconds,
+        plan.overlaps_decode,
         code,
         # a worker that an earlier version has started reads its own form of requests only
         RunRequest.__match_args__,
@@ -150,12 +156,11 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             wanted.threads,
             vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
-            compiles=wanted.compile == "blocks",
             products=wanted.products,
             measures_attention=wanted.attention == "measured",
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
-            cuda_graphs=wanted.cuda_graphs,
+            fast_paths=wanted.fast_paths,
         ),
         open_catalog=partial(
             open_catalog,
@@ -185,6 +190,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         output=config.output.defaults,
         log=_log(config.observability),
         computed_by=_computed_by(wanted),
+        overlaps_decode=wanted.overlap_decode,
+        named=tuple(each.name for each in wanted.models),
     )
 
 
@@ -196,7 +203,9 @@ def _log(wanted: ObservabilitySection) -> LogSettings | None:
 def _computed_by(pool: PoolSection) -> dict[str, str]:
     """Return the settings that change pixels, on whatever device, and differ from the defaults."""
     fields = PoolSection.model_fields
-    return {name: value for name in ("products", "compile") if (value := getattr(pool, name)) != fields[name].default}
+    usual = {name: value for name in ("products", "compile") if (value := getattr(pool, name)) != fields[name].default}
+    own = {setting_of("compile", each.name): each.compile for each in pool.models if each.compile is not None}
+    return usual | {name: value for name, value in own.items() if value != pool.compile}
 
 
 def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:

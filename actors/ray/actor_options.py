@@ -11,7 +11,8 @@ from typing import Any
 from modelpool.actors.control.cluster_view import ACCELERATOR_PREFIX, GPU
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
-#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives
+#: concurrency groups of a worker: one thread runs, or two by turns; others answer and stop, one waits as long as the
+#: worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 #: amount with which Ray requests an accelerator type
 _SOME = 0.001

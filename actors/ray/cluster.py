@@ -135,6 +135,7 @@ class ControllerActor(Controller):
             elastic=plan.elastic,
             facts=ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
             pins=plan.pins,
+            named=plan.named,
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
@@ -228,6 +229,7 @@ class GpuWorkerActor(GpuWorker):
             checkpoint_disk=None if plan.checkpoints is None else _disk(plan.checkpoints, own_checkpoints()),
             lease=lease,
             on_preview=on_preview,
+            overlaps_decode=plan.overlaps_decode,
         )
         LeaseWatch(lease, end_unneeded).start()
         self._notices = NoticePoller(
@@ -257,11 +259,8 @@ class GpuWorkerActor(GpuWorker):
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run
         was revoked."""
-        wanted: RunRequest = unpacked(request)
-        if not self.may_start(wanted):
-            return packed(None), None
-        report, result = self.run(wanted, *map(result_of, inputs))
-        return packed(report), packed_result(result, report.result_bytes)
+        report, result = self.run_unless_revoked(unpacked(request), *map(result_of, inputs))
+        return packed(report), None if report is None else packed_result(result, report.result_bytes)
 
     def run_in_order_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
         """As `run_in_order`, packed; see `RayFleet.run_in_order`."""
@@ -404,7 +403,8 @@ def _create_worker(
         **_needs(plan, new.group).options,
         **PLAIN,
         **detached,
-        concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
+        # the second one takes its turn behind a decode that the device still computes
+        concurrency_groups={COMPUTE: 2 if plan.overlaps_decode else 1, CONTROL: 2, WATCH: 1},
     )(GpuWorkerActor)
     worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)
     return worker

@@ -20,11 +20,13 @@ from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.settings.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
+from modelpool.actors.settings.model_settings import ModelSettings, settings_of_models
 from modelpool.actors.settings.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
+from modelpool.pool.core.fast_path import FastPath, FastPaths
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.source_url import checked_source, is_url
@@ -68,6 +70,9 @@ class PoolSection(Strict):
     memory_format  of the weights of convolutions (`pool.patcher.weight_form.MemoryFormat`)
     cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs at the second use of a size
                   (`pool.patcher.graphed_calls`); only on CUDA
+    models        settings for single models, each a table [pool.models.NAME] in the file
+    overlap_decode  whether a GPU decodes on a stream of its own, beside the task behind it, where there is memory for
+                  both (`pool.engine.pending_run`); only on CUDA
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -92,6 +97,8 @@ class PoolSection(Strict):
     loras: Literal["merged", "runtime"] = "merged"
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     cuda_graphs: bool = False
+    models: tuple[ModelSettings, ...] = ()
+    overlap_decode: bool = False
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None
@@ -116,6 +123,11 @@ class PoolSection(Strict):
         if isinstance(value, bool):
             raise unusable_field(str(about.field_name), value, "a number or a text")
         return value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _models(cls, value: Any) -> tuple[ModelSettings, ...]:
+        return settings_of_models(value)
 
     @field_validator("workers")
     @classmethod
@@ -156,6 +168,22 @@ class PoolSection(Strict):
     def checkpoint_bound_bytes(self) -> int:
         """`checkpoint_bytes` in bytes."""
         return parse_bytes(str(self.checkpoint_bytes))
+
+    @property
+    def fast_paths(self) -> FastPaths:
+        """`compile` and `cuda_graphs`, by model."""
+        usual = FastPath(self.compile == "blocks", self.cuda_graphs)
+        own = (
+            (
+                each.name,
+                FastPath(
+                    usual.compiles if each.compile is None else each.compile == "blocks",
+                    usual.captures if each.cuda_graphs is None else each.cuda_graphs,
+                ),
+            )
+            for each in self.models
+        )
+        return FastPaths(usual, tuple(own))
 
     @property
     def budget_bytes(self) -> int | None:
@@ -455,6 +483,7 @@ class PoolConfig(Strict):
             named = {key: item for key, item in keys.items() if not changes_only or item != by_default[key]}
             if named or not changes_only:
                 lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in named.items()), ""]
+        lines += [line for model in self.pool.models for line in model.describe()]
         lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
             limit = _toml_value(share.running_limit)
@@ -466,7 +495,7 @@ class PoolConfig(Strict):
         """Return the keys of a section, without those that are tables of their own."""
         value = getattr(self, section)
         keys: dict[str, Any] = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
-        own = {key: item for key, item in keys.items() if key not in (*_TABLES, "separate")}
+        own = {key: item for key, item in keys.items() if key not in (*_TABLES, "separate", "models")}
         return own if section != "serve" else {**own, **_without_secrets(own)}
 
 

@@ -3,8 +3,9 @@
 Rules
 1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
    accepted raises (rule 4).
-2. One thread uses the engine (Ray's `compute` group has one thread). Stops, status calls and preload requests arrive
-   on other threads and touch only the values named in `__init__`.
+2. One thread uses the engine: that of Ray's `compute` group, which has one. With runs that overlap, the group has two
+   and the engine a thread of its own (`_in_turn`), so that one of the two can wait for what the device still computes.
+   Stops, status calls and preload requests arrive on other threads and touch only the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
    by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
 4. Calls of a controller have its epoch. Those of an older one than the worker serves raise OlderEpoch, and its runs
@@ -21,10 +22,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.wire.messages import (
@@ -50,10 +52,12 @@ from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.fast_path import FastPaths
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodeParams,
     Encoded,
     FloatArray,
     ImageEmbeds,
@@ -108,6 +112,9 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 0.05
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
+_T = TypeVar("_T")
+#: waits for the end of a run, on any thread
+_Ending = Callable[[], tuple[TaskReport, Result | None]]
 
 
 class WorkerEngine(Protocol):
@@ -127,6 +134,18 @@ class WorkerEngine(Protocol):
         resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
         """Run the task, from `resume` if it is set; may raise anything."""
+
+    def begin(
+        self,
+        task: TaskSpec,
+        work: StageParams,
+        inputs: Mapping[str, Result],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: tuple[ComponentKey, ...] = (),
+        resume: RunState | None = None,
+    ) -> Callable[[], tuple[Result, RunCost]]:
+        """As `run`; what the device still computes is waited for by the returned function, on any thread."""
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
@@ -164,12 +183,11 @@ def open_engine(
     threads: int,
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
-    compiles: bool = False,
     products: str = "exact",
     measures_attention: bool = False,
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
-    cuda_graphs: bool = False,
+    fast_paths: FastPaths | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -183,12 +201,11 @@ def open_engine(
             threads=threads,
             vram_policy=vram_policy,
             reserve_bytes=reserve_bytes,
-            compiles=compiles,
             products=Products(products),
             measures_attention=measures_attention,
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
-            cuda_graphs=cuda_graphs,
+            fast_paths=fast_paths,
         )
     )
 
@@ -211,12 +228,14 @@ class GpuWorker:
         checkpoint_disk: CheckpointDisk | None = None,
         lease: WorkerLease | None = None,
         on_preview: Callable[[PreviewMade], None] = lambda made: None,
+        overlaps_decode: bool = False,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
-        receives previews that are wanted, on another thread."""
+        receives previews that are wanted, on another thread. With `overlaps_decode`, runs may be called on several
+        threads, and a decode may be computed beside the runs behind it."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -245,13 +264,20 @@ class GpuWorker:
         self._in_order: tuple[list[int], list[tuple[TaskReport | None, Result | None]]] | None = None
         #: replaced with the controller
         self._revoked = RevokedRuns()
-        #: likewise; used by the thread of the runs
+        #: likewise
         self._own_results = OwnResults()
         self._ended = threading.Event()
+        #: the thread that uses the engine; None: that of the caller
+        self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
+        #: reports are made by one thread at a time
+        self._reporting = threading.Lock()
 
     def start(self, epoch: int = 0) -> WorkerSpec:
         """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
         another controller took over meanwhile: that one adopts this worker."""
+        return self._in_turn(lambda: self._start(epoch))
+
+    def _start(self, epoch: int) -> WorkerSpec:
         self._lease.check(epoch)
         self._engine = self._open_engine()
         facts = self._engine.introduce()
@@ -277,13 +303,17 @@ class GpuWorker:
         """Continue under this name, with all weights in place: what `start` is for a worker of an earlier controller.
         Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended; also then it
         was taken over, and the time is not that of a start."""
+        return self._in_turn(lambda: self._adopt(worker_id, incarnation, epoch))
+
+    def _adopt(self, worker_id: WorkerId, incarnation: int, epoch: int) -> StartedWorker:
         self._lease.check(epoch)
         self._worker_id, self._incarnation = worker_id, incarnation
         self._checkpoints.rename(worker_id, incarnation)
         self._previews.rename(worker_id, incarnation)
-        spec = self.start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
+        spec = self._start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
         assert self._engine is not None, "start opens it"
-        return StartedWorker(spec, self._engine.residency(), self._memory.runs())
+        with self._reporting:
+            return StartedWorker(spec, self._engine.residency(), self._memory.runs())
 
     def _introduction(self, facts: EngineFacts) -> WorkerSpec:
         return WorkerSpec(
@@ -314,10 +344,23 @@ class GpuWorker:
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
         that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
+        return self._in_turn(lambda: self._begin(request, inputs))()
+
+    def run_unless_revoked(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport | None, Result | None]:
+        """As `run`, if `may_start`, at its turn; otherwise None. Raises OlderEpoch."""
+        ending = self._in_turn(lambda: self._begin(request, inputs) if self.may_start(request) else None)
+        return (None, None) if ending is None else ending()
+
+    def _in_turn(self, work: Callable[[], _T]) -> _T:
+        """Return `work()`, by the thread that uses the engine, after all that was asked of it before."""
+        return work() if self._compute is None else self._compute.submit(work).result()
+
+    def _begin(self, request: RunRequest, inputs: tuple[Result, ...]) -> _Ending:
+        """Begin one attempt, which is over unless it decodes with runs that overlap."""
         own_results = self._own_results  # of the controller that sent it: the next one counts its runs from 1, too
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
-        outcome: Outcome
+        begun: Callable[[], tuple[Result, RunCost]] | Exception
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         state: RunState | None = None
@@ -332,16 +375,31 @@ class GpuWorker:
             state = self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
-            outcome = self._engine.run(
-                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
-            )
+            hooks = self._hooks(request)
+            if self._compute is None:
+                made = self._engine.run(
+                    request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
+                )
+                begun = lambda: made  # noqa: E731
+            else:
+                begun = self._engine.begin(
+                    request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
+                )
         except (Exception, SystemExit) as raised:
-            outcome = self._explained(request.task, _as_failure(raised))
-        storage_bytes = self._storage_bytes() - read_before
-        report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state)
-        if report.error is None and result is not None:
-            own_results.keep(request.run, result, report.result_bytes)
-        return report, result
+            begun = self._explained(request.task, _as_failure(raised))
+        storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
+
+        def end() -> tuple[TaskReport, Result | None]:
+            outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
+            report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
+            if report.error is None and result is not None:
+                own_results.keep(request.run, result, report.result_bytes)
+            return report, result
+
+        if isinstance(request.work, DecodeParams):  # only such a run may still be computed
+            return end
+        ended = end()  # at once: the run behind it may read its result here
+        return lambda: ended
 
     def run_in_order(
         self, requests: Sequence[RunRequest], *inputs: Result
@@ -351,15 +409,35 @@ class GpuWorker:
         after the loss of the GPU, which do not start. Raises OlderEpoch."""
         answers: list[tuple[TaskReport | None, Result | None]] = []
         self._in_order = ([request.run for request in requests], answers)
-        rest = iter(inputs)
         try:
-            for request in requests:
-                own = tuple(islice(rest, _input_count(request)))
-                can_start = not self._ended.is_set() and self.may_start(request)
-                answers.append(self.run(request, *own) if can_start else (None, None))
+            last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
+            if last is not None:
+                answers.append(last())
         finally:
             self._in_order = None
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
+
+    def _begin_in_order(
+        self,
+        requests: Sequence[RunRequest],
+        inputs: tuple[Result, ...],
+        answers: list[tuple[TaskReport | None, Result | None]],
+    ) -> _Ending | None:
+        """Run the requests, each decode beside the next one. Returns the end of the last one if that is not in
+        `answers`."""
+        rest, pending = iter(inputs), None
+        for request in requests:
+            own = tuple(islice(rest, _input_count(request)))
+            can_start = not self._ended.is_set() and self.may_start(request)
+            ending = self._begin(request, own) if can_start else None
+            if pending is not None:
+                answers.append(pending())
+                pending = None
+            if ending is not None and self._compute is not None and isinstance(request.work, DecodeParams):
+                pending = ending
+            else:
+                answers.append((None, None) if ending is None else ending())
+        return pending
 
     def over_in_order(
         self, runs: Sequence[int], epoch: int = 0
@@ -381,6 +459,11 @@ class GpuWorker:
         `inputs` are those of the first request, then those of the second, and so on. Returns a report and a result for
         each, as `run`. Raises OlderEpoch.
         """
+        return self._in_turn(lambda: self._run_batch(requests, inputs))
+
+    def _run_batch(
+        self, requests: Sequence[RunRequest], inputs: tuple[Result, ...]
+    ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
         self._lease.check(requests[0].epoch)
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
@@ -406,8 +489,9 @@ class GpuWorker:
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
         if fetched is not None:
             fetched = fetched.share(len(requests))
+        residency = self._engine.residency()
         request_and_run = [
-            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume)
+            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency)
             for request, member, outcome in zip(requests, members, outcomes, strict=True)
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
@@ -415,6 +499,9 @@ class GpuWorker:
     def load(self, request: LoadRequest) -> LoadReport:
         """Load weights outside of runs, until all are loaded or `stop` names the request. Fails with a value. Raises
         OlderEpoch."""
+        return self._in_turn(lambda: self._load(request))
+
+    def _load(self, request: LoadRequest) -> LoadReport:
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before load"
         error: RunError | None = None
@@ -483,7 +570,10 @@ class GpuWorker:
     def close(self) -> None:
         """Free all GPU memory. Idempotent."""
         if self._engine is not None:
-            self._engine.close()
+            self._in_turn(self._engine.close)
+        if self._compute is not None:
+            self._compute.shutdown()
+            self._compute = None
         self._checkpoints.close()
         self._previews.close()
         self._prefetcher.close()
@@ -561,11 +651,26 @@ class GpuWorker:
         return self._storage.read_bytes() - self._prefetcher.storage_bytes
 
     def _report(
-        self, request: RunRequest, outcome: Outcome, storage_bytes: int, resumed: RunState | None
+        self,
+        request: RunRequest,
+        outcome: Outcome,
+        storage_bytes: int,
+        resumed: RunState | None,
+        residency: Residency,
     ) -> tuple[TaskReport, Result | None]:
-        """Return the report and the result of an attempt that read `storage_bytes` from disks, and `resumed` from a
-        state."""
-        assert self._engine is not None, "start comes before run"
+        """Return the report and the result of an attempt that read `storage_bytes` from disks, `resumed` from a state,
+        and left this `residency`."""
+        with self._reporting:
+            return self._reported(request, outcome, storage_bytes, resumed, residency)
+
+    def _reported(
+        self,
+        request: RunRequest,
+        outcome: Outcome,
+        storage_bytes: int,
+        resumed: RunState | None,
+        residency: Residency,
+    ) -> tuple[TaskReport, Result | None]:
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
         if isinstance(outcome, Exception):
@@ -597,7 +702,7 @@ class GpuWorker:
             attempt=request.attempt,
             worker_id=self._worker_id,
             incarnation=self._incarnation,
-            residency=self._engine.residency(),
+            residency=residency,
             cost=cost,
             error=error,
             result_bytes=0 if result is None else result_bytes(result),
@@ -663,6 +768,13 @@ def _as_failure(raised: Exception | SystemExit) -> Exception:
     failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
     failure.__cause__ = raised
     return failure
+
+
+def _outcome_of(begun: Callable[[], tuple[Result, RunCost]]) -> Outcome:
+    try:
+        return begun()
+    except (Exception, SystemExit) as raised:
+        return _as_failure(raised)
 
 
 def _with_fetch(outcome: Outcome, fetched: FetchCost | None) -> Outcome:

@@ -6,6 +6,7 @@ few are enough. One that does not find its inputs does not start, and is sent ag
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -18,27 +19,32 @@ MOST_BYTES = 64 << 20
 
 
 class OwnResults:
-    """Results by run, latest last. Used by one thread."""
+    """Results by run, latest last. Thread-safe: a decode that is computed beside other runs ends on a thread of its
+    own."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         #: with their bytes
         self._kept: OrderedDict[int, tuple[Result, int]] = OrderedDict()
 
     def keep(self, run: int, result: Result, result_bytes: int) -> None:
         """Keep the result of a run, in place of the oldest."""
-        self._kept[run] = (result, result_bytes)
-        while len(self._kept) > MOST_KEPT or sum(size for _, size in self._kept.values()) > MOST_BYTES:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[run] = (result, result_bytes)
+            while len(self._kept) > MOST_KEPT or sum(size for _, size in self._kept.values()) > MOST_BYTES:
+                self._kept.popitem(last=False)
 
     def has(self, own: Sequence[int]) -> bool:
         """Return whether the results of all these runs are there; 0 means an input that was sent."""
-        return all(not run or run in self._kept for run in own)
+        with self._lock:
+            return all(not run or run in self._kept for run in own)
 
     def complete(self, own: Sequence[int], sent: Sequence[Result]) -> tuple[Result, ...]:
         """Return all inputs of a run in order: those of `own`, which are forgotten, between those that were `sent`.
-        What was sent beyond its inputs follows them."""
+        What was sent beyond its inputs follows them. Raises KeyError if one is not there any more."""
         rest = list(sent)
-        inputs = [self._kept[run][0] if run else rest.pop(0) for run in own]
-        for run in own:
-            self._kept.pop(run, None)
+        with self._lock:
+            inputs = [self._kept[run][0] if run else rest.pop(0) for run in own]
+            for run in own:
+                self._kept.pop(run, None)
         return (*inputs, *rest)

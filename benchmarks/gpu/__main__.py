@@ -57,15 +57,18 @@ PARTS = (
     Part("sampling sdxl", 2.0, ("sdxl",)),
     Part("sampling flux", 3.0, ("flux",)),
     Part("compiled sdxl", 3.0, ("sdxl",)),
+    Part("memory", 1.0, ("sdxl",)),
     Part("switch", 1.5, ("sdxl", "flux")),
     Part("families", 1.5),
     Part("soak", 1.5),
+    Part("overlap sdxl", 1.0, ("sdxl",)),
     Part("more sdxl", 1.5, ("sdxl",)),
     Part("compiled flux", 3.0, ("flux",)),
     Part("more flux", 2.5, ("flux",)),
     Part("loading flux", 1.5, ("flux",)),
     Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
     Part("sampling sd15", 1.0, ("sd15",)),
+    Part("overlap sd15", 0.7, ("sd15",)),
     Part("sampling wan", 2.0, ("wan",)),
     Part("pool", 1.5, ("sd15",)),
 )
@@ -135,10 +138,17 @@ def _run_child(command: Sequence[str], seconds: float, log: int) -> str:
     try:
         code = child.wait(seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _end(child)
         return f"ended after {seconds:.0f} s: it did not stop by itself"
+    except BaseException:  # an interrupt does not reach the child, which would go on using the device
+        _end(child)
+        raise
     return "done" if code == 0 else f"exit status {code}; see log.txt"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _append(path: Path, row: Measurement) -> None:
@@ -172,6 +182,7 @@ def main() -> None:
     root = asked.models or (SHARED_MEMORY if has_room and size == "full" else None)
     if root is None and size == "full":
         print(f"models are on a disk: {SHARED_MEMORY} has less than {MODEL_BYTES >> 30} GiB; files may be read slowly")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as folder:
         models = Path(folder).resolve()
         run_parts(parts, asked.minutes, asked.out.resolve(), models, command_of)

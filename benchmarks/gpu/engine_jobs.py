@@ -105,7 +105,7 @@ class EngineJobs:
     def image_seconds(self, extent: Extent, texts: Sequence[Encoded], seed: int) -> float:
         """Return the seconds of one image on the wall clock, from its texts to pixels on the host, with everything that
         the engine does for it but the estimates, which the controller computes."""
-        sampling, decoding = self.sample_work(extent, seed=seed), DecodeParams(self.model, self._shape(extent))
+        sampling, decoding = self.sample_work(extent, seed=seed), self.decode_work(extent)
         tasks = self.task(sampling), self.task(decoding)
         started = time.perf_counter()
         latent, cost = self.engine.run(tasks[0], sampling, inputs_of(sampling, *texts), QUIET)
@@ -159,9 +159,13 @@ class EngineJobs:
             costs.append(outcome[1])
         return sum(cost.run_seconds for cost in costs)
 
+    def decode_work(self, extent: Extent) -> DecodeParams:
+        """Return the parameters of a decode."""
+        return DecodeParams(self.model, self._shape(extent))
+
     def decode(self, extent: Extent, latent: Latent) -> PixelArray:
         """Decode a latent: [H, W, C], of a video [T, H, W, C]."""
-        made = self.run(DecodeParams(self.model, self._shape(extent)), latent)
+        made = self.run(self.decode_work(extent), latent)
         assert isinstance(made, ImagePixels | VideoFrames)
         return made.pixels_HWC if isinstance(made, ImagePixels) else made.frames_THWC
 

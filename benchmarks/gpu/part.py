@@ -8,19 +8,32 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu.measurements import OutOfTime, Record
 from benchmarks.gpu.setting import PREFIX, Setting
 
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
     """Return the function of a part; imports only what it needs."""
-    from benchmarks.gpu import device_tests, model_switch, pool_jobs, sampling, soak, tiny_models, transfers
+    from benchmarks.gpu import (
+        device_tests,
+        model_switch,
+        overlap,
+        pool_jobs,
+        sampling,
+        soak,
+        tiny_models,
+        transfers,
+        worker_memory,
+    )
 
     parts: Mapping[str, Callable[[Record, Setting], None]] = {
         "tests": device_tests.run,
         "zoo": tiny_models.compare_zoo,
         "families": tiny_models.compare_families,
         "transfers": transfers.run,
+        "memory": worker_memory.run,
         "switch": model_switch.run,
         "soak": soak.run,
         "pool": pool_jobs.run,
@@ -30,6 +43,7 @@ def part_named(name: str) -> Callable[[Record, Setting], None]:
         "compiled": sampling.run_compiled,
         "more": sampling.run_more,
         "loading": transfers.run_loading,
+        "overlap": overlap.run,
     }
     kind, _, model = name.partition(" ")
     return partial(of_models[kind], model=model) if model else parts[name]
@@ -48,6 +62,8 @@ def main() -> None:
     record = Record(asked.rows, asked.part, asked.seconds)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models, ignore_cleanup_errors=True) as folder:
         setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder))
+        if setting.small:
+            torch.set_num_threads(1)  # as in workers; several wait for each other on a busy machine
         try:
             part_named(asked.part)(record, setting)
         except OutOfTime:

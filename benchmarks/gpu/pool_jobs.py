@@ -14,12 +14,17 @@ from benchmarks.gpu.setting import Setting
 NEEDED = ("ray", "pydantic", "typer", "rich")
 #: images per second of the pool relative to the engine
 LEAST_SHARE = 0.95
-JOBS = 48
+JOBS, FEW_JOBS = 48, 4
 STEPS = 8
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"
+#: settings of the pool that are compared, by name; the first is the default
+SETTINGS = {"pool": "", "pool, decodes beside sampling": "overlap_decode = true"}
 CONFIG = """
 [pool]
 device = "{device}"
 workers = 1
+{settings}
 
 [models]
 folders = ["{models}"]
@@ -30,53 +35,57 @@ folder = "{outputs}"
 
 
 def run(record: Record, setting: Setting) -> None:
-    """Compare the pool with the engine, where Ray is installed."""
+    """Compare the pool with the engine, where Ray is installed: small images of the example, and SD1.5."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         record.skip("the whole part", f"not installed: {', '.join(missing)}")
         return
-    if setting.device != "cuda":
-        record.skip("the whole part", "the tests of the pool cover other devices")
-        return
-    path = setting.model_file("sd15")
-    with record.attempting("engine alone", least_seconds=20.0):
-        rate = engine_rate(setting, path)
-        record.add("engine alone", rate, "images/s")
-    with record.attempting("pool", least_seconds=30.0):
-        found = pool_rate(setting, path)
-        record.add(
-            "pool", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine", found >= LEAST_SHARE * rate
-        )
+    compare(record, setting, SHAPES, Extent(64, 64, STEPS))
+    side = 64 if setting.small else 512
+    compare(record, setting, setting.model_file("sd15"), Extent(side, side, STEPS))
 
 
-def engine_rate(setting: Setting, path: Path) -> float:
-    """Return the images per second of the engine: encode, sample and decode, one after the other."""
-    engine = open_engine(setting.device)
+def compare(record: Record, setting: Setting, path: Path, extent: Extent) -> None:
+    """Record the images per second of the engine alone and of the pool, for one model."""
+    is_cuda, rate = setting.device == "cuda", 0.0
+    with record.attempting(f"{path.stem}, engine alone", least_seconds=20.0 if is_cuda else 0.0):
+        rate = engine_rate(setting, path, extent)
+        record.add(f"{path.stem}, engine alone", rate, "images/s", note=f"{extent.width} px, {extent.steps} steps")
+    for number, (name, settings) in enumerate(SETTINGS.items()):
+        with record.attempting(f"{path.stem}, {name}", least_seconds=30.0 if is_cuda else 0.0):
+            found = pool_rate(setting, path, extent, settings, setting.work / f"{path.stem}{number}")
+            record.add(f"{path.stem}, {name}", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine",
+                       setting.met(found >= LEAST_SHARE * rate))  # fmt: skip
+
+
+def engine_rate(setting: Setting, path: Path, extent: Extent) -> float:
+    """Return the images per second of the engine: sample and decode, one after the other."""
+    engine, count = open_engine(setting.device), FEW_JOBS if setting.small else JOBS
     try:
-        jobs, extent = EngineJobs(path, engine), Extent(512, 512, STEPS)
+        jobs = EngineJobs(path, engine)
         texts = jobs.texts()
         jobs.decode(extent, jobs.sample(jobs.sample_work(extent), texts))
         started = time.perf_counter()
-        for seed in range(JOBS):
+        for seed in range(count):
             jobs.decode(extent, jobs.sample(jobs.sample_work(extent, seed=seed), texts))
-        return JOBS / (time.perf_counter() - started)
+        return count / (time.perf_counter() - started)
     finally:
         engine.close()
 
 
-def pool_rate(setting: Setting, path: Path) -> float:
-    """Return the images per second of a pool on this machine."""
+def pool_rate(setting: Setting, path: Path, extent: Extent, settings: str, folder: Path) -> float:
+    """Return the images per second of a pool on this machine, with a folder for its files."""
     from modelpool import GenerateRequest, ModelPool
 
-    config = setting.work / "pool.toml"
-    outputs = setting.work / "outputs"
-    config.write_text(CONFIG.format(models=path.parent, outputs=outputs, device=setting.device))
-    requests = [
-        GenerateRequest(model=path.stem, prompt="a red cat", seed=seed, width=512, height=512, steps=STEPS)
-        for seed in range(JOBS)
-    ]
+    folder.mkdir()
+    config, device = folder / "pool.toml", setting.device
+    places = {"models": path.parent, "outputs": folder / "outputs"}
+    config.write_text(CONFIG.format(device=device, settings=settings, **places))
+    size = {"width": extent.width, "height": extent.height, "steps": extent.steps}
+    count = FEW_JOBS if setting.small else JOBS
+    requests = [GenerateRequest(model=path.stem, prompt="a red cat", seed=seed, **size) for seed in range(count)]
     with ModelPool.start(str(config)) as pool:
-        list(pool.submit(requests[:4]))
+        list(pool.submit([request.model_copy(update={"seed": 1000 + request.seed}) for request in requests[:4]]))
         started = time.perf_counter()
-        count = sum(1 for _ in pool.submit(requests))
-        return count / (time.perf_counter() - started)
+        made = sum(1 for _ in pool.submit(requests))
+        return made / (time.perf_counter() - started)

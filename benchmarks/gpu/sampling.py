@@ -59,7 +59,7 @@ Texts = Sequence[Encoded]
 
 def run(record: Record, setting: Setting, model: str) -> None:
     """Compare one model of `benchmarks.full_size` with diffusers, uncompiled."""
-    path, extent, dtype = _opened(record, setting, model)
+    path, extent, dtype = opened(record, setting, model)
     engine = open_engine(setting.device)
     try:
         jobs = EngineJobs(path, engine)
@@ -100,7 +100,7 @@ def run_compiled(record: Record, setting: Setting, model: str) -> None:
     if setting.device == "sim":
         record.skip("the whole part", "nothing is compiled on the simulated device")
         return
-    path, extent, dtype = _opened(record, setting, model)
+    path, extent, dtype = opened(record, setting, model)
     texts = _texts(setting, path)
     rate = 0.0
     with record.attempting("diffusers compiled", least_seconds=_least(setting, 20.0)):
@@ -112,7 +112,7 @@ def run_compiled(record: Record, setting: Setting, model: str) -> None:
 
 def run_more(record: Record, setting: Setting, model: str) -> None:
     """Measure batches, partly resident weights and other settings of one model."""
-    path, extent, dtype = _opened(record, setting, model)
+    path, extent, dtype = opened(record, setting, model)
     engine = open_engine(setting.device)
     try:
         jobs = EngineJobs(path, engine)
@@ -438,7 +438,7 @@ def measure_products(record: Record, setting: Setting, path: Path, extent: Exten
                f"latents differ by {difference:.3f} of their size")  # fmt: skip
 
 
-def _opened(record: Record, setting: Setting, model: str) -> tuple[Path, Extent, torch.dtype]:
+def opened(record: Record, setting: Setting, model: str) -> tuple[Path, Extent, torch.dtype]:
     """Return the file of a model, what a run of it makes, and the dtype of diffusers' pipeline."""
     facts = FULL_SIZE[model]
     extent = Extent(facts.width, facts.height, facts.steps, facts.frames)

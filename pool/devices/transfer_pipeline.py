@@ -5,9 +5,10 @@ Created once per device. Only CUDA has streams and pinned memory; on other devic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from modelpool.pool.devices.pinned_memory import (
     pinned_budget_bytes,
 )
 from modelpool.pool.devices.uploads import AHEAD_BYTES, DirectUploader, StreamingUploader, StreamOrder, Uploader
+
+_T = TypeVar("_T")
 
 
 class TransferPipeline:
@@ -46,6 +49,8 @@ class TransferPipeline:
         self._copier = copier
         #: stream of overlapped work; created on first use
         self._side: Stream | None = None
+        #: stream of a run that is computed beside others; created on first use
+        self._beside: Stream | None = None
         #: the compute stream while copies overlap with it
         self._computing: Stream | None = None
         self._is_behind = False
@@ -142,6 +147,49 @@ class TransferPipeline:
         if self._computing is not None and self._streams is not None:
             for tensor in tensors:
                 self._streams.maker.lend(tensor, self._streams.maker.current())
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether work can be on a stream of its own."""
+        return self._streams is not None
+
+    @contextmanager
+    def beside(self, is_first: bool = False) -> Iterator[None]:
+        """Work of the block is on a stream of its own, for which the compute stream does not wait. With `is_first` it
+        begins after all pending work of the compute stream, which has made what it reads.
+
+        Memory allocated in the block belongs to that stream: pass no tensor on to the compute stream. Whatever the
+        block reads must stay where it is until its work is over (`mark`); if the block raises, it is over. No effect
+        without streams; any thread.
+        """
+        if self._streams is None:
+            yield
+            return
+        maker = self._streams.maker
+        stream = self._beside = self._beside or maker.new_stream()
+        if is_first:
+            stream.wait_stream(maker.current())
+        try:
+            with maker.on(stream):
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # a lost device has nothing pending
+                begun = maker.new_event()
+                begun.record(stream)
+                begun.synchronize()
+            raise
+
+    def on_current_stream(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """Return `work` for another thread, on the stream that is the current one of this thread."""
+        if self._streams is None:
+            return work
+        maker, stream = self._streams.maker, self._streams.maker.current()
+
+        def on_stream() -> _T:
+            with maker.on(stream):
+                return work()
+
+        return on_stream
 
     def catch_up(self) -> None:
         """Let the compute stream wait for all overlapped work."""

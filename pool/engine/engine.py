@@ -21,6 +21,7 @@ from modelpool.pool.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.fast_path import FastPath, FastPaths
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import (
@@ -56,7 +57,7 @@ from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
-from modelpool.pool.engine.image_stages import decode_images, encode_images
+from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
@@ -113,6 +114,7 @@ class EngineSettings:
     vram_policy   how eagerly weights are kept on the device; None is the default of the device
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
+    fast_paths    the same and `cuda_graphs`, by model, in place of both
     products      how linear layers with quantized weights multiply
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
@@ -132,6 +134,12 @@ class EngineSettings:
     loras_at_run_time: bool = False
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     cuda_graphs: bool = False
+    fast_paths: FastPaths | None = None
+
+    @property
+    def paths(self) -> FastPaths:
+        """How calls of diffusion models are made, by model."""
+        return self.fast_paths or FastPaths(FastPath(self.compiles, self.cuda_graphs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +168,11 @@ class Engine:
         loras_at_run_time: bool = False,
         memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
         graphs: GraphStore | None = None,
+        fast_paths: FastPaths | None = None,
     ) -> None:
+        """`fast_paths` say for which models `compiler` and `graphs` are used; None: for all."""
         self._device = device
+        self._fast_paths = fast_paths or FastPaths(FastPath(True, True))
         self._memory_format = memory_format
         self._loras_at_run_time = loras_at_run_time
         self._products = products
@@ -222,9 +233,9 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies ahead of use are not part of plans
         facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        compiler = BlockCompiler.open(device.name) if settings.compiles and device.kind is not DeviceKind.SIM else None
+        path = settings.paths.any.on(device.kind.value)
+        compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
-        captures = settings.cuda_graphs and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
         return cls(
             device,
@@ -238,7 +249,8 @@ class Engine:
             choices,
             settings.loras_at_run_time,
             settings.memory_format,
-            GraphStore(CudaGraphs(device.torch_device)) if captures else None,
+            GraphStore(CudaGraphs(device.torch_device)) if path.captures else None,
+            settings.paths,
         )
 
     def introduce(self) -> EngineFacts:
@@ -269,13 +281,47 @@ class Engine:
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
         """
+        results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+        return results[0], cost
+
+    def begin(
+        self,
+        task: TaskSpec,
+        work: StageParams,
+        inputs: Mapping[str, Result],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: Sequence[ComponentKey] = (),
+        resume: RunState | None = None,
+    ) -> Callable[[], tuple[Result, RunCost]]:
+        """As `run`, but the device may still decode when this returns, on a stream of its own, beside the runs behind
+        it: the returned function waits for the result, on any thread. See `TaskRunner.begin`."""
+        ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+
+        def first() -> tuple[Result, RunCost]:
+            results, cost = ending()
+            return results[0], cost
+
+        return first
+
+    def _prepared(
+        self,
+        task: TaskSpec,
+        work: StageParams,
+        inputs: Mapping[str, Result],
+        hooks: RunHooks,
+        fresh: bool,
+        needed_next: Sequence[ComponentKey],
+        resume: RunState | None,
+    ) -> TaskRun[tuple[Result, ...]]:
         if fresh:
+            self._runner.release_beside()
             self.vram.unload_all()
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
         stop_if_asked(hooks.should_pause)
-        results, cost = self._run_at_once((BatchMember(task, work, inputs, hooks, resume),), tuple(needed_next))
-        return results[0], cost
+        member = BatchMember(task, work, inputs, hooks, resume)
+        return self._run_of((member,), self._used_by(work), tuple(needed_next))
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: Sequence[ComponentKey] = ()
@@ -374,7 +420,7 @@ class Engine:
                 component.built.module,
                 self._device.torch_device,
                 self._form_of(component),
-                self._tools_for(component),
+                self._tools_for(component, model.name),
                 typical_call(opened, role),
             )
             self.vram.add(base)
@@ -392,13 +438,21 @@ class Engine:
             channels_last=self._memory_format.puts_channels_last(component.role, computed, self._capabilities),
         )
 
-    def _tools_for(self, component: Component) -> RunTools:
-        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights."""
+    def _tools_for(self, component: Component, model: str) -> RunTools:
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and those of
+        the model's fast path. Of models with equal weights, that of the first one holds."""
         kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
-        return self._tools if kernel is None else replace(self._tools, linear=kernel)
+        path, tools = self._fast_paths.of(model), self._tools
+        return replace(
+            tools,
+            linear=tools.linear if kernel is None else kernel,
+            compiler=tools.compiler if path.compiles else None,
+            graphs=tools.graphs if path.captures else None,
+        )
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
+        self._runner.release_beside()
         self.vram.unload_all()
         release_unused(self._device.memory)
         self._models.clear()
@@ -411,6 +465,7 @@ class Engine:
     def close(self) -> None:
         """Evict everything and release what the device and the host held for it: the allocator's cache, which other
         engines of the process could not use otherwise, and pinned memory. Idempotent."""
+        self._runner.close()
         self.vram.close()
         self._pipeline.close()
         release_unused(self._device.memory)
@@ -434,7 +489,22 @@ class Engine:
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
 
-        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members), caches)
+        begin: Callable[[ExecutionMode | None], Callable[[], tuple[Result, ...]]] | None = None
+        if len(members) == 1 and isinstance(members[0].work, DecodeParams):
+            begin = partial(self._begin_decode, members[0], members[0].work, patchers[0], uploading)
+        together = len(members)
+        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
+
+    def _begin_decode(
+        self,
+        member: BatchMember,
+        work: DecodeParams,
+        vae: ModelPatcher,
+        hooks: RunHooks,
+        division: ExecutionMode | None,
+    ) -> Callable[[], tuple[Result, ...]]:
+        latent, inputs = self._opened(work.model).latent, TaskInputs(member.inputs)
+        return begin_decode_images((work,), (inputs,), vae, latent, hooks, division, is_pending=True)
 
     def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
         """The textual inversions that the texts of `works` name."""
@@ -449,6 +519,7 @@ class Engine:
 
     def _stops(self, hooks: RunHooks) -> bool:
         """Whether a run should stop. If not, preload weights of the next task."""
+        self._runner.poll_beside()
         if hooks.should_stop():
             return True
         self._runner.preloader.advance(hooks.preload_request())

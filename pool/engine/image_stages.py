@@ -6,7 +6,7 @@ Prepares the inputs of `EncodeImageParams` and `DecodeParams`; `pool.engine.stag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modelpool.pool.conditioning.control_video import encode_control_video
 from modelpool.pool.core.family_facts import LatentFacts
@@ -20,9 +20,10 @@ from modelpool.pool.core.stage_params import (
     RunHooks,
 )
 from modelpool.pool.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TaskInputs
-from modelpool.pool.engine.stages import decode_batch, vae_encode, vae_encode_beginning
+from modelpool.pool.engine.stages import begin_decode_batch, vae_encode, vae_encode_beginning
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering, pasted
+from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import image_noise_seed
 from modelpool.pool.specs.spec import ExecutionMode
 
@@ -73,14 +74,29 @@ def decode_images(
 ) -> tuple[Output, ...]:
     """Decode each latent to an image, video or audio; outside of its mask, the user image is pasted back. Raises as
     `decode_batch`."""
+    return begin_decode_images(works, inputs, vae, latent, hooks, division, is_pending=False)()
+
+
+def begin_decode_images(
+    works: Sequence[DecodeParams],
+    inputs: Sequence[TaskInputs],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+    is_pending: bool,
+) -> Callable[[], tuple[Output, ...]]:
+    """Begin `decode_images`. If it `is_pending`, the device may still compute when this returns, and the returned
+    function waits for the results, as `begin_decode_batch`."""
     latents, leading = [read.read(LATENT, Latent) for read in inputs], works[0].shape.leading
     if latent.vae in _DROPS_BEFORE:
         latents, leading = [Latent(each.samples_CHW[:, leading:]) for each in latents], 0
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
-    made = decode_batch(latents, vae, latent, hooks, division, *lasts)
-    return tuple(
+    into = vae.device if is_pending else HOST
+    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into)
+    return lambda: tuple(
         _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image
-        for work, image, read in zip(works, made, inputs, strict=True)
+        for work, image, read in zip(works, made(), inputs, strict=True)
     )
 
 

@@ -6,7 +6,7 @@ Shape legend: B batch, L tokens, D text width, V width of a pooled text, C laten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
 from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
+from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
 from modelpool.pool.sampling.schedules import sigma_table
@@ -331,16 +332,37 @@ def decode_batch(
 ) -> tuple[Output, ...]:
     """`decode` for each of `sampled`, latents of equal size, in one run; video latents become videos, audio latents
     audio of `seconds`. The first `leading` frames are dropped."""
+    return begin_decode_batch(sampled, vae, latent, hooks, division, frame_rate, seconds, leading, HOST)()
+
+
+def begin_decode_batch(
+    sampled: Sequence[Latent],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+    frame_rate: float,
+    seconds: float,
+    leading: int,
+    into: torch.device,
+) -> Callable[[], tuple[Output, ...]]:
+    """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then.
+    Returns a function that moves them on to the host and returns the results."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
-        pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
         rate = latent.audio.samples_per_second
-        return tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in pixels_BC.unbind())
+        samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
+        return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in samples_BC.unbind())
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
-    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes)
-    if levels_BC.dim() == 5:
-        return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate) for video_THWC in levels_BC.unbind())
-    return tuple(ImagePixels(_own(image_HWC)) for image_HWC in levels_BC.unbind())
+    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into)
+
+    def outputs() -> tuple[Output, ...]:
+        bytes_BC = levels_BC.cpu()
+        if bytes_BC.dim() == 5:
+            return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate) for video_THWC in bytes_BC.unbind())
+        return tuple(ImagePixels(_own(image_HWC)) for image_HWC in bytes_BC.unbind())
+
+    return outputs
 
 
 def vae_encode(

@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from modelpool.pool.core.errors import DoesNotFit
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import StageParams
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.devices.kinds import OpenDevice
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
+from modelpool.pool.engine.compute_thread import ComputeThread
+from modelpool.pool.engine.pending_run import PendingRun
 from modelpool.pool.estimates.activation_calibration import ActivationCalibration, ActivationKey, measured_activations
 from modelpool.pool.patcher.out_of_memory import (
     ExhaustedMemory,
@@ -26,7 +31,9 @@ from modelpool.pool.patcher.out_of_memory import (
     exhausted_memory,
     release_frames,
     release_unused,
+    requested_bytes,
 )
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.plan.oom_ladder import RunAttempt, next_attempt
 from modelpool.pool.specs.execution_modes import choose_mode, execution_modes
 from modelpool.pool.specs.spec import (
@@ -38,10 +45,16 @@ from modelpool.pool.specs.spec import (
     RunCost,
     TaskSpec,
 )
+from modelpool.pool.vram.leases import Lease
 from modelpool.pool.vram.preloader import Preloader, PreloadNeeds
 from modelpool.pool.vram.vram_manager import PatcherUse, VramManager
 
 _LOG = logging.getLogger(__name__)
+
+#: kinds of runs that are remembered as short of memory
+SHORT_KEPT = 64
+#: more free memory with which such a run may get faster convolutions: a usual size of a workspace
+FREED_BYTES = 64 << 20
 
 #: steps after which the same run with the same weights is tried again
 _SAME_AGAIN = (OomStep.DROP_AHEAD, OomStep.EMPTY_CACHE)
@@ -61,6 +74,8 @@ class TaskRun(Generic[ResultT]):
     needed_next  components expected to be needed afterwards, soonest first
     together     tasks in the batch. A batch is tried once: a smaller batch may fit without another load
     caches_weights  it may use `TaskRunner.cache_bytes`
+    begin        as `compute`, but the device may still compute when it returns; what it returns waits for the result
+                 and returns it. None: such a run is never computed beside others
     """
 
     task: TaskSpec
@@ -70,6 +85,7 @@ class TaskRun(Generic[ResultT]):
     needed_next: tuple[ComponentKey, ...] = ()
     together: int = 1
     caches_weights: bool = False
+    begin: Callable[[ExecutionMode | None], Callable[[], ResultT]] | None = None
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -88,11 +104,13 @@ class _Progress:
 
     counted_on_bytes  memory available to this run, including weights, when it was planned
     cached_bytes      memory that the allocator held unused when the attempt ran out
+    refusals          how often the allocator had had no memory, when the attempt began
     """
 
     counted_on_bytes: int = 0
     is_loaded: bool = False
     cached_bytes: int = 0
+    refusals: int = 0
 
 
 class TaskRunner:
@@ -117,10 +135,18 @@ class TaskRunner:
         self._may_stream = may_stream
         self._works_around = works_around
         self._graph_calls = graph_calls
+        self._thread = ComputeThread(pipeline)
+        #: kinds of runs whose convolutions were chosen while memory was short, with what was free of it without their
+        #: activations
+        self._short: LruCache[tuple[ActivationKey, int], int] = LruCache(SHORT_KEPT)
         self._has_reported_plans = False
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         self._has_run_out = False
+        #: the run that is computed beside others
+        self._beside: PendingRun[Any] | None = None
+        #: activations and scratch of the last run that was not
+        self._usual_bytes = 0
         #: advanced from inside of runs, with the request for the next tasks
         self.preloader = Preloader(vram, pipeline, lambda task, work: self._wants(preload_request(task, work)))
 
@@ -134,23 +160,60 @@ class TaskRunner:
         """Return the result, with weights loaded as planned, and the cost.
 
         Raises DoesNotFit if it does not fit the budget in any execution mode; RanOutOfMemory if it should fit and does
-        not; OutOfHostMemory; Stopped; and errors of `compute`. Nothing is leased afterwards, and residency is exact.
+        not; OutOfHostMemory; Stopped; and errors of `compute`. Nothing of it is leased afterwards, and residency is
+        exact.
         """
+        return self._begin(run, may_overlap=False)()
+
+    def begin(self, run: TaskRun[ResultT]) -> Callable[[], tuple[ResultT, RunCost]]:
+        """As `run`, but the device may still compute the result when this returns: the returned function waits for it,
+        on any thread. What raises here has nothing pending.
+
+        Only with streams, for a run that can `begin`, undivided and with all weights on the device, and only if there
+        is memory for a run like the last one next to it. A run behind it for which there is not, or which uses the same
+        components, waits for it. An error of either does not affect the other.
+        """
+        return self._begin(run, may_overlap=True)
+
+    def release_beside(self) -> None:
+        """Wait for the run that is computed beside others, if any, and release what it holds."""
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.release()
+
+    def poll_beside(self) -> None:
+        """Release what such a run holds if somebody has its results. Takes microseconds."""
+        if self._beside is not None:
+            self._beside.note_end()
+            if self._beside.is_over:
+                self.release_beside()
+
+    def _begin(self, run: TaskRun[ResultT], may_overlap: bool) -> Callable[[], tuple[ResultT, RunCost]]:
+        self._make_way(run)
         trying = RunAttempt(self._first_division(run))
         self.preloader.begin()
         while True:
             stop_if_asked(run.should_stop)
             weight_bytes, progress = self._weight_bytes(run, trying), _Progress()
             try:
-                return self._try(run, trying, progress)
+                return self._try(run, trying, progress, may_overlap)
             except Exception as error:
                 whose = exhausted_memory(error, self._device.torch_device)
+                if self._beside is not None and (whose is ExhaustedMemory.DEVICE or isinstance(error, DoesNotFit)):
+                    # not the run's fault, so no step of the ladder
+                    release_frames(error)
+                    self.release_beside()
+                    release_unused(self._device.memory)
+                    continue
                 if whose is None and self._works_around(error):
                     release_frames(error)
                     continue
                 if whose is None:
                     raise
-                progress.cached_bytes = self._cached_bytes()  # before the tensors of the failed attempt are released
+                if self._device.memory.refusals() > progress.refusals:
+                    self._thread.renew()  # with the memory that is freed now, other convolutions may be chosen
+                # before the tensors of the failed attempt are released
+                progress.cached_bytes = self._cached_bytes(error)
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
             if following.oom_steps[-1] is OomStep.DROP_CACHES:
                 self._vram.free_idle(but=[use.component for use in run.uses])
@@ -159,6 +222,7 @@ class TaskRunner:
 
     def load(self, wanted: Sequence[PatcherUse], kept: Sequence[ComponentKey], should_stop: Callable[[], bool]) -> int:
         """Load weights outside of runs, as `Preloader.load`. Raises RanOutOfMemory and OutOfHostMemory."""
+        self.release_beside()
         try:
             return self.preloader.load(wanted, kept, should_stop)
         except Exception as error:
@@ -177,11 +241,12 @@ class TaskRunner:
         Divided if memory requires it, and tried once. Raises as `run`; DoesNotFit suggests what to unload.
         """
         stop_if_asked(run.should_stop)
+        self.release_beside()
         room_bytes = self._vram.activation_room(run.uses, self._vram.residency().used_bytes)
         division = choose_mode(run.task, room_bytes)
         try:
             with self._vram.lease_as_is(run.wanted, division.activation_bytes):
-                return run.compute(_mode_or_none(division, run.task))
+                return self._thread.call(partial(run.compute, _mode_or_none(division, run.task)))
         except Exception as error:
             whose = exhausted_memory(error, self._device.torch_device)
             works_now = whose is None and self._works_around(error)
@@ -195,65 +260,136 @@ class TaskRunner:
                 raise _short_of_memory(run.task, error) from error
         return self.run_as_is(run)
 
-    def _try(self, run: TaskRun[ResultT], trying: RunAttempt, progress: _Progress) -> tuple[ResultT, RunCost]:
+    def _try(
+        self, run: TaskRun[ResultT], trying: RunAttempt, progress: _Progress, may_overlap: bool
+    ) -> Callable[[], tuple[ResultT, RunCost]]:
         memory, division = self._device.memory, trying.division
         self._has_run_out = bool(trying.oom_steps)
         memory.reset_peak()
-        progress.counted_on_bytes = self._available_bytes()
-        started = time.perf_counter()
-        with (
-            self._vram.lease(
-                run.wanted, self._activation_bytes(run, division), run.needed_next, trying.most_weight_bytes
-            ) as lease,
-            self._copying_ahead(not trying.oom_steps),
-            self.preloader.overlapping(lease.plan.streamed_bytes == 0 and not trying.oom_steps),
-        ):
-            progress.is_loaded = True
-            loaded = time.perf_counter()
-            load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
-            memory.reset_peak()
-            graph_calls, refusals = self._graph_calls(), memory.refusals()
-            crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
-            result = run.compute(_mode_or_none(division, run.task))
-            ended = time.perf_counter()
-            run_peak_bytes = memory.peak_bytes()
-            is_streaming = lease.plan.streamed_bytes > 0
-            copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
-            taken_ahead_bytes = ahead_bytes if copies_ahead else 0
-            cost = RunCost(
-                load_seconds=loaded - started,
-                run_seconds=ended - loaded,
-                uploaded_bytes=lease.uploaded_bytes,
-                streamed_bytes=memory.transfers().h2d_bytes - crossed_bytes if is_streaming else 0,
-                peak_bytes=max(load_peak_bytes, run_peak_bytes),
-                resident=lease.all_resident,
-                patch_switches=lease.patch_switches,
-                planned_bytes=lease.planned_bytes + taken_ahead_bytes + self._vram.graph_bytes,
-                # unknown with preloading and cached weights: the peak includes them; and with graphs, which have
-                # activations of their own
-                working_bytes=0
-                if self.preloader.uploaded_bytes or run.caches_weights or self._graph_calls() != graph_calls
-                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes),
-                division=_mode_or_none(division, run.task),
-                oom_steps=trying.oom_steps,
-                ahead_bytes=self.preloader.uploaded_bytes,
+        progress.counted_on_bytes, progress.refusals = self._available_bytes(), memory.refusals()
+        started, is_beside_another = time.perf_counter(), self._beside is not None
+        activation_bytes = self._activation_bytes(run, division)
+        with ExitStack() as held:
+            lease = held.enter_context(
+                self._vram.lease(run.wanted, activation_bytes, run.needed_next, trying.most_weight_bytes)
             )
-        self._learn(run, division, cost)
-        if memory.refusals() > refusals:
-            self._report_plans(run.task)
-        return result, cost
+            begin = run.begin if may_overlap and self._may_overlap(run, trying, lease) else None
+            preloads = begin is None and lease.plan.streamed_bytes == 0 and not trying.oom_steps
+            with self._copying_ahead(not trying.oom_steps), self.preloader.overlapping(preloads):
+                progress.is_loaded = True
+                loaded = time.perf_counter()
+                load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
+                memory.reset_peak()
+                graph_calls = self._graph_calls()
+                crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
+                mode = _mode_or_none(division, run.task)
+                self._forget_plans(run, division)
+                if begin is None:
+                    result = self._thread.call(partial(run.compute, mode))
+                else:
+                    with self._pipeline.beside(is_first=True):
+                        bring, end = self._thread.call(partial(begin, mode)), self._pipeline.mark()
+                ended = time.perf_counter()
+                run_peak_bytes = memory.peak_bytes()
+                is_streaming = lease.plan.streamed_bytes > 0
+                copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
+                taken_ahead_bytes = ahead_bytes if copies_ahead else 0
+                # unknown with preloading and cached weights: the peak includes them; with graphs, which have
+                # activations of their own; and beside another run, whose results are in it
+                is_measured = not (
+                    self.preloader.uploaded_bytes
+                    or run.caches_weights
+                    or self._graph_calls() != graph_calls
+                    or is_beside_another
+                )
+                working_bytes = run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes
+                cost = RunCost(
+                    load_seconds=loaded - started,
+                    run_seconds=ended - loaded,
+                    uploaded_bytes=lease.uploaded_bytes,
+                    streamed_bytes=memory.transfers().h2d_bytes - crossed_bytes if is_streaming else 0,
+                    peak_bytes=max(load_peak_bytes, run_peak_bytes),
+                    resident=lease.all_resident,
+                    patch_switches=lease.patch_switches,
+                    planned_bytes=lease.planned_bytes + taken_ahead_bytes + self._vram.graph_bytes,
+                    working_bytes=max(0, working_bytes) if is_measured else 0,
+                    division=mode,
+                    oom_steps=trying.oom_steps,
+                    ahead_bytes=self.preloader.uploaded_bytes,
+                )
+            self._learn(run, division, cost)
+            if memory.refusals() > progress.refusals:
+                self._short.put(self._kind(run, division), memory.free_bytes())
+                self._report_plans(run.task)
+            if begin is None:
+                self._usual_bytes = needed_bytes(run.uses, activation_bytes)
+                return lambda: (result, cost)
+            assert end is not None, "runs beside others have streams"
+            keys = frozenset(use.component for use in run.uses)
+            pending = PendingRun(partial(self._brought, bring), cost, end, keys, held.pop_all())
+        self._beside = pending
+        return pending.result
+
+    def _brought(self, bring: Callable[[], ResultT]) -> ResultT:
+        """The results of a run that is computed beside others."""
+        with self._pipeline.beside():
+            return bring()
+
+    def _may_overlap(self, run: TaskRun[Any], trying: RunAttempt, lease: Lease) -> bool:
+        """Whether a run with this lease may be computed beside those behind it: one like the last one has to fit."""
+        return (
+            run.begin is not None
+            and self._pipeline.has_streams
+            and not trying.oom_steps
+            and _mode_or_none(trying.division, run.task) is None
+            and lease.plan.streamed_bytes == 0
+            and not any(patcher.streams for patcher, _ in run.wanted)
+            and self._vram.keeps_all
+            and self._vram.room_bytes >= self._usual_bytes
+        )
+
+    def _make_way(self, run: TaskRun[Any]) -> None:
+        """Wait for the run that is computed beside others unless `run` may be computed beside it, as if it was not
+        there: with all weights, nothing evicted, and undivided."""
+        self.poll_beside()
+        if self._beside is None:
+            return
+        whole = execution_modes(run.task)[0]
+        corrected_bytes = self.calibration.corrected(self._key(run, whole), whole.estimated_bytes)
+        wanted_bytes = needed_bytes(run.uses, max(whole.activation_bytes, corrected_bytes))
+        wanted_bytes += sum(patcher.product_bytes for patcher, _ in run.wanted)
+        shares = bool(self._beside.components.intersection(use.component for use in run.uses))
+        is_last = run.begin is not None or run.caches_weights  # one at a time; and it would take all that is free
+        if shares or is_last or not self._vram.has_room(run.wanted, wanted_bytes):
+            self.release_beside()
+
+    def _forget_plans(self, run: TaskRun[Any], division: ExecutionMode) -> None:
+        """Forget the convolutions that were chosen while memory was short, if such a run chose some then and has more
+        memory now."""
+        short_bytes = self._short.kept(self._kind(run, division))
+        if short_bytes is not None and self._device.memory.free_bytes() >= short_bytes + FREED_BYTES:
+            self._thread.renew()
+            self._short.clear()
+
+    def _kind(self, run: TaskRun[Any], division: ExecutionMode) -> tuple[ActivationKey, int]:
+        """Runs of one kind have the same convolutions."""
+        return self._key(run, division), division.estimated_bytes
+
+    def close(self) -> None:
+        """Wait for a run beside others, and end the thread of runs, if there is one. Idempotent."""
+        self.release_beside()
+        self._thread.close()
 
     def _report_plans(self, task: TaskSpec) -> None:
         """Say, once, that torch went without memory, perhaps for the workspace of a convolution.
 
-        cuDNN then takes another plan, and torch keeps it for the shape and the thread, with nothing to clear it: the
-        cache of aten/src/ATen/native/cudnn/Conv_v8.cpp is keyed by shapes only.
+        cuDNN then takes another plan, and torch keeps it for the shape and the thread, with no function to forget it.
         """
         if not self._has_reported_plans:
             self._has_reported_plans = True
             _LOG.warning(
                 "%s ran out of memory inside of torch, which went on with less: slower convolutions may stay in use "
-                "for its size until the worker restarts; lower `vram`, or raise `reserve_vram`",
+                "for its size until more memory is free; lower `vram`, or raise `reserve_vram`",
                 task.task_id,
             )
 
@@ -325,10 +461,12 @@ class TaskRunner:
         device."""
         return self._vram.room_bytes + self._vram.residency().used_bytes
 
-    def _cached_bytes(self) -> int:
-        """Memory that the allocator of this process holds unused; 0 if the device does not answer."""
+    def _cached_bytes(self, error: Exception) -> int:
+        """Memory that the allocator of this process holds unused; 0 if the device does not answer, and if what failed
+        with `error` would not fit even if that was given back."""
         try:
-            return self._device.memory.cached_bytes()
+            memory = self._device.memory
+            return 0 if requested_bytes(error) > memory.free_bytes() else memory.cached_bytes()
         except RuntimeError:
             return 0
 

@@ -2,7 +2,7 @@
 
 diffusers and transformers call `torch.nn.functional.scaled_dot_product_attention` by that name. Inside `routed` it
 names a function that lets the kernels of the current context make the call; compiled code contains torch's function,
-and the kernels that came first when it was traced.
+and the kernels that came first when it was traced. A function that the program has put there itself stays there.
 """
 
 from __future__ import annotations
@@ -134,22 +134,24 @@ class _Hook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks = 0
-        self._before: Attend = torch_attention
+        self._is_in_place = False
 
     def enter(self) -> None:
         """Count a block in."""
         with self._lock:
             self._blocks += 1
-            if self._blocks == 1:
-                self._before = torch.nn.functional.scaled_dot_product_attention
+            if self._blocks == 1 and torch.nn.functional.scaled_dot_product_attention is torch_attention:
                 torch.nn.functional.scaled_dot_product_attention = _attention
+                self._is_in_place = True
 
     def leave(self) -> None:
         """Count a block out."""
         with self._lock:
             self._blocks -= 1
-            if self._blocks == 0:
-                torch.nn.functional.scaled_dot_product_attention = self._before
+            if self._blocks == 0 and self._is_in_place:
+                self._is_in_place = False
+                if torch.nn.functional.scaled_dot_product_attention is _attention:
+                    torch.nn.functional.scaled_dot_product_attention = torch_attention
 
 
 _HOOK = _Hook()

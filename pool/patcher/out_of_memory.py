@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -62,6 +63,8 @@ _DEVICE_ERRORS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+_UNITS = MappingProxyType({"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30})
+
 
 class RanOutOfMemory(torch.OutOfMemoryError):
     """A run did not get the device memory it needed, though it fits the budget.
@@ -115,6 +118,13 @@ def exhausted_memory(error: BaseException, device: torch.device | None = None) -
     if not is_host:
         return None
     return ExhaustedMemory.DEVICE if device is not None and device.type == "cpu" else ExhaustedMemory.HOST
+
+
+def requested_bytes(error: BaseException) -> int:
+    """Return the bytes of the allocation that failed with `error`; 0 if it does not tell. Source: the messages of c10's
+    CUDACachingAllocator.cpp, "Tried to allocate 2.00 GiB"."""
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", str(error))
+    return 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
 
 
 def _is_device_error(error: BaseException, device: torch.device | None) -> bool:

@@ -373,8 +373,16 @@ class SharedWeights:
         return RealizeReport(uploaded_bytes, freed_bytes, switched)
 
     def evict_except(self, kept: Iterable[str]) -> RealizeReport:
-        """Keep only these modules on the device, with their current patches."""
-        return self.realize(WeightsTarget(self.resident_modules & frozenset(kept), self._realized))
+        """Keep only these modules on the device, with their current patches. Uploads nothing: where a change in steps
+        was left half done, what still has the patches of before leaves, too."""
+        stays = self.resident_modules & frozenset(kept)
+        if not self._settled:
+            stays = frozenset(name for name in stays if self._is_current(self.owners[name]))
+        return self.realize(WeightsTarget(stays, self._realized))
+
+    def _is_current(self, owner: ModuleWeights) -> bool:
+        """Whether a module on the device has the patches that were realized last."""
+        return self._merged_digests[owner.name] == self._placement_of(owner, self._realized, True).merged_digest
 
     def unload(self) -> RealizeReport:
         """Evict all bytes from the device."""

@@ -22,6 +22,7 @@ from modelpool.pool.families.parts.latent_format import LatentFormat
 from modelpool.pool.models.vae.codec import VaeCodec
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.spans import Downscale
+from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.pixels.tiled_vae import (
     Tiling,
     decode_latent,
@@ -65,10 +66,11 @@ def decoded(
     hooks: RunHooks,
     division: ExecutionMode | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
+    into: torch.device = HOST,
 ) -> Tensor:
     """Return the pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video
     [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device and in the VAE's dtype where that
-    is possible.
+    is possible. The result is moved to the device `into`.
 
     Latents of images may omit the time dimension for a VAE of videos; so do their pixels then. With `division.tile`,
     runs tiles of that edge, which overlap by a quarter. One step, or one for each tile. Raises Stopped at a tile or
@@ -92,7 +94,7 @@ def decoded(
         pixels_BC = tiled_decode(
             decode_call,
             read_BC,
-            tiling(division),
+            tiling(division, into),
             downscales(latent),
             lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
@@ -179,9 +181,9 @@ def downscales(latent: LatentFacts) -> tuple[Downscale, ...]:
     return (Downscale(latent.frames_per_cell, first_alone=True), *sides) if latent.dimensions == 3 else sides
 
 
-def tiling(division: ExecutionMode | None) -> Tiling:
-    """Return the tiles of `division`; without one, a single tile."""
-    return Tiling(0 if division is None else division.tile)
+def tiling(division: ExecutionMode | None, into: torch.device = HOST) -> Tiling:
+    """Return the tiles of `division`, whose result is on `into`; without one, a single tile."""
+    return Tiling(0 if division is None else division.tile, accumulator=into)
 
 
 def to_vae_scale(scaled_BCHW: Tensor, latent: LatentFacts) -> Tensor:

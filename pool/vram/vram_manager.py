@@ -132,6 +132,19 @@ class VramManager:
         now = self._now()
         return max(0, now.capacity_bytes - now.used_bytes)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether weights stay after runs, and may take all memory."""
+        return self._rules.keeps_idle and self._rules.weights_share >= 1
+
+    def has_room(self, wanted: Sequence[PatcherUse], run_bytes: int) -> bool:
+        """Whether all weights of a run fit next to what is there and to the runs of held leases, with `run_bytes` for
+        its activations and scratch: nothing would leave, stream, or be divided for it."""
+        missing_bytes = sum(
+            patcher.spec().weight_bytes - patcher.resident().resident_bytes for patcher, _ in merged_uses(wanted)
+        )
+        return self.keeps_all and missing_bytes + run_bytes <= self.room_bytes
+
     @contextmanager
     def lease(
         self,

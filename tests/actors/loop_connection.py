@@ -241,6 +241,7 @@ class LoopConnection:
         scheduler: SchedulerConfig | None = None,
         budget_bytes: int | None = CAPACITY_BYTES,
         pins: Sequence[tuple[str, int]] = (),
+        named: Sequence[str] = (),
         checkpoint_seconds: float | None = None,
         checkpoint_folders: tuple[Path | None, Path | None] = (None, None),
         predecessor: LoopConnection | None = None,
@@ -263,13 +264,18 @@ class LoopConnection:
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=budget_bytes,
             pins=pins,
+            named=named,
             checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1])),
             epoch=fleet.epoch,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
         fleet.on_preview = lambda made: self._start(self.controller.preview_made(made))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))
-        self.call(Controller.open)
+        try:
+            self.call(Controller.open)
+        except BaseException:
+            self.end()
+            raise
 
     def call(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]
         if self.lost:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import model_switch, sampling, soak, tiny_models
+from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models, worker_memory
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
@@ -78,6 +79,32 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
     assert "Not met or failed: crashes: the whole part; hangs: the whole part." in table
     run_parts([Part("works", 1)], 0.1 / 60, tmp_path, models, command_of)
     assert "skipped: out of time" in (tmp_path / "table.md").read_text()
+
+
+def test_an_interrupted_run_keeps_its_results_and_ends_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by an interrupted run: the part that was under way went on, with the device and its models."""
+    children = []
+    wait = subprocess.Popen.wait
+
+    def interrupted(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is not None and len(children) == 1:
+            children.append(child)
+            raise KeyboardInterrupt
+        children.append(child)
+        return wait(child, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+
+    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+        return [sys.executable, "-S", "-c", "" if part.name == "first" else "import time; time.sleep(600)"]
+
+    (tmp_path / "models").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run_parts([Part("first", 1), Part("second", 1)], 1, tmp_path, tmp_path / "models", command_of)
+    assert children[1].returncode == -signal.SIGKILL
+    assert [part["part"] for part in json.loads((tmp_path / "results.json").read_text())["parts"]] == ["first"]
 
 
 def test_every_part_has_its_share_and_what_is_left_over() -> None:
@@ -150,6 +177,7 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     on_sim = Setting("sim", True, tmp_path, tmp_path)
     tiny_models.compare_zoo(Record(rows_path, "zoo", 600), on_sim)
     model_switch.run(Record(rows_path, "switch", 600), on_sim)
+    overlap.run(Record(rows_path, "overlap", 600), on_sim, "sdxl")
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
@@ -160,11 +188,13 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
         "engine compiled relative to diffusers compiled",
         "diffusers hotswap of a LoRA",
         "SDXL, float16 during that load",
+        "images per second, decodes beside sampling",
         *(f"sampling, {name}" for name in few),
     ):
         assert (rows[name].value or 0) > 0, name
     assert [kind.__name__ for kind in compiler._compiled] == ["BasicTransformerBlock"]
     assert rows["peak reserved memory"].note == "skipped: only on CUDA"
+    assert rows["largest difference of pixels"].is_met
     assert rows["auraflow, float32 with streamed float16 weights"].is_met
     judged = [row.name for row in rows.values() if row.part == "sampling" and row.is_met is not None]
     assert judged == [], "times of a CPU say nothing about a GPU"
@@ -193,6 +223,19 @@ def test_models_of_later_parts_are_kept(tmp_path: Path) -> None:
     run_parts([Part("a", 1, ("sdxl",)), Part("b", 1, ("sdxl",)), Part("c", 1)], 1, tmp_path, models, command_of)
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["outcome"] for part in results["parts"]] == ["done"] * 3
+
+
+def test_host_memory_of_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes load the same file, and measure themselves while both hold it."""
+    monkeypatch.setattr(worker_memory, "COUNTS", (2,))
+    setting = Setting("cpu", True, tmp_path, tmp_path)
+    worker_memory.run(Record(tmp_path / "rows.jsonl", "memory", 300), setting)
+    _, row = read_measurements(tmp_path / "rows.jsonl")
+    assert row.name == "host memory of the weights with 2 workers"
+    assert 1.0 <= (row.value or 0) < 1.5, row
+    private = {"pss_bytes": 60, "anonymous_bytes": 5, "device_bytes": 0}
+    assert worker_memory.copies_of([private, private], 100)[0] == 1.3
+    assert worker_memory.copies_of([{**private, "device_bytes": 5}], 100)[0] == 1.0
 
 
 def test_many_jobs_with_changing_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

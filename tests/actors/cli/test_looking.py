@@ -90,6 +90,7 @@ def test_a_checkpoint_is_told_by_component(command: Command) -> None:
     assert all(c["parameters"] > 0 and c["storage_bytes"] > 0 for c in found["components"])
     assert found["running"]["components"].keys() == {c["role"] for c in found["components"]}
     assert " because the weights are stored" in found["running"]["components"]["diffusion_model"]
+    assert found["running"]["calls"] == "as usual"
     ended = command("inspect", str(MODEL))
     assert f"on this machine  {found['running']['device']}" in ended.out
     assert f"sha256       {found['sha256']}" in ended.out

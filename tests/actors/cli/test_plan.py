@@ -228,5 +228,19 @@ def test_kernels_of_quantized_weights_are_shown_with_their_costs(tmp_path: Path)
     assert "reference (used)" in said
 
 
+def test_the_calls_of_a_model_are_as_its_own_settings_say(tmp_path: Path) -> None:
+    for own, device, expected in (
+        ("", "cpu", "compiled blocks"),
+        ("", "sim", "as usual"),
+        ('[pool.models.shapes]\ncompile = "off"\n', "cpu", "as usual"),
+        ("[pool.models.shapes]\ncuda_graphs = true\n", "cuda", "compiled blocks, CUDA graphs"),
+    ):
+        path = tmp_path / "some.toml"
+        path.write_text(f'[models]\nfolders = ["{SHAPES}"]\n[pool]\ndevice = "{device}"\ncompile = "blocks"\n{own}')
+        arguments = "shapes", "--vram", "1GiB", "--config", str(path)
+        assert json.loads(plan(*arguments, "--json").stdout)["calls"] == expected
+    assert re.search(rf"model calls +{expected}", plan(*arguments).stdout)
+
+
 def test_plans_of_plain_weights_show_no_kernels(config: str) -> None:
     assert json.loads(plan("shapes", "--config", config, "--json").stdout)["kernels"] == {}

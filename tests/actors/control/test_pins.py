@@ -123,6 +123,14 @@ def test_pins_of_the_configuration_are_loaded_at_the_start() -> None:
         assert [(len(pinned.holders), pinned.replicas) for pinned in pool.status().pins] == [(1, 1)]
 
 
+def test_a_pool_does_not_start_with_settings_for_a_model_that_it_lacks() -> None:
+    named = LoopConnection(1, FakeEngine, named=("shapes",))
+    with ModelPool(named, named.end, None):
+        pass
+    with pytest.raises(UnknownName, match="shape"):
+        LoopConnection(1, FakeEngine, named=("sheeps",))
+
+
 def test_a_pool_pins_by_name_and_checks_arguments() -> None:
     with open_pool() as pool:
         with pytest.raises(UnusableField, match="replicas"):

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
 from modelpool.actors.settings.config import PoolConfig, PoolSection
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.fast_path import FastPath, FastPaths
 from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.devices.capabilities import cuda_capabilities
 from modelpool.pool.devices.detection import capabilities_here, detect
@@ -92,9 +94,10 @@ def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> N
     wanted = {"attention": "measured", "loras": "runtime", "memory_format": "channels_last", "cuda_graphs": True}
     config = PoolConfig.model_validate({"pool": {"device": "cpu", "vram": "64MiB", **wanted}})
     plan = plan_pool(config, 0, can_grow=False)
-    names = ("measures_attention", "loras_at_run_time", "memory_format", "cuda_graphs", "compiles")
-    assert [usual[name] for name in names] == [False, False, "contiguous", False, False]
-    assert [plan.open_engine.keywords[name] for name in names] == [True, True, "channels_last", True, False]
+    names = ("measures_attention", "loras_at_run_time", "memory_format", "fast_paths")
+    assert [usual[name] for name in names] == [False, False, "contiguous", FastPaths()]
+    graphs = FastPaths(FastPath(captures=True))
+    assert [plan.open_engine.keywords[name] for name in names] == [True, True, "channels_last", graphs]
     engine = plan.open_engine()
     assert engine._loras_at_run_time
     assert engine._memory_format is MemoryFormat.CHANNELS_LAST
@@ -118,6 +121,23 @@ def test_compiled_code_is_kept_for_the_kind_of_device_and_never_on_sim(
             engine.close()
         expected = f"CPU-torch-{torch.__version__.replace('+', '-')}"
         assert folder == (str(tmp_path / "compiled" / expected) if compiles else "")
+
+
+def test_settings_of_single_models_replace_those_of_all() -> None:
+    config = PoolConfig.model_validate(
+        {"pool": {"compile": "blocks", "models": {"a": {"compile": "off"}, "b": {"cuda_graphs": True}}}}
+    )
+    plan = plan_pool(config, 0, can_grow=False)
+    paths = plan.open_engine.keywords["fast_paths"]
+    assert (paths.of("other"), paths.of("a"), paths.of("b")) == (FastPath(True), FastPath(), FastPath(True, True))
+    assert [paths.any.on(kind).words for kind in ("cuda", "cpu", "sim")] == [
+        "compiled blocks, CUDA graphs",
+        "compiled blocks",
+        "as usual",
+    ]
+    assert plan.named == ("a", "b")
+    recorded = {model: computed_by_of(plan.computed_by, model) for model in ("a", "b")}
+    assert recorded == {"a": {"compile": "off"}, "b": {"compile": "blocks"}}
 
 
 def test_the_configured_products_reach_the_engine() -> None:

@@ -213,6 +213,34 @@ def test_tables_of_separate_files_that_say_something_else(
         PoolConfig.load(tmp_path / "pool.toml")
 
 
+def test_single_models_have_settings_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "pool.toml"
+    file.write_text(
+        '[pool]\ncompile = "blocks"\n[pool.models.sdxl]\ncuda_graphs = true\n[pool.models."my own"]\ncompile = "off"\n'
+    )
+    config = PoolConfig.load(file)
+    paths = config.pool.fast_paths
+    assert [paths.of(name).words for name in ("sdxl", "my own", "other")] == [
+        "compiled blocks, CUDA graphs",
+        "as usual",
+        "compiled blocks",
+    ]
+    assert config.override(device="cpu").pool.fast_paths == paths, "other settings leave them"
+    file.write_text(config.describe(changes_only=True))
+    assert PoolConfig.load(file).pool.models == config.pool.models
+    for text, error, message in (
+        ('[pool.models.sdxl]\ncompiles = "off"', UserError, r"\[pool\] models.sdxl: .*compiles"),
+        ('[pool.models.sdxl]\ncompile = "all"', UnusableField, r"\[pool\] models.sdxl: .*compile: found 'all'"),
+        ("[pool.models.sdxl]\ncuda_graphs = 1", UnusableField, "cuda_graphs: found 1, expected true or false"),
+        ('[pool.models.sdxl]\nname = "x"', UnusableField, "the name is that of the table"),
+        ("[pool]\nmodels = 3", UnusableField, r"\[pool\] models: found 3, expected tables"),
+        ("[pool.models]\nsdxl = 3", UnusableField, r"models.sdxl: found 3, expected a table"),
+    ):
+        file.write_text(text)
+        with pytest.raises(error, match=message):
+            PoolConfig.load(file)
+
+
 def test_pins_name_models_with_their_number_of_gpus(tmp_path: Path) -> None:
     file = tmp_path / "pool.toml"
     file.write_text('[models]\npin = ["sdxl", "flux:12", "odd:name", "a:b:2"]')

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.fast_path import FastPath, FastPaths
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.patcher.graphed_calls import GraphStore
 from modelpool.pool.patcher.weight_form import MemoryFormat
 from modelpool.pool.specs.spec import Role
@@ -69,6 +71,22 @@ def test_options_reach_the_components_that_they_are_for(catalog: Catalog) -> Non
             form = engine.patcher(model, role)._weights.form
             assert form.channels_last == (expected and role is not Role.TEXT_ENCODER)
             assert form.patches_at_run_time
+        engine.close()
+
+
+def test_a_fast_path_is_for_the_models_that_have_it(catalog: Catalog) -> None:
+    store, compiler = GraphStore(RecordedGraphs()), BlockCompiler()
+    for paths, expected in (
+        (None, (True, True)),
+        (FastPaths(models=(("toy", FastPath(captures=True)),)), (False, True)),
+        (FastPaths(FastPath(True, True), (("toy", FastPath()),)), (False, False)),
+        (FastPaths(models=(("another", FastPath(True, True)),)), (False, False)),
+    ):
+        opened = Engine.open(EngineSettings("cpu", 0, PLENTY_BYTES))
+        parts = opened.device, opened.introduce(), opened._pipeline, opened._capabilities
+        engine = Engine(*parts, compiler=compiler, graphs=store, fast_paths=paths)
+        weights = engine.patcher(catalog.find_model("toy"), Role.DIFFUSION_MODEL)._weights
+        assert (weights.compiled is not None, weights.graphed is not None) == expected
         engine.close()
 
 

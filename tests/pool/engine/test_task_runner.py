@@ -8,7 +8,9 @@ worker's are not multiplied; what copies ahead may take is not counted as a run'
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.engine.task_runner import TaskRun
+from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRun
 from modelpool.pool.estimates.activation_calibration import ActivationKey
 from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
@@ -244,10 +246,11 @@ def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
         nonlocal tries
         tries += 1
         if held_bytes:
-            raise torch.OutOfMemoryError("CUDA out of memory: fragments")
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {what}")
         return ImagePixels(decoding.pixels)
 
     run = decoding.run_of(engine, compute)
+    what = "fragments"
     for tried in (run, replace(run, together=2)):
         held_bytes, tries = FRAGMENTED_BYTES, 0
         _, cost = engine._runner.run(tried)
@@ -255,6 +258,12 @@ def test_a_fragmented_allocator_is_emptied_before_anything_is_evicted(
         assert tries == 2
         assert engine.residency().of(idle.key) is not None, "an idle component was evicted"
     assert sum(error.ran_out for error in engine.activation_errors()) == 0
+    for said, rung in (
+        ("Tried to allocate 1.00 MiB. ", OomStep.EMPTY_CACHE),
+        ("Tried to allocate 900.00 GiB. ", OomStep.DROP_CACHES),  # found in a review: the same again was of no use
+    ):
+        what, held_bytes = said, FRAGMENTED_BYTES
+        assert engine._runner.run(run)[1].oom_steps == (rung,)
     engine.close()
 
 
@@ -276,6 +285,49 @@ def test_a_run_that_torch_made_with_less_memory_is_told_once(
         said = [record for record in caplog.records if "convolutions" in record.getMessage()]
         assert len(said) == told
     engine.close()
+
+
+def test_convolutions_chosen_while_memory_was_short_are_forgotten_when_there_is_more(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: torch keeps them for a size until the end of the thread, and the thread never ended. Not
+    forgotten while memory stays short: each run would choose all of them again."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    refusals, free_bytes, seen, outer = 0, 10 * FREED_BYTES, [], ContextVar("outer", default="")
+    monkeypatch.setattr(engine.device.memory, "refusals", lambda: refusals)
+    monkeypatch.setattr(engine.device.memory, "free_bytes", lambda: free_bytes)
+    outer.set("of the caller")
+
+    def compute(division: ExecutionMode | None) -> ImagePixels:
+        nonlocal refusals
+        refusals += more
+        seen.append(threading.current_thread())
+        assert outer.get() == "of the caller"
+        if runs_out and len(seen) == first + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ImagePixels(decoding.pixels)
+
+    run = decoding.run_of(engine, compute)
+    more, runs_out, first = 1, False, 0
+    other = replace(run, task=replace(run.task, counted_bytes=run.task.activation_bytes + 1))
+    for what, is_free, lacks, tried in (
+        ("with enough", 10 * FREED_BYTES, 0, run),
+        ("short", 10 * FREED_BYTES, 1, run),
+        ("still short", 11 * FREED_BYTES - 1, 1, run),
+        ("another size, with more", 20 * FREED_BYTES, 0, other),
+        ("with more", 12 * FREED_BYTES, 0, run),
+        ("with as much", 12 * FREED_BYTES, 0, run),
+    ):
+        free_bytes, more = is_free, lacks
+        engine._runner.run(tried)
+        is_new = len(seen) > 1 and seen[-1] is not seen[-2]
+        assert is_new == (what == "with more"), what
+    runs_out, first, more = True, len(seen), 1
+    assert engine._runner.run(run)[1].oom_steps
+    assert len(set(seen[-3:])) == 2
+    assert seen[-1] is not seen[-2], "the attempt with the memory that was freed has no plans of the one before"
+    engine.close()
+    assert not any(thread.is_alive() for thread in set(seen) - {threading.current_thread()})
 
 
 def test_a_measured_peak_of_such_a_run_divides_it(decoding: Decoding) -> None:

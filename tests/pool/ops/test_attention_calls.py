@@ -195,6 +195,27 @@ def test_the_clearly_fastest_kernel_that_accepts_the_call_is_chosen(
         assert first_kernel() is CUDNN
 
 
+def test_a_function_that_the_program_has_put_in_place_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: on CUDA, runs called torch's function in place of the program's."""
+    calls = []
+
+    def own(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(query.shape)
+        return query
+
+    with monkeypatch.context() as patching:
+        patching.setattr(F, "scaled_dot_product_attention", own)
+        with routed(AttentionKernels(DEFAULT_PRIORITY)), routed(AttentionKernels(DEFAULT_PRIORITY)):
+            F.scaled_dot_product_attention(tokens(4), tokens(4), tokens(4))
+        assert len(calls) == 1
+        assert F.scaled_dot_product_attention is own
+    with routed(AttentionKernels(DEFAULT_PRIORITY)):
+        assert F.scaled_dot_product_attention is not torch_attention
+        F.scaled_dot_product_attention = own  # a program that does so during a run
+    assert F.scaled_dot_product_attention is own
+    F.scaled_dot_product_attention = torch_attention
+
+
 def test_choices_are_kept_for_the_kind_of_gpu_and_never_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if two processes measure at once, or the file is damaged or full. Without a disk they are in memory."""
     monkeypatch.setenv("MODELPOOL_CACHE_DIR", str(tmp_path))

@@ -192,6 +192,33 @@ def test_a_switch_that_stops_between_steps_leaves_an_exact_account(then: str) ->
         assert sim.memory_stats(0).used_bytes == 0
 
 
+def test_making_room_during_a_switch_in_steps_uploads_nothing() -> None:
+    """Found in a review: evicting some modules wrote the new patches into all others, which crossed the bus and
+    allocated where memory was to be freed."""
+    toy = make_toy()
+    old, new = (patches_for(toy, name, WEIGHTS) for name in "ab")
+    for steps in range(7):
+        patcher = patcher_of(toy)
+        patcher.realize(WeightsTarget(EVERYTHING, old))
+        going = realize_in_steps(patcher, WeightsTarget(EVERYTHING, new))
+        for _ in range(steps):
+            next(going, None)
+        before, kept = sim.memory_stats(0), patcher.resident_modules() - {"narrow"}
+        report = patcher.evict_except(kept)
+        after = sim.memory_stats(0)
+        assert (report.uploaded_bytes, after.h2d_bytes, after.allocation_count) == (
+            0,
+            before.h2d_bytes,
+            before.allocation_count,
+        )
+        assert patcher.resident_modules() <= kept
+        assert after.used_bytes == patcher.resident().resident_bytes < before.used_bytes
+        going.close()
+        patcher.patches = new
+        assert torch.equal(output(patcher), reference(make_toy(), new, IDS_BL))
+        patcher.unload()
+
+
 def test_weights_that_a_cache_takes_are_not_written() -> None:
     toy = make_toy()
     one, other = (patches_for(toy, name, WEIGHTS) for name in "ab")

@@ -227,3 +227,25 @@ def test_bringing_patched_weights_in_takes_no_more_than_is_promised(
         module["wide"](x)
     promised = (patcher.spec().weight_bytes if resident else 0) + patcher.use().scratch_bytes
     assert sim.memory_stats(0).peak_bytes <= promised + 8 * (256 + 512) * 4
+
+
+def test_the_scratch_of_an_embedding_is_what_its_load_takes() -> None:
+    """A doubt of a review: its rows are gathered on the host, so a table that streams needs none. One that is loaded in
+    another dtype does."""
+    ids = torch.arange(7).to(DEVICE)
+    for storage, scratch in ((torch.float16, 1000 * 64 * 2), (torch.float32, 0)):
+        table = nn.Embedding(1000, 64, dtype=storage).requires_grad_(False)
+        patcher = ModelPatcher.of(
+            ComponentKey("m"), Role.TEXT_ENCODER, table, torch.device(DEVICE), WeightForm(torch.float32)
+        )
+        assert patcher.use().scratch_bytes == scratch
+        sim.reset_peak(0)
+        used_bytes = sim.memory_stats(0).used_bytes
+        with patcher.running() as module:
+            rows = module(ids)
+        assert sim.memory_stats(0).peak_bytes - used_bytes <= 2 * rows.nbytes
+        del rows
+        sim.reset_peak(0)
+        patcher.realize(WeightsTarget(frozenset(owner.name for owner in patcher.modules()), PatchSet()))
+        assert sim.memory_stats(0).peak_bytes - used_bytes == patcher.spec().weight_bytes + scratch
+        patcher.unload()

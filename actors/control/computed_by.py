@@ -1,0 +1,23 @@
+"""Settings that change pixels, by name, as recipes have them: of all models, and of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: between the name of a setting and that of the model that it is for
+_OF = " of "
+
+
+def setting_of(setting: str, model: str) -> str:
+    """Return the name of a setting of one model."""
+    return f"{setting}{_OF}{model}"
+
+
+def computed_by_of(computed_by: Mapping[str, str], model: str) -> dict[str, str]:
+    """Return the settings of one model: those of all, replaced by its own."""
+    found = {name: value for name, value in computed_by.items() if _OF not in name}
+    for name, value in computed_by.items():
+        setting, of, owner = name.partition(_OF)
+        if of and owner == model:
+            found[setting] = value
+    return found

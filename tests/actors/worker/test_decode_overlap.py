@@ -1,0 +1,140 @@
+"""A worker whose device still computes a decode starts the run behind it, and reports both as runs in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.wire.messages import RunRequest
+from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.pool.core.stage_params import DecodeParams, Result
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
+from tests.actors.fakes import FakeCatalog, FakeEngine, result_of
+
+PATIENCE_SECONDS = 10.0
+
+
+class OverlappingEngine(FakeEngine):
+    """Its decodes are over when a later run has begun; all runs are in the thread that opened it."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.thread = threading.get_ident()
+        self.other_began = threading.Event()
+        self.order: list[str] = []
+        #: the residency when the latest decode was begun
+        self.left = self.residency()
+
+    def run(self, *args: Any, **named: Any) -> tuple[Result, RunCost]:
+        raise AssertionError("a worker with runs that overlap begins them")
+
+    def begin(self, task: Any, work: Any, *args: Any, **named: Any) -> Callable[[], tuple[Result, RunCost]]:
+        assert threading.get_ident() == self.thread, "the engine has one thread"
+        self.order.append(task.stage.value)
+        made = super().run(task, work, *args, **named)
+        if not isinstance(work, DecodeParams):
+            self.other_began.set()
+            return lambda: made
+        self.left = self.residency()
+
+        def end() -> tuple[Result, RunCost]:
+            assert self.other_began.wait(PATIENCE_SECONDS), "the decode kept the run behind it from starting"
+            if self.fails:
+                raise RuntimeError("the device found an error late")
+            return made
+
+        return end
+
+
+class Overlapping:
+    """One worker, with a decode and a sampling run of it."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.open(fails), lambda step: None, overlaps_decode=True)
+        self.worker.start()
+        _, cut = build_graph(GenerateRequest(model="shapes", prompt="x", seed=1, steps=3), JobId("x"), FakeCatalog())
+        tasks = {task.stage: task for task in cut.job.tasks if task.stage is not Stage.ENCODE}
+        made = {task.task_id: result_of(cut.works[task.task_id], {}) for task in cut.job.tasks}
+        self.requests, self.inputs = [], []
+        for run, stage in enumerate((Stage.DECODE, Stage.SAMPLE), 1):
+            task = tasks[stage]
+            self.requests.append(RunRequest(task, cut.works[task.task_id], 1, run))
+            self.inputs.append([made[need] for need in task.needs])
+
+    def open(self, fails: bool) -> OverlappingEngine:
+        self.engine = OverlappingEngine(fails)
+        return self.engine
+
+    def check(self, reports: list[TaskReport | None], residency: Residency) -> None:
+        decoded, sampled = reports
+        assert decoded is not None
+        assert sampled is not None
+        assert [report.task_id for report in (decoded, sampled)] == [request.task.task_id for request in self.requests]
+        assert sampled.error is None
+        assert decoded.residency == self.engine.left != residency == sampled.residency == self.engine.residency()
+        assert self.engine.order == ["decode", "sample"]
+        self.worker.close()
+
+
+def one_by_one(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
+    """Two calls on the threads of Ray's group, the second when the first is under way."""
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(worker.run_unless_revoked, requests[0], *inputs[0])
+        while not worker._engine.order:  # type: ignore[union-attr]
+            threading.Event().wait(0.001)
+        second = threads.submit(worker.run_unless_revoked, requests[1], *inputs[1])
+        return zip(*(call.result(PATIENCE_SECONDS) for call in (first, second)), strict=True)
+
+
+def in_one_call(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
+    return worker.run_in_order(requests, *inputs[0], *inputs[1])
+
+
+@pytest.mark.parametrize("call", [one_by_one, in_one_call])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_run_behind_a_decode_begins_before_the_decode_is_over(call: Any, fails: bool) -> None:
+    both = Overlapping(fails)
+    reports, results = call(both.worker, both.requests, both.inputs)
+    both.check(list(reports), both.engine.residency())
+    decoded, sampled = results
+    assert sampled is not None
+    if fails:
+        assert decoded is None
+        assert reports[0].error.kind is RunErrorKind.INTERNAL
+        assert "late" in reports[0].error.message
+    else:
+        expected = result_of(both.requests[0].work, {"latent": both.inputs[0][0]})
+        assert np.array_equal(decoded.pixels_HWC, expected.pixels_HWC)
+
+
+def test_a_decode_that_is_the_last_of_a_call_is_waited_for() -> None:
+    both = Overlapping()
+    both.engine.other_began.set()
+    order, inputs = both.requests[::-1], [*both.inputs[1], *both.inputs[0]]
+    reports, results = both.worker.run_in_order(order, *inputs)
+    assert [report is not None and report.error is None for report in reports] == [True, True]
+    assert all(result is not None for result in results)
+    both.worker.close()
+
+
+def test_a_run_can_be_revoked_until_its_turn() -> None:
+    """A decode is under way on the engine's thread; the next run waits for that thread, and has not started."""
+    both, is_free = Overlapping(), threading.Event()
+    assert both.worker._compute is not None
+    both.worker._compute.submit(is_free.wait, PATIENCE_SECONDS)
+    with ThreadPoolExecutor(1) as threads:
+        called = threads.submit(both.worker.run_unless_revoked, both.requests[1], *both.inputs[1])
+        revoked = both.worker.revoke(both.requests[1].run)
+        is_free.set()
+        assert revoked
+        assert called.result(PATIENCE_SECONDS) == (None, None)
+    both.worker.close()
