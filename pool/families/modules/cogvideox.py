@@ -197,6 +197,11 @@ def _having(channels: int, patch_frames: int, *, small: bool = False) -> Conditi
     return condition
 
 
+def _reads_offset(found: Config) -> bool:
+    """Return whether a model with these sizes is version 1.5 and reads an image, and is no relative of it."""
+    return _having(2 * _CHANNELS, 2)(found) and bool(found["reads_offset"])
+
+
 def _learned(found: Config) -> bool:
     """Return whether a model with these sizes reads an image, and has a table of positions."""
     return found["in_channels"] == 2 * _CHANNELS and found["patch_frames"] == 1 and bool(found["learned_positions"])
@@ -299,7 +304,7 @@ FAMILIES = (
         _LARGE,
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
-        when=_having(2 * _CHANNELS, 2),
+        when=_reads_offset,
         comfyui="CogVideoX_I2V",
         facts=_facts(
             _LARGE_SHIFT,

@@ -228,16 +228,22 @@ def test_levels_are_those_of_the_published_schedulers() -> None:
 
 def test_relatives_are_told_apart() -> None:
     """Those of other inputs do not run. A table of positions tells the size of its videos."""
-    for name, more in {
-        "cogvideox_inpaint": {"in_channels": 48}, "cogvideox_fun_control": {"in_channels": 32},
-    }.items():  # fmt: skip
-        shapes = {
-            key: tuple(value.shape) for key, value in _publish(seeded(partial(_model, **more), 1).state_dict()).items()
-        }
+    with torch.device("meta"):
+        consisid = diffusers.ConsisIDTransformer3DModel(
+            in_channels=32, num_layers=1, is_train_face=True, use_rotary_positional_embeddings=True,
+            use_learned_positional_embeddings=True,
+        ).state_dict()  # fmt: skip
+    for name, state in (
+        ("cogvideox_inpaint", _publish(_model(in_channels=48).state_dict())),
+        ("cogvideox_fun_control", _publish(_model(in_channels=32).state_dict())),
+        ("cogvideox_fun_control", _publish(_model_15(in_channels=32).state_dict())),
+        ("consisid", consisid),
+    ):
+        shapes = {key: tuple(value.shape) for key, value in state.items()}
         found = recognise_diffusion(shapes)
         assert found is not None
         assert found.name == name
-        with pytest.raises(UnknownArchitecture, match="CogVideoX"):
+        with pytest.raises(UnknownArchitecture, match="CogVideoX|ConsisID"):
             plan_diffusion_model(shapes)
     assert cogvideox._table_sides((1, 226 + 13 * 30 * 45, 3072)) == (720, 480, 49)
     with pytest.raises(UnknownArchitecture, match="found 231 rows"):
