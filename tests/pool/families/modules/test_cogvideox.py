@@ -28,7 +28,7 @@ from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
-from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, seeded
+from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.text.tiny_tokenizers import for_transformers
@@ -198,6 +198,9 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) 
     assert not np.allclose(ours, without, atol=1e-3)
     if name == "cogvideox_i2v":
         _check_other_size(whole, texts, beginning)
+    patcher = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL)
+    # of a call at a typical size, by which parts of a model that does not fit are ordered
+    assert any(part.flops for part in patcher._weights.sizes_with_flops)
     whole.engine.close()
 
 
@@ -243,7 +246,7 @@ def test_relatives_are_told_apart() -> None:
         found = recognise_diffusion(shapes)
         assert found is not None
         assert found.name == name
-        with pytest.raises(UnknownArchitecture, match="CogVideoX|ConsisID"):
+        with pytest.raises(UnknownArchitecture, match=r"CogVideoX|ConsisID"):
             plan_diffusion_model(shapes)
     assert cogvideox._table_sides((1, 226 + 13 * 30 * 45, 3072)) == (720, 480, 49)
     with pytest.raises(UnknownArchitecture, match="found 231 rows"):
