@@ -311,6 +311,7 @@ FAMILIES = (
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
         when=_reads_offset,
+        vae_entries={"invert_scale_latents": True},
         comfyui="CogVideoX_I2V",
         facts=_facts(
             _LARGE_SHIFT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,19 +16,23 @@ import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler
 from diffusers.pipelines.cogvideo import pipeline_cogvideox_image2video
+from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent
 from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import cogvideox
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
@@ -212,8 +217,25 @@ def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Laten
 
 @pytest.mark.parametrize("name", READING)
 def test_a_model_that_reads_an_image_has_both_namings_and_folders(name: str, tmp_path: Path) -> None:
+    """Only the folder of version 1.5 says that images were divided by the scale of latents."""
     READING[name].check_namings()
     READING[name].check_files(tmp_path)
+    config = json.loads((tmp_path / "folder/vae/config.json").read_text())
+    assert config["invert_scale_latents"] is (name == "cogvideox_15_i2v")
+
+
+def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
+    """Of version 1.5, whose first latent frame is not decoded: an odd number of them takes more at once."""
+    sim.install()
+    sim.configure(0, 1 << 29)
+    sim.recover(0)
+    save_file(CASES["cogvideox_15"].tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, CASES["cogvideox_15"].tiny)
+    tiny = TinyModel.of_folder(tmp_path, device="sim")
+    made = tiny.made(width=96, height=64, steps=1, frames=17)
+    tiny.close()
+    ((task, cost),) = (pair for pair in zip(made.tasks, made.costs, strict=True) if pair[0].stage is Stage.DECODE)
+    assert 0.9 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes
 
 
 def test_levels_are_those_of_the_published_schedulers() -> None:
