@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -136,12 +137,19 @@ LORAS = {
     "cogvideox_15": ("blocks.0.ff_out", "diffusion_model.{}"),
     "cogvideox_2b": ("blocks.0.attn_out", "diffusion_model.{}"),
 }
+PIPELINES = {
+    "cogvideox": diffusers.CogVideoXPipeline,
+    "cogvideox_15": diffusers.CogVideoXPipeline,
+    "cogvideox_2b": diffusers.CogVideoXPipeline,
+    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
+    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
+}
 CASES = {
     name: Compared(
         _tiny(name, partial(_model, heads)),
-        diffusers.CogVideoXPipeline,
+        PIPELINES[name],
         _latent,
-        partial(_texts, diffusers.CogVideoXPipeline),
+        partial(_texts, PIPELINES[name]),
         LORAS[name],
         EVEN_STEPS,
     )
@@ -151,10 +159,6 @@ CASES |= {
     "cogvideox_15": replace(CASES["cogvideox"], tiny=_tiny("cogvideox_15", _model_15), lora=LORAS["cogvideox_15"],
                             decode=_decoded),
 }  # fmt: skip
-PIPELINES = {
-    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
-    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
-}
 READING = {
     name: Compared(
         _tiny(name, model),
@@ -236,6 +240,19 @@ def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
     tiny.close()
     ((task, cost),) = (pair for pair in zip(made.tasks, made.costs, strict=True) if pair[0].stage is Stage.DECODE)
     assert 0.9 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes
+
+
+def test_positions_of_other_forms_are_those_of_the_pipeline() -> None:
+    """Of version 1.0, those of the training size, cropped to the form of the video; the runs above have its form."""
+    place = torch.device("cpu")
+    for module, frames in ((_model(), 3), (_model_15(), 4)):
+        pipeline = SimpleNamespace(vae_scale_factor_spatial=8, transformer=module)
+        for height, width in ((96, 64), (64, 64), (320, 720), (208, 112)):
+            expected = diffusers.CogVideoXPipeline._prepare_rotary_positional_embeddings(
+                pipeline, height, width, frames, place
+            )
+            found = cogvideox._rotary(module.config, frames, height // 16, width // 16, place)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
 
 
 def test_levels_are_those_of_the_published_schedulers() -> None:
