@@ -161,12 +161,22 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
     _shared(
+        image.COGVIEW, "cogview4_control", "CogView 4 control", "", having(in_channels=32),
+        "CogView4Transformer2DModel",
+    ),
+    # CogVideoX image-to-video that also reads a face
+    _marked(
+        "consisid", "ConsisID", "",
+        diffusers("patch_embed.text_proj.weight", "local_facial_extractor.latents"),
+        runs="ConsisIDTransformer3DModel",
+    ),
+    _shared(
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
     _shared(
         video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
-        having(in_channels=32, patch_frames=1, learned_positions=False), _COGVIDEOX,
+        having(in_channels=32), _COGVIDEOX,
     ),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),

@@ -23,12 +23,10 @@ from modelpool.pool.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, Tas
 from modelpool.pool.engine.stages import begin_decode_batch, vae_encode, vae_encode_beginning
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering, pasted
+from modelpool.pool.pixels.latent_pixels import DROPS_BEFORE
 from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import image_noise_seed
 from modelpool.pool.specs.spec import ExecutionMode
-
-#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them
-_DROPS_BEFORE = frozenset({"cogvideox"})
 
 
 def encode_images(
@@ -89,7 +87,7 @@ def begin_decode_images(
     """Begin `decode_images`. If it `is_pending`, the device may still compute when this returns, and the returned
     function waits for the results, as `begin_decode_batch`."""
     latents, leading = [read.read(LATENT, Latent) for read in inputs], works[0].shape.leading
-    if latent.vae in _DROPS_BEFORE:
+    if latent.vae in DROPS_BEFORE:
         latents, leading = [Latent(each.samples_CHW[:, leading:]) for each in latents], 0
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
     into = vae.device if is_pending else HOST

@@ -37,6 +37,8 @@ from modelpool.pool.specs.spec import ExecutionMode
 
 #: VAEs whose latent scaling is given by numbers, and whose encoder returns moments that tiles can blend
 KL = "kl"
+#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them
+DROPS_BEFORE = frozenset({"cogvideox"})
 #: frames of a video that are converted to bytes at once
 _FRAMES = 4
 
@@ -53,9 +55,11 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
 
 
 def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tuple[int, ...]:
-    """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video."""
+    """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video, unless
+    they are dropped before it."""
+    leading = 0 if isinstance(work, DecodeParams) and latent.vae in DROPS_BEFORE else work.shape.leading
     return latent_shape(
-        work.shape.width, work.shape.height, work.shape.frames + work.shape.leading * latent.frames_per_cell, latent
+        work.shape.width, work.shape.height, work.shape.frames + leading * latent.frames_per_cell, latent
     )
 
 

@@ -66,6 +66,8 @@ _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"samp
 _CASCADE_VAE = "cascade_a"
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
+#: settings of its configuration that only the pipeline of a family reads
+_VAE_ENTRIES = {family.name: family.vae_entries for family in defined_families() if family.vae_entries}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ def _vae(checkpoint: Checkpoint) -> nn.Module:
         "sample_size": max(native_size(checkpoint.family, checkpoint.header)),
         "latents_mean": latent.means,
         "latents_std": latent.deviations,
+        **_VAE_ENTRIES.get(checkpoint.family.name, {}),
     }
     _configure(module, settings)
     return module

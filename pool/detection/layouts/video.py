@@ -228,7 +228,7 @@ def _cog_channels(reader: ShapeReader) -> int | None:
             return None
 
 
-def _cog_sizes(blocks: str, norm: str) -> Callable[[ShapeReader], Config]:
+def _cog_sizes(blocks: str, norm: str, offset: str) -> Callable[[ShapeReader], Config]:
     return sizes(
         in_channels=_cog_channels,
         patch_frames=lambda reader: 2 if reader.rank(_COG_PATCHES) == 2 else 1,
@@ -236,6 +236,7 @@ def _cog_sizes(blocks: str, norm: str) -> Callable[[ShapeReader], Config]:
         depth=count(blocks),
         num_heads=heads(("patch_embed.text_proj.weight", 0), f"{blocks}0.{norm}.weight"),
         learned_positions=has("patch_embed.pos_embedding"),
+        reads_offset=has(offset),
     )
 
 
@@ -246,13 +247,13 @@ COGVIDEOX = Layout(
             "blocks.0.norm1.linear.weight",
             "patch_embed.text_proj.weight",
             without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
-            measure=_cog_sizes("blocks.", "norm_q"),
+            measure=_cog_sizes("blocks.", "norm_q", "ofs_embedding_linear_1.weight"),
         ),
         diffusers(
             "patch_embed.text_proj.weight",
             "transformer_blocks.0.norm1.linear.weight",
             "time_embedding.linear_1.weight",
-            measure=_cog_sizes("transformer_blocks.", "attn1.norm_q"),
+            measure=_cog_sizes("transformer_blocks.", "attn1.norm_q", "ofs_embedding.linear_1.weight"),
         ),
     ),
 )

@@ -131,11 +131,9 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         more["ofs"] = x_BCTHW.new_full((1,), _OFFSET)
     x_BTCHW = joined(x_BCTHW, kwargs).transpose(1, 2)
     frames, _, rows, columns = x_BTCHW.shape[1:]
-    told = (columns, rows, (frames - 1) * _CELL_FRAMES + 1)
-    fixed = (own.sample_width, own.sample_height, own.sample_frames)
-    if own.use_learned_positional_embeddings and told != fixed:
-        sizes = (f"{w * _CELL} x {h * _CELL} pixels, {f} frames" for w, h, f in (told, fixed))
-        found, expected = sizes
+    told, fixed = (columns * _CELL, rows * _CELL, (frames - 1) * _CELL_FRAMES + 1), fixed_extent(own)
+    if fixed is not None and told != fixed:
+        found, expected = (f"{w} x {h} pixels, {f} frames" for w, h, f in (told, fixed))
         raise unusable_field("width, height and frames", found, f"{expected}, for which the model has positions")
     rotary = None
     if own.use_rotary_positional_embeddings:
@@ -151,6 +149,14 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         )
     )
     return out_BTCHW.transpose(1, 2)
+
+
+def fixed_extent(own: Any) -> tuple[int, int, int] | None:
+    """Return width, height and frames of the only videos that a model of the configuration `own` has positions for;
+    None if it has them for all."""
+    if not getattr(own, "use_learned_positional_embeddings", False):
+        return None
+    return own.sample_width * _CELL, own.sample_height * _CELL, own.sample_frames
 
 
 def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:
@@ -195,6 +201,11 @@ def _having(channels: int, patch_frames: int, *, small: bool = False) -> Conditi
         return sizes == (channels, patch_frames, small)
 
     return condition
+
+
+def _reads_offset(found: Config) -> bool:
+    """Return whether a model with these sizes is version 1.5 and reads an image, and is no relative of it."""
+    return _having(2 * _CHANNELS, 2)(found) and bool(found["reads_offset"])
 
 
 def _learned(found: Config) -> bool:
@@ -299,7 +310,8 @@ FAMILIES = (
         _LARGE,
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
-        when=_having(2 * _CHANNELS, 2),
+        when=_reads_offset,
+        vae_entries={"invert_scale_latents": True},
         comfyui="CogVideoX_I2V",
         facts=_facts(
             _LARGE_SHIFT,

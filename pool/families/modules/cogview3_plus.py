@@ -29,8 +29,8 @@ _SHIFT, _PURE_NOISE = 4.0, 1e5
 
 
 def is_version_3(found: Config) -> bool:
-    """Return whether a model with these sizes is no CogView 4."""
-    return not cogview4.is_version_4(found)
+    """Return whether a model with these sizes is a CogView 3+."""
+    return cogview4.is_older(found) and found["in_channels"] == cogview4.CHANNELS
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OLDER_HEAD = 40
 #: width of a head; one that is narrower is the only one
 _HEAD = 128
+#: channels of latents
+CHANNELS = 16
 #: sizes, and a crop, that the model reads; each is two numbers
 _CONDITIONS = 6
 _SHIFT = ShiftByRoot(256, 0.25, 0.75)
@@ -56,9 +58,14 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def is_version_4(found: Config) -> bool:
-    """Return whether a model with these sizes is no CogView 3+."""
+    """Return whether a model with these sizes is neither a CogView 3+ nor one that reads an image."""
+    return not is_older(found) and found["in_channels"] == CHANNELS
+
+
+def is_older(found: Config) -> bool:
+    """Return whether a model with these sizes is as wide as CogView 3+."""
     sizes: dict[str, Any] = dict(found)
-    return bool(sizes["hidden_size"] % OLDER_HEAD)
+    return not sizes["hidden_size"] % OLDER_HEAD
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:

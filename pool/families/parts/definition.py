@@ -109,6 +109,7 @@ class FamilyDefinition:
     same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
     vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
                       Wan's
+    vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
     text_folders      folder of each text encoder; empty: the names of the roles
     extra_prefixes    further key prefixes of the diffusion model in single files
     """
@@ -141,6 +142,7 @@ class FamilyDefinition:
     same_folder_as: str = ""
     text_set: str = ""
     vae_class: str = ""
+    vae_entries: Mapping[str, Any] = field(default_factory=dict)
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     text_join: TextJoin | None = None
     text_vision: TextVision | None = None

@@ -85,6 +85,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     # the defaults of its class are the width of CogView 3+
     "CogView4Transformer2DModel": {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 128},
+    # without a face it is CogVideoX
+    "ConsisIDTransformer3DModel": {"num_layers": 1, "in_channels": 32, "is_train_face": True},
     "AceStepTransformer1DModel": {"num_hidden_layers": 1},
     "UNet2DConditionModel": {"cross_attention_dim": 768},
 }

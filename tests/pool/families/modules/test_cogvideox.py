@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,17 +23,18 @@ from torch import Tensor
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent, VideoFrames
 from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import cogvideox
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
-from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, seeded
+from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.text.tiny_tokenizers import for_transformers
@@ -141,6 +144,13 @@ LORAS = {
     "cogvideox_15": ("blocks.0.ff_out", "diffusion_model.{}"),
     "cogvideox_2b": ("blocks.0.attn_out", "diffusion_model.{}"),
 }
+PIPELINES = {
+    "cogvideox": diffusers.CogVideoXPipeline,
+    "cogvideox_15": diffusers.CogVideoXPipeline,
+    "cogvideox_2b": diffusers.CogVideoXPipeline,
+    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
+    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
+}
 CASES = {
     name: Compared(
         _tiny(name, partial(_model, heads)),
@@ -204,6 +214,9 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) 
     assert not np.allclose(ours, without, atol=1e-3)
     if name == "cogvideox_i2v":
         _check_other_size(whole, texts, beginning)
+    patcher = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL)
+    # of a call at a typical size, by which parts of a model that does not fit are ordered
+    assert any(part.flops for part in patcher._weights.sizes_with_flops)
     whole.engine.close()
 
 
@@ -215,8 +228,38 @@ def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Laten
 
 @pytest.mark.parametrize("name", READING)
 def test_a_model_that_reads_an_image_has_both_namings_and_folders(name: str, tmp_path: Path) -> None:
+    """Only the folder of version 1.5 says that images were divided by the scale of latents."""
     READING[name].check_namings()
     READING[name].check_files(tmp_path)
+    config = json.loads((tmp_path / "folder/vae/config.json").read_text())
+    assert config["invert_scale_latents"] is (name == "cogvideox_15_i2v")
+
+
+def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
+    """Of version 1.5, whose first latent frame is not decoded: an odd number of them takes more at once."""
+    sim.install()
+    sim.configure(0, 1 << 29)
+    sim.recover(0)
+    save_file(CASES["cogvideox_15"].tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, CASES["cogvideox_15"].tiny)
+    tiny = TinyModel.of_folder(tmp_path, device="sim")
+    made = tiny.made(width=96, height=64, steps=1, frames=17)
+    tiny.close()
+    ((task, cost),) = (pair for pair in zip(made.tasks, made.costs, strict=True) if pair[0].stage is Stage.DECODE)
+    assert 0.9 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes
+
+
+def test_positions_of_other_forms_are_those_of_the_pipeline() -> None:
+    """Of version 1.0, those of the training size, cropped to the form of the video; the runs above have its form."""
+    place = torch.device("cpu")
+    for module, frames in ((_model(), 3), (_model_15(), 4)):
+        pipeline = SimpleNamespace(vae_scale_factor_spatial=8, transformer=module)
+        for height, width in ((96, 64), (64, 64), (320, 720), (208, 112)):
+            expected = diffusers.CogVideoXPipeline._prepare_rotary_positional_embeddings(
+                pipeline, height, width, frames, place
+            )
+            found = cogvideox._rotary(module.config, frames, height // 16, width // 16, place)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
 
 
 def test_requests_of_version_15_sample_a_cell_that_is_not_decoded(tmp_path: Path) -> None:
@@ -248,16 +291,22 @@ def test_levels_are_those_of_the_published_schedulers() -> None:
 
 def test_relatives_are_told_apart() -> None:
     """Those of other inputs do not run. A table of positions tells the size of its videos."""
-    for name, more in {
-        "cogvideox_inpaint": {"in_channels": 48}, "cogvideox_fun_control": {"in_channels": 32},
-    }.items():  # fmt: skip
-        shapes = {
-            key: tuple(value.shape) for key, value in _publish(seeded(partial(_model, **more), 1).state_dict()).items()
-        }
+    with torch.device("meta"):
+        consisid = diffusers.ConsisIDTransformer3DModel(
+            in_channels=32, num_layers=1, is_train_face=True, use_rotary_positional_embeddings=True,
+            use_learned_positional_embeddings=True,
+        ).state_dict()  # fmt: skip
+    for name, state in (
+        ("cogvideox_inpaint", _publish(_model(in_channels=48).state_dict())),
+        ("cogvideox_fun_control", _publish(_model(in_channels=32).state_dict())),
+        ("cogvideox_fun_control", _publish(_model_15(in_channels=32).state_dict())),
+        ("consisid", consisid),
+    ):
+        shapes = {key: tuple(value.shape) for key, value in state.items()}
         found = recognise_diffusion(shapes)
         assert found is not None
         assert found.name == name
-        with pytest.raises(UnknownArchitecture, match="CogVideoX"):
+        with pytest.raises(UnknownArchitecture, match=r"CogVideoX|ConsisID"):
             plan_diffusion_model(shapes)
     assert cogvideox._table_sides((1, 226 + 13 * 30 * 45, 3072)) == (720, 480, 49)
     with pytest.raises(UnknownArchitecture, match="found 231 rows"):
