@@ -83,7 +83,7 @@ def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDef
         return OutputShape(0, 0, seconds=facts.audio.seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
         leading = facts.video.leading
-        frames = 1 + (cells[0] - 1 - leading) * facts.video.multiple
+        frames = 1 + (cells[0] - 1 - leading) * facts.video.frames_per_cell
         return OutputShape(sides[1], sides[0], frames, facts.video.rate, leading=leading)
     if kind_of(facts) == "image" and len(cells) == 2:
         return OutputShape(sides[1], sides[0])

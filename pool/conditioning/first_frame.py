@@ -41,7 +41,7 @@ def first_frame_inputs(
         case FirstFrameMode.CONCATENATED:
             assert image_BC.shape[2] == cells, f"a first frame of {image_BC.shape[2]} latent frames, expected {cells}"
             # one mask channel for each frame of a latent frame; the first one is the first frame, repeated
-            mask = _first_cell(image_BC, video.multiple)
+            mask = _first_cell(image_BC, video.frames_per_cell)
             if has_last_frame:
                 mask[:, -1, -1] = 1.0
             return {IMAGE: torch.cat([mask, image_BC], dim=1)}

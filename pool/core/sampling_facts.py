@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from modelpool.pool.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.core.shift_by_size import ShiftBySize as ShiftBySize
 from modelpool.pool.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
 
@@ -57,11 +58,12 @@ class NoiseFacts:
     """The noise that a diffusion model was trained with.
 
     sigma_min, sigma_max  bounds of the levels if they are not from a table; for a flow whose levels are ratios, those
-    of
-                          the noise relative to the image
+                          of the noise relative to the image. Of zero terminal SNR, `sigma_max` is the number in place
+                          of the infinite last level; 0 is the usual one
     sigma_data            standard deviation of clean latents that the model's input and output are scaled for
     beta_start, beta_end  of a table: variance added by the first and the last level
-    shift                 of a flow: above 1, more steps at high noise; 1 is uniform
+    shift                 of a flow: above 1, more steps at high noise; 1 is uniform. Of zero terminal SNR: factor of
+                          the variances of the noise, before the rescaling
     shift_by_size         of a flow: the shift depends on the image size; `shift` is then not read
     last_share            of a flow: noise fraction before the last step; 0 keeps that of the schedule
     """
@@ -73,7 +75,7 @@ class NoiseFacts:
     beta_start: float = 0.00085
     beta_end: float = 0.012
     shift: float = 1.0
-    shift_by_size: ShiftBySize | ShiftBySizeAndSteps | None = None
+    shift_by_size: ShiftByRoot | ShiftBySize | ShiftBySizeAndSteps | None = None
     last_share: float = 0.0
 
     @property
@@ -255,6 +257,8 @@ class VideoFacts:
     begins    first-frame conditioning; None if there is none
     numbers   numbers that it reads
     ends      last-frame conditioning; None if there is none
+    cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
+    unseen    latent frames before those of the video that are sampled with them and not decoded
     """
 
     frames: int
@@ -263,6 +267,13 @@ class VideoFacts:
     begins: FirstFrameMode | None = None
     numbers: VideoNumbers | None = None
     ends: LastFrameMode | None = None
+    cell: int = 0
+    unseen: int = 0
+
+    @property
+    def frames_per_cell(self) -> int:
+        """Frames of a latent frame after the first."""
+        return self.cell or self.multiple
 
     @property
     def images_encoded(self) -> int:
@@ -271,8 +282,9 @@ class VideoFacts:
 
     @property
     def leading(self) -> int:
-        """Extra temporal cells at the start that are sampled and decoded, then dropped."""
-        return 1 if self.begins is FirstFrameMode.LEADING_CELL else 0
+        """Extra temporal cells at the start that are sampled. They are dropped after decoding, those of `unseen` before
+        it."""
+        return 1 if self.begins is FirstFrameMode.LEADING_CELL else self.unseen
 
 
 @dataclass(frozen=True, slots=True)

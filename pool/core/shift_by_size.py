@@ -54,3 +54,21 @@ class ShiftBySizeAndSteps:
             return _shift_of(many)
         few, (low, high) = self.few.exponent(tokens), self.steps
         return _shift_of(few + (many - few) * (steps - low) / (high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftByRoot:
+    """A shift that grows with the square root of the number of latent patches.
+
+    tokens  latent patches for which the root is 1
+    least   the shift of none
+    more    added for as many as `tokens`
+    """
+
+    tokens: int
+    least: float
+    more: float
+
+    def shift(self, tokens: int, steps: int) -> float:
+        """Return the shift for `tokens` latent patches; independent of `steps`."""
+        return math.sqrt(tokens / self.tokens) * self.more + self.least

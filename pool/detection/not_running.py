@@ -11,7 +11,6 @@ other programs recognise the published files.
 from __future__ import annotations
 
 from modelpool.pool.detection.layouts import flux, image, other, unet, video
-from modelpool.pool.detection.layouts.shape_sizes import ShapeReader, sizes
 from modelpool.pool.detection.layouts.signature import (
     Condition,
     Layout,
@@ -23,32 +22,6 @@ from modelpool.pool.detection.layouts.signature import (
     published,
 )
 from modelpool.pool.families.parts.unet import sd1, unclip
-
-_PATCHES = "patch_embed.proj.weight"
-
-
-def _patch_channels(reader: ShapeReader) -> int | None:
-    """Return the input channels of the patch convolution; None if a linear layer reads complete patches, as in version
-    1.5."""
-    return reader.size(_PATCHES, 1, 4) if reader.rank(_PATCHES) == 4 else None
-
-
-_COG_VIDEO_X = Layout(
-    "CogVideoX",
-    (
-        published(
-            "blocks.0.norm1.linear.weight",
-            without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
-            measure=sizes(in_channels=_patch_channels),
-        ),
-        diffusers(
-            "patch_embed.text_proj.weight",
-            "transformer_blocks.0.norm1.linear.weight",
-            "time_embedding.linear_1.weight",
-            measure=sizes(in_channels=_patch_channels),
-        ),
-    ),
-)
 
 
 def _shared(
@@ -111,10 +84,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
     # images
-    _shared(
-        image.SANA, "sana_sprint", "Sana Sprint", "", having(guidance_embed=True), "SanaTransformer2DModel",
-        latent="sana",
-    ),
     _shared(image.PIXART, "allegro", "Allegro", "", having(hidden_size=2304), "AllegroTransformer3DModel"),
     _shared(
         image.LUMINA_2, "z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True),
@@ -135,17 +104,8 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="QwenImage21Transformer2DModel",
     ),
     _marked(
-        "krea2", "Krea 2", "Krea2",
-        published("txtfusion.projector.weight"), diffusers("text_fusion.projector.weight"),
-        runs="Krea2Transformer2DModel", latent="wan21",
-    ),
-    _marked(
         "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
         runs="Ideogram4Transformer2DModel", latent="flux2",
-    ),
-    _marked(
-        "ernie_image", "Ernie Image", "ErnieImage", published("layers.0.mlp.linear_fc2.weight"),
-        runs="ErnieImageTransformer2DModel", latent="flux2",
     ),
     _marked(
         "hidream_o1", "HiDream O1", "HiDreamO1",
@@ -205,20 +165,17 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.35.mlp.all.proj_in_gate.weight"),
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
-    # reads only text; otherwise like CogVideoX
-    _marked(
-        "cogview4", "CogView 3+ or 4", "",
-        diffusers("patch_embed.text_proj.weight", "time_condition_embed.condition_embedder.linear_1.weight"),
-        runs="CogView4Transformer2DModel",
+    _shared(
+        image.COGVIEW, "cogview3_plus", "CogView 3+", "", having(hidden_size=2560), "CogView3PlusTransformer2DModel"
     ),
     _shared(
-        _COG_VIDEO_X, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
+        video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
     _shared(
-        _COG_VIDEO_X, "cogvideox_i2v", "CogVideoX image-to-video", "CogVideoX_I2V", having(in_channels=32), _COGVIDEOX
+        video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
+        having(in_channels=32, patch_frames=1, learned_positions=False), _COGVIDEOX,
     ),
-    _shared(_COG_VIDEO_X, "cogvideox", "CogVideoX", "CogVideoX_T2V", runs=_COGVIDEOX),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
     _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),

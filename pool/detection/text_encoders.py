@@ -26,8 +26,8 @@ class TextEncoderFacts:
 
     name          short and stable, "clip_l"
     title         for human readers
-    architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "gemma2", "gemma3", "qwen2",
-    "qwen3"
+    architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
+                  "qwen2", "qwen3", "qwen3_vl", "glm"
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -98,11 +98,19 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(_facts("t5_base", "T5-base", "t5"), (_T5_KEYS,), without=(_T5_GATE, _T5_PLAIN)),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
+    TextEncoderSignature(_facts("glm4_9b", "GLM 4 9B", "glm"), (_KEY_BIAS, "model.layers.0.mlp.gate_up_proj.weight")),
     TextEncoderSignature(
         _facts("qwen25_3b", "Qwen 2.5 3B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 256),)
     ),
     TextEncoderSignature(
         _facts("qwen25_7b", "Qwen 2.5 7B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 512),)
+    ),
+    *(
+        TextEncoderSignature(
+            _facts("qwen3vl_4b", "Qwen 3 VL 4B", "qwen3_vl"), (_QUERY_NORM, tower),
+            sizes=((_NORM_AFTER_ATTENTION, 0, 2560),),
+        )
+        for tower in ("visual.patch_embed.proj.weight", "model.visual.patch_embed.proj.weight")
     ),
     TextEncoderSignature(
         _facts("qwen3_4b", "Qwen 3 4B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2560),)
@@ -119,6 +127,11 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(
         _facts("mistral3_24b_pruned", "Mistral 3 24B, its first layers as Flux 2 uses them", "mistral"),
         (_NORM_AFTER_ATTENTION,), sizes=((_NORM_AFTER_ATTENTION, 0, 5120),),
+    ),
+    TextEncoderSignature(
+        _facts("ministral3_3b", "Ministral 3 3B", "ministral3"),
+        (_KEY_WEIGHT,), without=(_KEY_BIAS, _QUERY_NORM),
+        sizes=((_NORM_AFTER_ATTENTION, 0, 3072), (_KEY_WEIGHT, 0, 1024)),
     ),
     TextEncoderSignature(
         _facts("llama3_8b", "Llama 3 8B", "llama"),
@@ -266,9 +279,12 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen25_3b": ("omnigen2", {}),
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
     "qwen3_4b": ("z_image", {}),
+    "qwen3vl_4b": ("krea2", {}),
+    "glm4_9b": ("cogview4", {}),
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),
+    "ministral3_3b": ("ernie_image", {}),
     "llama3_8b": ("hidream", {}),
 }  # fmt: skip
 #: any other single file

@@ -130,6 +130,11 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
         lambda s: 2800 * min(8, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
         lambda s: 1400 * min(9, s[2]) * _last_two(s),
     ),
+    # estimated, not measured: those of HunyuanVideo, with eight frames at a time in each direction
+    "cogvideox": (
+        lambda s: 2800 * min(9, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
+        lambda s: 1400 * min(9, s[2]) * _last_two(s),
+    ),
     "oobleck": (lambda s: 1000 * s[2] * 2048, lambda s: 1000 * s[2]),
     "mochi": (
         lambda s: 1000 * _whole(s) * 8 * 8 * 6,

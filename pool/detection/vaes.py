@@ -84,7 +84,7 @@ def _levels(shapes: Shapes) -> int:
 
 
 _TITLES_BY_CHANNELS = {4: "Stable Diffusion 1, 2 or XL", 16: "Stable Diffusion 3 or Flux"}
-_FORMATS_BY_CHANNELS = {4: ("sd1", "sdxl", "playground_25"), 16: ("sd3", "flux")}
+_FORMATS_BY_CHANNELS = {4: ("sd1", "sdxl", "playground_25"), 16: ("sd3", "flux", "cogview4")}
 _KL_HALVES = ("decoder.conv_in.weight", "encoder.conv_in.weight")
 HALF_FIRST = (F16, BF16, F32)
 BFLOAT_FIRST = (BF16, F16, F32)
@@ -238,13 +238,17 @@ _OOBLECK = VaeFacts(
 )  # fmt: skip
 _MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, working_dtypes=(F16, F32), latent_formats=("mochi",))
 _DC = VaeFacts("dc", "Sana", 32, encode_ratio=32, decode_ratio=32, latent_formats=("sana",))
+_COGVIDEOX = VaeFacts(
+    "cogvideox", "CogVideoX", 16, 3, temporal_ratio=4, working_dtypes=BFLOAT_FIRST,
+    latent_formats=("cogvideox", "cogvideox_2b"),
+)  # fmt: skip
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
 #: facts of kinds with one architecture, by name; sizes as published
 FACTS: Mapping[str, VaeFacts] = {
     facts.name: facts
     for facts in (
-        _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _LTX_V0, _LTX_V1, _LTX_V2,
-        _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
+        _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _COGVIDEOX, _LTX_V0, _LTX_V1,
+        _LTX_V2, _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
     )
 }  # fmt: skip
 
@@ -285,6 +289,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
         encoder=("encoder.", "layers."), decoder=("decoder.", "blocks."),
     ),
     VaeSignature(("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight",), _ltx),
+    VaeSignature(("decoder.mid_block.resnets.0.norm1.norm_layer.weight",), _COGVIDEOX),
     VaeSignature(("decoder.conv_in.conv.weight",), _with_causal_convolutions),
     VaeSignature(("decoder.unpatcher3d.wavelets",), _COSMOS),
     VaeSignature(("encoder.project_in.conv.bias", "decoder.project_in.main.conv.weight"), _DC),
@@ -326,10 +331,6 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(
         ("student.dconv_encoder.proj_out.weight",),
         VaeFacts("mage", "Mage", 128), encoder=("student.dconv_encoder.",),
-    ),
-    VaeSignature(
-        ("decoder.mid_block.resnets.0.norm1.norm_layer.weight",),
-        VaeFacts("cogvideox", "CogVideoX", 16, 3, temporal_ratio=4, layout="diffusers"),
     ),
     VaeSignature(
         ("vocoder.resblocks.0.convs1.0.weight",),

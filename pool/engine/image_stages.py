@@ -26,6 +26,9 @@ from modelpool.pool.pixels.image_ops import covering, pasted
 from modelpool.pool.sampling.noise import image_noise_seed
 from modelpool.pool.specs.spec import ExecutionMode
 
+#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them
+_DROPS_BEFORE = frozenset({"cogvideox"})
+
 
 def encode_images(
     works: Sequence[EncodeImageParams],
@@ -70,8 +73,10 @@ def decode_images(
 ) -> tuple[Output, ...]:
     """Decode each latent to an image, video or audio; outside of its mask, the user image is pasted back. Raises as
     `decode_batch`."""
-    latents = [read.read(LATENT, Latent) for read in inputs]
-    lasts = works[0].shape.frame_rate, works[0].shape.seconds, works[0].shape.leading * latent.frames_per_cell
+    latents, leading = [read.read(LATENT, Latent) for read in inputs], works[0].shape.leading
+    if latent.vae in _DROPS_BEFORE:
+        latents, leading = [Latent(each.samples_CHW[:, leading:]) for each in latents], 0
+    lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
     made = decode_batch(latents, vae, latent, hooks, division, *lasts)
     return tuple(
         _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image

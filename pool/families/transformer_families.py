@@ -115,7 +115,15 @@ def defined_family(definition: FamilyDefinition) -> Family:
 def _video(facts: ModelFacts) -> VideoFacts | None:
     if not facts.frame_multiple:
         return None
-    return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
+    return VideoFacts(
+        facts.frames,
+        facts.frame_multiple,
+        facts.frame_rate,
+        facts.begins,
+        ends=facts.ends,
+        cell=facts.cell_frames,
+        unseen=facts.unseen_cells,
+    )
 
 
 def _is_said(definition: FamilyDefinition) -> bool:
@@ -129,6 +137,16 @@ def _is_said(definition: FamilyDefinition) -> bool:
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {definition.name: defined_family(definition) for definition in defined_families() if _is_said(definition)}
     | dict(CASCADES)
+)
+
+
+#: the distilled models that only the index of a folder tells, by family
+DISTILLED: Mapping[str, Family] = MappingProxyType(
+    {
+        definition.name: defined_family(replace(definition, facts=definition.distilled))
+        for definition in defined_families()
+        if definition.distilled is not None
+    }
 )
 
 

@@ -64,7 +64,7 @@ def as_input(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def video_cells(video: VideoFacts, frames: int) -> int:
     """Return the number of latent frames of a video of `frames`."""
-    return 1 + (frames - 1) // video.multiple
+    return 1 + (frames - 1) // video.frames_per_cell
 
 
 def tokens_of(facts: SamplingFacts, work: SampleParams) -> int:

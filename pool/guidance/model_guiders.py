@@ -17,7 +17,7 @@ from modelpool.pool.conditioning.first_frame import (
     with_leading_image,
 )
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
-from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, SamplingFacts
+from modelpool.pool.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
 from modelpool.pool.guidance.guiders import (
@@ -91,7 +91,8 @@ class FirstFrame:
     @classmethod
     def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
         """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
-        leads = work.image is not None and facts.video is not None and bool(facts.video.leading)
+        begins = None if facts.video is None else facts.video.begins
+        leads = work.image is not None and begins is FirstFrameMode.LEADING_CELL
         return cls(work.image is not None and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
 
     def initial_latent(self, x_BC: Tensor) -> Tensor:

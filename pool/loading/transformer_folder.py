@@ -16,7 +16,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
-from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
 from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
@@ -29,6 +29,8 @@ from modelpool.pool.specs.spec import Role
 TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
 #: the folder of the low-noise expert, and the index entry of the noise fraction below which it takes over
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
+#: the index entry of distilled models
+DISTILLED_KEY = "is_distilled"
 #: the vision parts of a text encoder with image input (LLaVA)
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -49,6 +51,8 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 }
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: schedulers of families that none of the usual ones suits
+_OWN_SCHEDULERS = {family.name: family.scheduler.name for family in defined_families() if family.scheduler is not None}
 #: the prediction of a flow in schedulers for several kinds of models
 _FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
@@ -87,6 +91,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
+    is_distilled = base.name in DISTILLED and header.configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
@@ -96,7 +102,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
-    noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    # the pipeline has a shift of its own for distilled models
+    noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
     scale = number_in(VAE, config, "scaling_factor", base.scaling_factor)
@@ -145,9 +152,9 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
 
 def _check_scheduler(base: Family, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
-    if base.sampling.noise.kind is not NoiseKind.FLOW:
-        return
     name = str(config.get(CLASS_KEY, ""))
+    if base.sampling.noise.kind is not NoiseKind.FLOW or name == _OWN_SCHEDULERS.get(base.name):
+        return
     is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
     if name and not name.startswith("Flow") and not is_flow:
         expected = f"a scheduler of flows, as {base.title} was trained with, such as FlowMatchEulerDiscreteScheduler"
@@ -213,6 +220,8 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
     """Return `noise` with the shift of the scheduler's configuration; unchanged if that specifies no flow."""
     if noise.kind is NoiseKind.FLOW and config.get("use_flow_sigmas") is True and config.get("flow_shift") is not None:
         return replace(noise, shift=_shift({"shift": config["flow_shift"]}), shift_by_size=None)
+    if noise.kind is NoiseKind.ZERO_TERMINAL and config.get("snr_shift_scale") is not None:  # CogVideoX
+        return replace(noise, shift=_shift({"shift": config["snr_shift_scale"]}))
     if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith("FlowMatch"):
         return noise
     if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself

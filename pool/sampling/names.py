@@ -46,6 +46,8 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "beta": "Beta",
         "kl_optimal": "KL Optimal",
         "trailing": "Trailing",
+        "linspace": "Linspace",
+        "scm": "SCM",
         "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",
         "ays_sdxl": "Align Your Steps SDXL",

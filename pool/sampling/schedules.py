@@ -268,7 +268,10 @@ def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0
             by_size = noise.shift_by_size
             return flow_table(noise.shift if by_size is None else by_size.shift(tokens, steps), noise.last_share)
         case NoiseKind.ZERO_TERMINAL:
-            return zero_terminal_table(betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR)))
+            table = betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR))
+            factor = math.sqrt(noise.shift)
+            ended = zero_terminal_table(replace(table, sigmas=tuple(sigma * factor for sigma in table.sigmas)))
+            return replace(ended, sigmas=(*ended.sigmas[:-1], noise.sigma_max or ended.sigma_max))
         case NoiseKind.EDM:
             return edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
         case NoiseKind.COSINE:
@@ -440,6 +443,34 @@ def _trailing(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigmas[place] for place in places]
 
 
+def _linspace(steps: int, table: SigmaTable) -> list[float]:
+    """Even timesteps, rounded down to whole numbers, from the last one to the first; of a flow, to 1 of 1000. Source:
+    diffusers' CogView4Pipeline; Lin et al. 2023, table 2 ("linspace")."""
+    first = 1.0 if isinstance(table, FlowTable) else table.first_timestep
+    return [table.sigma(float(int(timestep))) for timestep in _evenly(table.last_timestep, first, steps)]
+
+
+#: angle of the second level of two, of a right angle
+_SCM_MIDDLE = 1.3 / (math.pi / 2.0)
+
+
+def _scm(steps: int, table: SigmaTable) -> list[float]:
+    """Even in the angle whose tangent is the noise relative to the image, from the last level down; the second of two
+    is at a published angle. Source: Chen et al. 2025 (Sana Sprint); diffusers' `SCMScheduler`."""
+    level: Callable[[float], float] = table.level
+    if isinstance(table, FlowTable):
+        high, low, level = math.pi / 2.0, 0.0, _share
+    else:
+        low, high = (math.atan(deviation) for deviation in table.deviations)
+    angles = [high * _SCM_MIDDLE] if steps == 2 else _evenly(high, low, steps + 1)[1:-1]
+    return [table.sigma_max, *(level(math.tan(angle)) for angle in angles)]
+
+
+def _share(ratio: float) -> float:
+    """Return the share of noise whose ratio to the image is `ratio`."""
+    return ratio / (1.0 + ratio)
+
+
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
     """Return a schedule through 11 published levels for 10 steps."""
 
@@ -496,6 +527,8 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "beta": _beta,
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
+        "linspace": _linspace,
+        "scm": _scm,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

@@ -17,9 +17,17 @@ from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySiz
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
-from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
+from modelpool.pool.loading.transformer_folder import (
+    BOUNDARY,
+    DISTILLED_KEY,
+    SECOND,
+    TRANSFORMER,
+    VAE,
+    VISION,
+    text_folders,
+)
 from modelpool.pool.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
@@ -43,6 +51,8 @@ _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 #: flows whose folders have a multistep solver: their pipelines pass no levels, and those of Euler's would be others
 _MULTISTEP = frozenset(family.name for family in defined_families() if family.is_multistep)
+#: schedulers of families whose levels none of the usual ones has
+_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
 _MISSING = {family.name: family.missing for family in defined_families() if family.missing}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
@@ -61,6 +71,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
+    if family.name in DISTILLED and family.sampling.defaults == DISTILLED[family.name].sampling.defaults:
+        entries = {**entries, DISTILLED_KEY: True}
     has_vision = Role.VISION_ENCODER in complete.prefixes
     folders = {**text_folders(complete), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}
@@ -101,6 +113,8 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
     Raises UnknownArchitecture for noise that none of these pipelines supports.
     """
     noise = family.sampling.noise
+    if family.name in _SCHEDULERS:
+        return _SCHEDULERS[family.name]
     match noise.kind:
         case NoiseKind.FLOW if family.name in _MULTISTEP:
             settings = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}

@@ -52,9 +52,10 @@ def whole_text(
     around = len(tokenizer.begin) + len(tokenizer.end)
     least, most = _row_tokens(tokenizer, reading, is_negative)
     room = max(0, most - around) if most else len(tokens.ids)
-    content = tokens.ids[:room]
+    places = _kept(len(tokens.ids), room, reading.kept_last)
+    content = tuple(tokens.ids[place] for place in places)
     at = [1.0] * len(before) + [part.weight for part in parts for _ in part.text] + [1.0] * len(after)
-    weights = [at[end - 1] if 0 < end <= len(at) else 1.0 for end in tokens.ends[:room]]
+    weights = [at[end - 1] if 0 < end <= len(at) else 1.0 for end in (tokens.ends[place] for place in places)]
     ids = (*tokenizer.begin, *content, *tokenizer.end)
     row = Chunk(
         token_ids=ids,
@@ -64,7 +65,21 @@ def whole_text(
     )
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)
-    return padded(row, least, pad_id_of(tokenizer, reading), left=reading.pads_left)
+    pad_id = pad_id_of(tokenizer, reading)
+    row = padded(row, least, pad_id, left=reading.pads_left)
+    return _with_real_pads(row, reading, pad_id) if reading.multiple else row
+
+
+def _with_real_pads(row: Chunk, reading: Reading, pad_id: int) -> Chunk:
+    """Return `row` with padding that counts as real, to a multiple of tokens."""
+    tokens = row.tokens + -row.tokens % reading.multiple
+    return replace(padded(row, tokens, pad_id, left=reading.pads_left), first=row.first, tokens=tokens)
+
+
+def _kept(tokens: int, room: int, last: int) -> Sequence[int]:
+    """Return the positions of those of `tokens` that fit into `room`: the first ones, and the `last` ones."""
+    last = min(last, room)
+    return range(tokens) if tokens <= room else (*range(room - last), *range(tokens - last, tokens))
 
 
 def _row_tokens(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -> tuple[int, int]:

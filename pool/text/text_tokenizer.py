@@ -59,8 +59,10 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
     ),
     "mistral": TokenizerFacts(
         "Mistral Small 3", "<s>", published="tokenizer.json or tekken.json of mistralai/Mistral-Small-3.2-24B-Instruct"
+        " or mistralai/Ministral-3-3B-Instruct-2512",
     ),
     "gemma": TokenizerFacts("Gemma", "<bos>", published="tokenizer.json or tokenizer.model of google/gemma-2-2b"),
+    "glm": TokenizerFacts("GLM 4", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"),
     "qwen": TokenizerFacts(
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
@@ -73,9 +75,10 @@ _PUBLISHED_WITH: Mapping[str, str] = {
 KINDS: Mapping[str, str] = {
     "t5xxl": "t5", "t5xxl_old": "t5", "t5_base": "t5", "t5xl": "t5", "umt5_xxl": "umt5", "hydit_bert": "bert",
     "byt5_small_glyph": "byt5",
-    "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral", "gemma2_2b": "gemma",
+    "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
+    "ministral3_3b": "mistral", "gemma2_2b": "gemma",
     "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
-    "qwen3_8b": "qwen",
+    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "glm4_9b": "glm",
 }  # fmt: skip
 #: the kind whose tokens are bytes
 _BYTES = "byt5"

@@ -106,6 +106,22 @@ SANA = Layout(
     ),
 )
 
+COGVIEW = Layout(
+    "CogView 3+ or 4",
+    (
+        diffusers(
+            "patch_embed.text_proj.weight",
+            "time_condition_embed.condition_embedder.linear_1.weight",
+            measure=sizes(
+                in_channels=dim("patch_embed.proj.weight", 1, divide=_PATCH),
+                hidden_size=dim("patch_embed.text_proj.weight", 0),
+                depth=count("transformer_blocks."),
+                context_dim=dim("patch_embed.text_proj.weight", 1),
+            ),
+        ),
+    ),
+)
+
 _LUMINA_2 = sizes(
     patch_size=always(2),
     in_channels=dim("x_embedder.weight", 1, divide=_PATCH),

@@ -5,8 +5,11 @@ Sources as in `layouts.image`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import (
+    Config,
     ShapeReader,
     always,
     count,
@@ -206,6 +209,50 @@ KANDINSKY_5 = Layout(
                 num_text_blocks=count("text_transformer_blocks."),
                 num_visual_blocks=count("visual_transformer_blocks."),
             ),
+        ),
+    ),
+)
+
+_COG_PATCHES = "patch_embed.proj.weight"
+
+
+def _cog_channels(reader: ShapeReader) -> int | None:
+    """Return the input channels: those of the patch convolution, or of a linear layer that reads patches of two
+    frames, as in version 1.5."""
+    match reader.rank(_COG_PATCHES):
+        case 4:
+            return reader.size(_COG_PATCHES, 1, 4)
+        case 2:
+            return exactly(reader.size(_COG_PATCHES, 1), 2 * PATCH, _COG_PATCHES)
+        case _:
+            return None
+
+
+def _cog_sizes(blocks: str, norm: str) -> Callable[[ShapeReader], Config]:
+    return sizes(
+        in_channels=_cog_channels,
+        patch_frames=lambda reader: 2 if reader.rank(_COG_PATCHES) == 2 else 1,
+        hidden_size=dim("patch_embed.text_proj.weight", 0),
+        depth=count(blocks),
+        num_heads=heads(("patch_embed.text_proj.weight", 0), f"{blocks}0.{norm}.weight"),
+        learned_positions=has("patch_embed.pos_embedding"),
+    )
+
+
+COGVIDEOX = Layout(
+    "CogVideoX",
+    (
+        published(
+            "blocks.0.norm1.linear.weight",
+            "patch_embed.text_proj.weight",
+            without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
+            measure=_cog_sizes("blocks.", "norm_q"),
+        ),
+        diffusers(
+            "patch_embed.text_proj.weight",
+            "transformer_blocks.0.norm1.linear.weight",
+            "time_embedding.linear_1.weight",
+            measure=_cog_sizes("transformer_blocks.", "attn1.norm_q"),
         ),
     ),
 )

@@ -1,12 +1,15 @@
 """Sana: linear attention over cells of 32 x 32 pixels, with the texts of Gemma 2 behind an instruction. Torch-free.
 
-Sana 1.5 has the same layout with norms of queries and keys. Sana Sprint, whose levels are angles, does not run. Images
-have the requested size: the pipeline of diffusers generates the nearest of a table of sizes, and resizes that, unless
+Sana 1.5 has the same layout with norms of queries and keys. Sana Sprint is distilled from it to one to four steps, and
+reads the guidance scale: its levels are angles, whose tangents are the noise relative to the image. Images have the
+requested size: the pipeline of diffusers generates the nearest of a table of sizes, and resizes that, unless
 `use_resolution_binning` is off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
@@ -20,6 +23,7 @@ from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading
 
 if TYPE_CHECKING:
@@ -64,6 +68,8 @@ _NAMES = LayoutTable(
         ("t_embedder.mlp.0.", "time_embed.emb.timestep_embedder.linear_1."),
         ("t_embedder.mlp.2.", "time_embed.emb.timestep_embedder.linear_2."),
         ("t_block.1.", "time_embed.linear."),
+        ("cfg_embedder.mlp.0.", "time_embed.guidance_embedder.linear_1."),
+        ("cfg_embedder.mlp.2.", "time_embed.guidance_embedder.linear_2."),
         ("y_embedder.y_proj.fc1.", "caption_projection.linear_1."),
         ("y_embedder.y_proj.fc2.", "caption_projection.linear_2."),
         ("attention_y_norm.", "caption_norm."),
@@ -111,7 +117,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "patch_size": sizes["patch_size"],
         "interpolation_scale": _POSITION_SCALES.get(cells),
         "qk_norm": "rms_norm_across_heads" if f"{block}attn1.norm_q.weight" in shapes else None,
+        "guidance_embeds": sizes["guidance_embed"],
     }
+
+
+def convert_sprint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of Sana Sprint, whose embedding of the noise level has one level less."""
+    return {key.replace("time_embed.emb.", "time_embed."): value for key, value in _NAMES.convert(tensors).items()}
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -128,7 +140,22 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out[:, : x_BCHW.shape[1]]
 
 
-FAMILIES = (
+def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. The pipeline has the same in terms of angles: its latents are longer by the root of the
+    squares of both shares, and its prediction is that of this flow, rotated."""
+    return sample_of(
+        module(
+            hidden_states=x_BCHW,
+            encoder_hidden_states=kwargs["context"],
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            guidance=kwargs["guidance"] * config_of(module).guidance_embeds_scale,
+            timestep=level_B,
+            return_dict=False,
+        )
+    )
+
+
+_SANA = (
     FamilyDefinition(
         name="sana",
         title="Sana",
@@ -171,5 +198,34 @@ FAMILIES = (
         lora=TRANSFORMER,
         pipeline="SanaPipeline",
         is_multistep=True,
+    ),
+)
+(_BASE,) = _SANA
+FAMILIES = (
+    *_SANA,
+    replace(
+        _BASE,
+        name="sana_sprint",
+        title="Sana Sprint",
+        when=having(guidance_embed=True),
+        convert=LayoutNames(
+            "sana_sprint", without=("y_embedder.y_embedding", "pos_embed", "logvar_linear."), converter=convert_sprint
+        ),
+        forward=forward_sprint,
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW),
+            Guidance.DISTILLED,
+            cfg=4.5,
+            steps=2,
+            side_multiple=32,
+            reads=("context", "guidance"),
+            may_read=("context_mask",),
+            sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
+        ),
+        sampler="lcm",
+        schedule="scm",
+        pipeline="SanaSprintPipeline",
+        is_multistep=False,
+        scheduler=SchedulerFacts("SCMScheduler", {"prediction_type": "trigflow", "sigma_data": 0.5}),
     ),
 )

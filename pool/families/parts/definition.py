@@ -91,6 +91,7 @@ class FamilyDefinition:
     dtypes    compute dtypes of the diffusion model, best first
     controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
+    distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
@@ -101,6 +102,7 @@ class FamilyDefinition:
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     is_multistep      whether its folders have a multistep solver with the levels of a flow
+    scheduler         scheduler of its folders, if it is none of the usual ones for its noise
     shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
                       are refused otherwise
     guiders           guiders of the pipeline, by folder
@@ -132,6 +134,7 @@ class FamilyDefinition:
     config_pipelines: Mapping[str, str] = field(default_factory=dict)
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
     is_multistep: bool = False
+    scheduler: SchedulerFacts | None = None
     shifts_by_size: bool = True
     guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()
@@ -148,6 +151,7 @@ class FamilyDefinition:
     image_concat: ImageConcat | None = None
     controlnets: str = ""
     several_references: bool = False
+    distilled: ModelFacts | None = None
     two_experts: TwoExperts | None = None
 
     @property

@@ -43,6 +43,8 @@ class ModelFacts:
     frames          training length in frames; 1 for images, 0 for audio
     side_multiple   both sides are multiples of it, in pixels: VAE ratio times patch size
     frame_multiple  frame counts are a multiple of it plus one; 0 for image and audio models
+    cell_frames     frames of a latent frame, if `frame_multiple` is a multiple of it; 0: `frame_multiple`
+    unseen_cells    latent frames before those of a video that are sampled and not decoded
     frame_rate      frames per second of its training; 0 for none
     seconds         length of audio of its training
     samples_per_second  of each audio channel
@@ -74,6 +76,8 @@ class ModelFacts:
     seconds: float = 0.0
     samples_per_second: int = 0
     cells: int = 0
+    cell_frames: int = 0
+    unseen_cells: int = 0
     begins: FirstFrameMode | None = None
     ends: LastFrameMode | None = None
     vision_use: VisionEncoderUse | None = None

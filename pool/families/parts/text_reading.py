@@ -85,7 +85,9 @@ class Reading:
     is_optional       an empty prompt gives zeros, with none of them masked as real
     dropped_tokens    number of first tokens, of the template, whose states are dropped
     least_tokens      texts are padded to this length; 0: to the longest of the batch
+    multiple          padding that counts as real makes the number of tokens a multiple of this; 0: there is none
     most_tokens       longer texts are truncated, dropped tokens included
+    kept_last         number of last tokens, of the template, that longer texts keep
     keeps_ends        rows have the tokens of the template before the prompt and `least_tokens` less 2 others; the first
                       state and the last `least_tokens` less 1 are read
     pads_left        padding is on the left
@@ -118,6 +120,8 @@ class Reading:
     dropped_tokens: int = 0
     least_tokens: int = 0
     most_tokens: int = 0
+    multiple: int = 0
+    kept_last: int = 0
     keeps_ends: bool = False
     pads_left: bool = False
     is_masked: bool = False

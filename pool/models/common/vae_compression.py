@@ -60,6 +60,10 @@ def _dc(config: Config) -> Measures:
     return config["latent_channels"], 2 ** (len(config["decoder_block_out_channels"]) - 1), 1
 
 
+def _cogvideox(config: Config) -> Measures:
+    return config["latent_channels"], *_kl(config)[1:2], int(config.get("temporal_compression_ratio", 4))
+
+
 def _explicit_ratios(config: Config) -> Measures:
     """Classes with both ratios as arguments."""
     return (
@@ -95,6 +99,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "hunyuan_image_refiner": _explicit_ratios,
     "cosmos": _explicit_ratios,
     "dc": _dc,
+    "cogvideox": _cogvideox,
     "wan21": _wan,
     "wan22": _wan,
 }

@@ -33,6 +33,7 @@ CONFIGS: Mapping[str, Measure] = {
     "hunyuan_image_refiner": video_configs.hunyuan_video_15_config,
     "cosmos": video_configs.cosmos_config,
     "dc": configs.dc_config,
+    "cogvideox": video_configs.cogvideox_config,
     "wan21": video_configs.wan21_config,
     "wan22": video_configs.wan22_config,
 }
@@ -65,6 +66,7 @@ FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
     "AutoencoderKLHunyuanVideo15": lambda config: "hunyuan_video_15",
     "AutoencoderKLHunyuanImageRefiner": lambda config: "hunyuan_image_refiner",
     "AutoencoderDC": lambda config: "dc",
+    "AutoencoderKLCogVideoX": lambda config: "cogvideox",
     "AutoencoderKLCosmos": lambda config: "cosmos",
     "AutoencoderKLWan": lambda config: "wan22" if config.get("is_residual") else "wan21",
     "AutoencoderKLQwenImage": lambda config: "wan21",

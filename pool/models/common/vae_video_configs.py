@@ -10,7 +10,16 @@ import math
 import re
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.models.common.vae_configs import Config, Shapes, count, ltx_kinds, norm_groups, shape_of, size_of
+from modelpool.pool.models.common.vae_configs import (
+    Config,
+    Shapes,
+    count,
+    count_all,
+    ltx_kinds,
+    norm_groups,
+    shape_of,
+    size_of,
+)
 
 
 def hunyuan_video_config(shapes: Shapes) -> Config:
@@ -227,6 +236,32 @@ def _ltx_decoder(shapes: Shapes) -> tuple[Config, list[int]]:
 
 def _ltx_width(shapes: Shapes, block: str) -> int:
     return size_of(shapes, f"{block}res_blocks.0.conv2.conv.weight")
+
+
+def cogvideox_config(shapes: Shapes) -> Config:
+    """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming. No shape tells the
+    frames of a cell: they are the published four."""
+    down, up = (
+        tuple(
+            size_of(shapes, f"{half}.{i}.resnets.0.conv2.conv.weight")
+            for i in range(count_all(shapes, rf"{re.escape(half)}\.(\d+)\."))
+        )
+        for half in ("encoder.down_blocks", "decoder.up_blocks")
+    )
+    widths = down or tuple(reversed(up))
+    if not widths:
+        raise UnknownArchitecture("VAE: found no encoder.down_blocks and no decoder.up_blocks, expected a level")
+    blocks = count_all(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
+    return {
+        "block_out_channels": widths,
+        "layers_per_block": blocks or count_all(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1,
+        "latent_channels": size_of(shapes, "decoder.conv_in.conv.weight", 1)
+        if up
+        else size_of(shapes, "encoder.conv_out.conv.weight") // 2,
+        "down_block_types": ("CogVideoXDownBlock3D",) * len(widths),
+        "up_block_types": ("CogVideoXUpBlock3D",) * len(widths),
+        "norm_num_groups": norm_groups(widths),
+    }
 
 
 def wan21_config(shapes: Shapes) -> Config:

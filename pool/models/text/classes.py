@@ -50,8 +50,12 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "bert": lambda config: transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False),
     "llama": lambda config: transformers.LlamaModel(transformers.LlamaConfig(**config)),
     "mistral": lambda config: transformers.MistralModel(transformers.MistralConfig(**config)),
+    "ministral3": lambda config: transformers.Ministral3Model(transformers.Ministral3Config(**config)),
     "qwen2": lambda config: transformers.Qwen2Model(transformers.Qwen2Config(**config)),
     "qwen3": lambda config: transformers.Qwen3Model(transformers.Qwen3Config(**config)),
+    # its positions have three axes, which are equal for text, and which its pipelines pass
+    "qwen3_vl": lambda config: transformers.Qwen3VLTextModel(transformers.Qwen3VLTextConfig(**config)),
+    "glm": lambda config: transformers.GlmModel(transformers.GlmConfig(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
     "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),
 }

@@ -27,7 +27,8 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: width of one head if the file does not tell. Source: config.json of google-bert/bert-base, meta-llama,
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
-    "bert": 64, "llama": 128, "mistral": 128, "qwen2": 128, "qwen3": 128, "gemma2": 256, "gemma3": 256,
+    "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "qwen3_vl": 128,
+    "glm": 128, "gemma2": 256, "gemma3": 256,
 }  # fmt: skip
 #: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
@@ -59,6 +60,14 @@ FACTS: Mapping[str, Config] = {
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "sliding_window": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000_000.0},
     },
+    # mistralai/Ministral-3-3B-Instruct-2512
+    "ministral3": {
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 262144, "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
     # # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three position axes are equal for text
     "qwen2": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 128000,
@@ -68,6 +77,18 @@ FACTS: Mapping[str, Config] = {
     "qwen3": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 40960,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+    # Qwen/Qwen3-VL-4B-Instruct
+    "qwen3_vl": {
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5_000_000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
+    },
+    # THUDM/glm-4-9b-hf
+    "glm": {
+        "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131072, "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
     # google/gemma-2-2b
     "gemma2": {
@@ -134,7 +155,7 @@ def bert_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
 
 
 def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
-    """Return the configuration arguments of a language model: Llama, Mistral, Gemma or Qwen."""
+    """Return the configuration arguments of a language model: Llama, Mistral, Gemma, Qwen or GLM."""
     kind = facts.architecture
     vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
     queries = _shape(shapes, "layers.0.self_attn.q_proj.weight", 2)[0]
@@ -142,10 +163,13 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
     normed = shapes.get("layers.0.self_attn.q_norm.weight")
     head = normed[0] if normed else min(HEAD_WIDTHS[kind], keys)
     layers = count(shapes, r"layers\.(\d+)\.")
+    # GLM has gates and values in one tensor
+    parts = 2 if kind == "glm" else 1
+    inner = _shape(shapes, f"layers.0.mlp.{'gate_up_proj' if kind == 'glm' else 'gate_proj'}.weight", 2)[0]
     config = {
         "vocab_size": vocabulary,
         "hidden_size": width,
-        "intermediate_size": _shape(shapes, "layers.0.mlp.gate_proj.weight", 2)[0],
+        "intermediate_size": inner // parts,
         "num_hidden_layers": layers,
         "num_attention_heads": _heads(facts, queries, head),
         "num_key_value_heads": _heads(facts, keys, head),
@@ -174,7 +198,9 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "t5": t5_config,
     "umt5": t5_config,
     "bert": bert_config,
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), decoder_config),
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3"), decoder_config
+    ),
 }
 
 

@@ -90,7 +90,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
     ("bert", "transformers"): convert_bert,
     **{
         (kind, "transformers"): convert_decoder
-        for kind in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+        for kind in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3")
     },
 }  # fmt: skip
 

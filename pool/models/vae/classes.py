@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLCogVideoX,
     AutoencoderKLCosmos,
     AutoencoderKLFlux2,
     AutoencoderKLHunyuanImage,
@@ -83,6 +84,8 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
         AutoencoderKLHunyuanImageRefiner, CONFIGS["hunyuan_image_refiner"], ldm_names.convert_hunyuan_video_15
     ),
     "dc": VaeArchitecture(AutoencoderDC, CONFIGS["dc"], other_names.convert_dc),
+    # published in the naming of diffusers alone
+    "cogvideox": VaeArchitecture(AutoencoderKLCogVideoX, CONFIGS["cogvideox"], dict),
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
     "wan22": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
@@ -113,6 +116,7 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
         AutoencoderKLHunyuanVideo15,
         AutoencoderKLHunyuanImageRefiner,
         AutoencoderDC,
+        AutoencoderKLCogVideoX,
         AutoencoderKLCosmos,
         AutoencoderKLWan,
         AutoencoderKLQwenImage,

@@ -233,7 +233,6 @@ _SANA: Shapes = {
 BY_NAME: dict[str, Shapes] = {
     "pid": {"lq_proj.latent_proj.0.weight": (64, 16, 3, 3)},
     "pixeldit": {"core.pixel_embedder.proj.weight": (16, 3)},
-    "cogvideox": {"blocks.0.norm1.linear.weight": (11520, 512)},
     "seedvr2": {"blocks.31.mlp.all.proj_in_gate.weight": (6912, 2560)},
     "triposplat": {"cam_out_layer.weight": (9, 1024), "repo_layers.0.final_map.weight": (8, 8)},
     "hidream_o1": {"t_embedder1.mlp.0.weight": (4096, 256), "x_embedder.proj1.weight": (1024, 3072)},
@@ -243,8 +242,6 @@ BY_NAME: dict[str, Shapes] = {
         "transformer_blocks.0.img_mlp.w1.weight": (8192, 3072),
     },
     "ideogram4": {"embed_image_indicator.weight": (2, 4608)},
-    "krea2": {"txtfusion.projector.weight": (1, 12)},
-    "ernie_image": {"layers.0.mlp.linear_fc2.weight": (3072, 8192)},
     "joyimage": {
         "double_blocks.0.attn.img_attn_qkv.weight": (9216, 3072),
         "condition_embedder.time_embedder.linear_1.weight": (3072, 256),

@@ -138,7 +138,9 @@ class Whole:
         """Width, height, and how long."""
         if self.family.sampling.audio is not None:
             return 0, 0, {"seconds": self.seconds}
-        return *self.sides, {"frames": self.frames, "frame_rate": FRAME_RATE} if self.frames else {}
+        video = self.family.sampling.video
+        unseen = {"leading": video.unseen} if video is not None and video.unseen else {}
+        return *self.sides, {"frames": self.frames, "frame_rate": FRAME_RATE, **unseen} if self.frames else {}
 
     def pixels(self, latent: Latent) -> Any:
         """[H, W, C], of a video [T, H, W, C], of an audio clip its samples [S, C]."""

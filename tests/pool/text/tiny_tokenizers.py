@@ -30,6 +30,7 @@ _CHATS = {
         "<image>",
     ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
+    "glm": ("<|endoftext|>", "[gMASK]", "<sop>"),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
 
@@ -103,6 +104,11 @@ def _byte_level(kind: str) -> Tokenizer:
     tokenizer.train_from_iterator(TRAINING, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _CHATS[kind]])
     begin = {"llama3": "<|begin_of_text|>", "mistral": "<s>"}.get(kind)
+    if kind == "glm":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[gMASK] <sop> $A",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in _CHATS[kind][1:]],
+        )
     if begin:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -112,6 +118,6 @@ def _byte_level(kind: str) -> Tokenizer:
 
 def for_transformers(kind: str, **more: object) -> PreTrainedTokenizerFast:
     """The same tokenizer as pipelines of diffusers take it."""
-    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "qwen": "<|endoftext|>"}
+    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "qwen": "<|endoftext|>", "glm": "<|endoftext|>"}
     own = Tokenizer.from_str(tiny(kind).to_str())  # pipelines set lengths and sides on theirs
     return PreTrainedTokenizerFast(tokenizer_object=own, **{"pad_token": pads.get(kind, "<pad>"), **more})

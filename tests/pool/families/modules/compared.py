@@ -40,6 +40,8 @@ class Compared:
     texts     what the pipeline's `encode_prompt` returns for a prompt, by our names, given the text encoders
     lora      a weight under its published name, and the form of the names in LoRA files
     steps     of the run
+    decode    pixels of a latent [1,C,H,W], as the pipeline decodes it, [1,3,H,W]; None: what its VAE makes of the
+              latent without its scale
     """
 
     tiny: TinyFamily
@@ -48,6 +50,7 @@ class Compared:
     texts: Callable[[list[Any], str], dict[str, Tensor]]
     lora: tuple[str, str]
     steps: int = STEPS
+    decode: Callable[[Whole, Tensor], Tensor] | None = None
 
     def check_run(self, folder: Path) -> None:
         """Texts, latents and images are those of the pipeline."""
@@ -65,7 +68,10 @@ class Compared:
         np.testing.assert_allclose(latent.samples_CHW, expected[0], atol=atol)
         facts = whole.opened.latent
         with torch.no_grad():
-            decoded = whole.module(Role.VAE).decode(expected / facts.scaling_factor + facts.shift).sample
+            if self.decode is not None:
+                decoded = self.decode(whole, expected)
+            else:
+                decoded = whole.module(Role.VAE).decode(expected / facts.scaling_factor + facts.shift).sample
         pixels = (decoded[0].movedim(0, -1) / 2 + 0.5).clamp(0, 1).numpy()
         assert np.abs(whole.pixels(latent) / 255 - pixels).max() <= 1 / 255
         whole.engine.close()
@@ -151,8 +157,9 @@ class FamilyTests:
 
 def noise_of(whole: Whole) -> Tensor:
     """The noise that a run starts from, [1,C,H,W]."""
-    width, height = whole.sides
-    return ImageNoise(SEED).draw((1, *latent_shape(width, height, whole.frames, whole.opened.latent)))
+    width, height, duration = whole.extent
+    frames = whole.frames + duration.get("leading", 0) * whole.opened.latent.frames_per_cell
+    return ImageNoise(SEED).draw((1, *latent_shape(width, height, frames, whole.opened.latent)))
 
 
 def states(text: Encoded) -> Tensor:

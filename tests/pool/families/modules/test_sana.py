@@ -7,25 +7,26 @@ import json
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, SCMScheduler
 from diffusers.loaders.single_file_utils import convert_sana_transformer_to_diffusers
+from diffusers.schedulers import scheduling_scm
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.modules import sana
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.lengths import length_read
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.pipelines import scheduler_facts
@@ -35,7 +36,7 @@ from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded, words
-from tests.pool.families.whole_transformer import STEPS, Whole
+from tests.pool.families.whole_transformer import SEED, STEPS, Whole
 from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import published
@@ -43,6 +44,8 @@ from tests.pool.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
 
 (READING,) = sana.FAMILIES[0].texts
+#: that of the pipeline of Sana Sprint
+SPRINT_STEPS = 2
 
 
 def _model(**more: Any) -> Any:
@@ -138,15 +141,65 @@ def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found
 
 
+def _sprint() -> Any:
+    return _model(guidance_embeds=True, qk_norm="rms_norm_across_heads")
+
+
+def _publish_sprint(state: State) -> File:
+    """Embeddings of the noise level and of the guidance scale are next to each other."""
+    guidance = "time_embed.guidance_embedder.linear_"
+    plain = {
+        key.replace("time_embed.timestep_embedder.", "time_embed.emb.timestep_embedder."): value
+        for key, value in state.items()
+        if not key.startswith(guidance)
+    }
+    told = {key.replace(f"{guidance}1", "cfg_embedder.mlp.0").replace(f"{guidance}2", "cfg_embedder.mlp.2"): value
+            for key, value in state.items() if key.startswith(guidance)}  # fmt: skip
+    return _publish(plain) | told
+
+
+def _sprint_pipeline(encoder: Any, tokenizer: Any, vae: Any, model: Any) -> Any:
+    return diffusers.SanaSprintPipeline(tokenizer, encoder, vae, model, SCMScheduler())
+
+
+def _sprint_texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
+    pipeline = _sprint_pipeline(modules[0], for_transformers("gemma"), None, None)
+    instruction = sana._INSTRUCTION.removesuffix("{}").split("\n")
+    with torch.no_grad():
+        found = pipeline.encode_prompt(prompt, device=torch.device("cpu"), complex_human_instruction=instruction)
+    return {"context": found[0], "context_mask": found[1].bool()}
+
+
+def _sprint_latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    """With the noise of the step that the run draws."""
+    modules = [whole.module(role) for role in (Role.TEXT_ENCODER, Role.VAE, Role.DIFFUSION_MODEL)]
+    pipeline = _sprint_pipeline(modules[0], None, *modules[1:])
+    (text,) = texts
+    mask = torch.from_numpy(text.others["context_mask"])[None]
+    width, height = whole.sides
+    noise = ImageNoise(SEED)
+    first = noise.draw(noise_of(whole).shape)
+    with mock.patch.object(scheduling_scm, "randn_tensor", lambda shape, **_: noise.draw(shape)):
+        found: Tensor = pipeline(
+            prompt=None, height=height, width=width, num_inference_steps=SPRINT_STEPS, guidance_scale=4.5,
+            prompt_embeds=states(text), prompt_attention_mask=mask.float(), use_resolution_binning=False,
+            output_type="latent", latents=first,
+        ).images  # fmt: skip
+    return found
+
+
 #: a weight under its published name, and the form of the names in LoRA files
-LORAS = {"sana": ("blocks.0.attn.qkv", "diffusion_model.{}")}
+LORAS = {
+    "sana": ("blocks.0.attn.qkv", "diffusion_model.{}"), "sana_sprint": ("blocks.0.attn.qkv", "diffusion_model.{}"),
+}  # fmt: skip
+_GEMMA = {"gemma2_2b": (lambda: texts.gemma2(words=words("gemma")), texts.under("model."))}
 CASES = {
     "sana": Compared(
         TinyFamily(
             "sana",
             _model,
             _publish,
-            {"gemma2_2b": (lambda: texts.gemma2(words=words("gemma")), texts.under("model."))},
+            _GEMMA,
             _vae,
             published.dc,
         ),
@@ -154,13 +207,35 @@ CASES = {
         _latent,
         _texts,
         LORAS["sana"],
-    )
+    ),
+    "sana_sprint": Compared(
+        TinyFamily("sana_sprint", _sprint, _publish_sprint, _GEMMA, _vae, published.dc),
+        diffusers.SanaSprintPipeline,
+        _sprint_latent,
+        _sprint_texts,
+        LORAS["sana_sprint"],
+        SPRINT_STEPS,
+    ),
 }
-(CASE,) = CASES.values()
+CASE, SPRINT = CASES.values()
 
 
 class TestSana(FamilyTests):
     case = CASE
+
+
+class TestSanaSprint(FamilyTests):
+    case = SPRINT
+
+
+def test_the_levels_of_sana_sprint_are_the_angles_of_its_scheduler() -> None:
+    """As shares of noise."""
+    scheduler, table = SCMScheduler(), sigma_table(TRANSFORMERS["sana_sprint"].sampling.noise)
+    for steps in (1, 2, 4):
+        scheduler.set_timesteps(steps, intermediate_timesteps=1.3 if steps == SPRINT_STEPS else None)
+        angles = scheduler.timesteps
+        shares = angles.sin() / (angles.sin() + angles.cos())
+        torch.testing.assert_close(make_sigmas("scm", steps, table), shares, rtol=0.0, atol=1e-5)
 
 
 def test_prompts_have_the_instruction_of_the_pipeline_and_negative_ones_have_not() -> None:
@@ -251,13 +326,3 @@ def test_sana_15_has_norms_of_queries_and_keys() -> None:
     assert plan.recognised.name == "sana"
     assert built.keys() == model.state_dict().keys()
     assert all(torch.equal(value, built[key]) for key, value in model.state_dict().items())
-
-
-def test_sana_sprint_is_recognised_and_does_not_run() -> None:
-    sprint = diffusers.SanaTransformer2DModel(num_layers=1, guidance_embeds=True, qk_norm="rms_norm_across_heads")
-    shapes = {key: tuple(value.shape) for key, value in sprint.state_dict().items()}
-    found = recognise_diffusion(shapes)
-    assert found is not None
-    assert found.name == "sana_sprint"
-    with pytest.raises(UnknownArchitecture, match="Sana Sprint"):
-        plan_diffusion_model(shapes)

@@ -108,6 +108,12 @@ def mistral(*, words: int = WORDS, layers: int = 3) -> nn.Module:
     return seeded(transformers.MistralModel(config))
 
 
+def ministral3(*, words: int = WORDS) -> nn.Module:
+    """A Ministral 3."""
+    own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
+    return seeded(transformers.Ministral3Model(transformers.Ministral3Config(**own, rms_norm_eps=1e-5)))
+
+
 def qwen2(*, words: int = WORDS) -> nn.Module:
     """The language model of a Qwen 2.5 VL, as its own class has it."""
     own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
@@ -124,6 +130,22 @@ def qwen3(*, words: int = WORDS, layers: int = 3) -> nn.Module:
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
     return seeded(transformers.Qwen3Model(config))
+
+
+def qwen3_vl(*, words: int = WORDS, layers: int = 3) -> nn.Module:
+    """The language model of a Qwen 3 VL."""
+    positions = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    config = transformers.Qwen3VLTextConfig(
+        **{**DECODER, "vocab_size": words, "num_hidden_layers": layers}, rms_norm_eps=1e-6, rope_parameters=positions
+    )
+    return seeded(transformers.Qwen3VLTextModel(config))
+
+
+def glm(*, words: int = WORDS) -> nn.Module:
+    """A GLM 4."""
+    own = {**DECODER, "vocab_size": words, "num_key_value_heads": 1}
+    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return seeded(transformers.GlmModel(transformers.GlmConfig(**own, rope_parameters=positions)))
 
 
 def gemma2(*, words: int = WORDS) -> nn.Module:
@@ -230,11 +252,17 @@ CASES = {
     "llama3_8b": Case("llama3_8b", llama, under("model.", "lm_head.weight"), ("lm_head.weight",)),
     "llava": Case("llama3_8b", llama, under("language_model.model.", "vision_tower.x"), ("vision_tower.x",)),
     "mistral3_24b": Case("mistral3_24b", mistral, under("model.", "tekken_model"), ("tekken_model",)),
+    "ministral3_3b": Case("ministral3_3b", ministral3, under("model.")),
     "qwen25_7b": Case("qwen25_7b", qwen2, under("model.", "visual.x.weight"), ("visual.x.weight",)),
     "qwen25_7b new": Case(
         "qwen25_7b", qwen2, under("model.language_model.", "model.visual.x.weight"), ("model.visual.x.weight",)
     ),
     "qwen3_4b": Case("qwen3_4b", qwen3, under("model.")),
+    "glm4_9b": Case("glm4_9b", glm, under("model.")),
+    "qwen3vl_4b": Case(
+        "qwen3vl_4b", qwen3_vl, under("model.language_model.", "model.visual.patch_embed.proj.weight"),
+        ("model.visual.patch_embed.proj.weight",),
+    ),
     "gemma2_2b": Case("gemma2_2b", gemma2, under("model.", "spiece_model"), ("spiece_model",)),
     "gemma3_4b": Case("gemma3_4b", gemma3, under("model.", "vision_model.x"), ("vision_model.x",)),
 }  # fmt: skip

@@ -65,8 +65,25 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3_4b": (  # Qwen/Qwen3-4B
         transformers.Qwen3Config, transformers.Qwen3Model, _sizes(2560, 9728, 32, 8, 128, 151936, **_QWEN3),
     ),
+    "glm4_9b": (  # THUDM/glm-4-9b-hf
+        transformers.GlmConfig, transformers.GlmModel,
+        _sizes(4096, 13696, 32, 2, 128, 151552, rope_parameters=_plain(1e4) | {"partial_rotary_factor": 0.5}),
+    ),
+    "qwen3vl_4b": (  # Qwen/Qwen3-VL-4B-Instruct
+        transformers.Qwen3VLTextConfig, transformers.Qwen3VLTextModel,
+        _sizes(2560, 9728, 32, 8, 128, 151936, rms_norm_eps=1e-6, rope_parameters={
+            **_plain(5e6), "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        }),
+    ),
     "qwen3_8b": (  # Qwen/Qwen3-8B
         transformers.Qwen3Config, transformers.Qwen3Model, _sizes(4096, 12288, 32, 8, 128, 151936, **_QWEN3),
+    ),
+    "ministral3_3b": (  # mistralai/Ministral-3-3B-Instruct-2512
+        transformers.Ministral3Config, transformers.Ministral3Model,
+        _sizes(3072, 9216, 32, 8, 128, 131072, rms_norm_eps=1e-5, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        }),
     ),
     "mistral3_24b_pruned": (transformers.MistralConfig, transformers.MistralModel, _MISTRAL),
     "mistral3_24b": (  # mistralai/Mistral-Small-3.2-24B-Instruct-2506
@@ -89,6 +106,7 @@ def test_a_language_model_is_recognised_and_configured(name: str) -> None:
     with torch.device("meta"):
         module = model_class(theirs)
     shapes = {f"model.{key}": tuple(value.shape) for key, value in module.state_dict().items()}
+    shapes |= {"visual.patch_embed.proj.weight": (1024, 3, 2, 16, 16)} if name == "qwen3vl_4b" else {}
     plan = plan_text_encoder(shapes)
     assert plan.facts.name == name
     assert (plan.facts.width, plan.facts.layers) == (published["hidden_size"], published["num_hidden_layers"])

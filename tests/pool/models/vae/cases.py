@@ -259,6 +259,13 @@ CASES: dict[str, Case] = {
         lambda: dc(downsample_block_type="pixel_unshuffle", upsample_block_type="pixel_shuffle"),
         partial(published.dc, folds=True), (1, 4, 4, 4), (1, 3, 16, 16),
     ),
+    "cogvideox": Case(
+        "cogvideox",
+        lambda: diffusers.AutoencoderKLCogVideoX(
+            block_out_channels=(8, 8, 16, 16), layers_per_block=1, latent_channels=4, norm_num_groups=2
+        ),
+        dict, (1, 4, 3, 2, 2), (1, 3, 9, 16, 16),
+    ),
     "hunyuan_video_15": Case(
         "hunyuan_video_15", lambda: _folded(diffusers.AutoencoderKLHunyuanVideo15), _UPWARDS, (1, 4, 2, 2, 2),
         (1, 3, 3, 8, 8),

@@ -317,8 +317,8 @@ def test_a_file_in_the_naming_of_diffusers_is_built_by_its_shapes(name: str, old
 
 
 def test_a_file_in_the_naming_of_diffusers_that_tells_too_little_says_so() -> None:
-    with pytest.raises(UnknownArchitecture, match=r"CogVideoX in the naming of diffusers, .* next to its config\.json"):
-        plan_vae({"decoder.mid_block.resnets.0.norm1.norm_layer.weight": (8,)})
+    with pytest.raises(UnknownArchitecture, match=r"SeedVR2 in the naming of diffusers, .* next to its config\.json"):
+        plan_vae({"decoder.up_blocks.2.upsamplers.0.upscale_conv.weight": (8,)})
 
 
 def test_a_counter_of_batches_may_be_left_out() -> None:

@@ -1,0 +1,146 @@
+"""CogView 4: one stream of words and patches, with the texts of GLM 4. Torch-free.
+
+The model reads the timestep before the shift, which grows with the size of the image. No single file of the original
+code has been published: files have the names of diffusers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.core.shift_by_size import ShiftByRoot
+from modelpool.pool.detection.layouts.image import COGVIEW
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import output_size
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: width of CogView 3+, whose tensors have the same names
+OLDER_WIDTH = 2560
+#: width of a head; one that is narrower is the only one
+_HEAD = 128
+#: sizes, and a crop, that the model reads; each is two numbers
+_CONDITIONS = 6
+_SHIFT = ShiftByRoot(256, 0.25, 0.75)
+#: tokens of a prompt, and those that begin it
+_TOKENS = 1024
+_BEGINNING = "[gMASK]<sop>"
+#: the number of tokens is a multiple of this
+_MULTIPLE = 16
+_PATCH = 2
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.CogView4Transformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    hidden, channels = sizes["hidden_size"], sizes["in_channels"]
+    head = min(_HEAD, hidden)
+    return {
+        "patch_size": _PATCH,
+        "in_channels": channels,
+        "out_channels": shapes["proj_out.weight"][0] // _PATCH**2,
+        "num_layers": sizes["depth"],
+        "attention_head_dim": head,
+        "num_attention_heads": hidden // head,
+        "text_embed_dim": sizes["context_dim"],
+        "time_embed_dim": shapes["time_condition_embed.timestep_embedder.linear_1.weight"][0],
+        "condition_dim": shapes["time_condition_embed.condition_embedder.linear_1.weight"][1] // _CONDITIONS,
+    }
+
+
+def is_version_4(found: Config) -> bool:
+    """Return whether a model with these sizes is no CogView 3+."""
+    return found["hidden_size"] != OLDER_WIDTH
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Texts of different lengths run one after the other: the mask of diffusers' class does not
+    hide words, but adds 1 to the weights of the others."""
+    import torch
+
+    mask, context, size = kwargs.get("context_mask"), kwargs["context"], output_size(x_BCHW, kwargs)
+    shift = _SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
+    # the position that the shift moves to this level
+    timestep = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
+    if mask is None:
+        return _call(module, x_BCHW, timestep, context, size)
+    rows = [slice(row, row + 1) for row in range(len(x_BCHW))]
+    return torch.cat([_call(module, x_BCHW[i], timestep[i], context[i, : int(mask[i].sum())], size[i]) for i in rows])
+
+
+def _call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, size_B2: Tensor) -> Tensor:
+    import torch
+
+    return sample_of(
+        module(
+            hidden_states=x_BCHW,
+            encoder_hidden_states=context_BLD,
+            timestep=timestep_B,
+            original_size=size_B2,
+            target_size=size_B2,
+            crop_coords=torch.zeros_like(size_B2),
+            return_dict=False,
+        )
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="cogview4",
+        title="CogView 4",
+        layout=COGVIEW,
+        when=is_version_4,
+        comfyui="",
+        module="CogView4Transformer2DModel",
+        config=config,
+        convert=unchanged(),
+        forward=forward,
+        latent="cogview4",
+        texts=(
+            Reading(
+                "glm4_9b",
+                4096,
+                f"{_BEGINNING}{{}}",
+                chat_template="{}",
+                most_tokens=_TOKENS,
+                multiple=_MULTIPLE,
+                pads_left=True,
+                is_masked=True,
+                layers_left_out=1,
+                final_norm=False,
+                padding=Padding.DROPPED,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=50,
+            reads=("context",),
+            may_read=("context_mask", "size"),
+            sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
+        ),
+        schedule="linspace",
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="CogView4Pipeline",
+        scheduler=SchedulerFacts(
+            "FlowMatchEulerDiscreteScheduler",
+            {
+                "use_dynamic_shifting": True,
+                "time_shift_type": "linear",
+                "base_image_seq_len": 256,
+                "base_shift": 0.25,
+                "max_shift": 0.75,
+            },
+        ),
+    ),
+)

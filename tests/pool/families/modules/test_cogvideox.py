@@ -1,0 +1,244 @@
+"""CogVideoX, compared with its pipelines in diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import CogVideoXDDIMScheduler
+from diffusers.pipelines.cogvideo import pipeline_cogvideox_image2video
+from torch import Tensor
+
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent
+from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.families.modules import cogvideox
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.transformer_folder import _noise
+from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.saving.pipelines import scheduler_facts
+from modelpool.pool.specs.spec import Role
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, seeded
+from tests.pool.families.whole_transformer import Whole
+from tests.pool.models.diffusion.image_published import File, State
+from tests.pool.text.tiny_tokenizers import for_transformers
+
+#: by which the steps of the scheduler are whole numbers
+EVEN_STEPS = 4
+_RENAMED = (
+    ("transformer_blocks.", "blocks."),
+    (".attn1.to_out.0.", ".attn_out."),
+    (".attn1.to_q.", ".q."),
+    (".attn1.to_k.", ".k."),
+    (".attn1.to_v.", ".v."),
+    (".attn1.norm_", ".norm_"),
+    (".ff.net.0.proj.", ".ff_proj."),
+    (".ff.net.2.", ".ff_out."),
+    ("time_embedding.linear_", "time_embedding_linear_"),
+    ("ofs_embedding.linear_", "ofs_embedding_linear_"),
+)
+
+
+def _model(heads: int = 2, **more: Any) -> Any:
+    return diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=heads, attention_head_dim=16 if heads == 2 else 8, text_embed_dim=WIDTH, time_embed_dim=24,
+        num_layers=2, **({"use_rotary_positional_embeddings": heads == 2} | more),
+    )  # fmt: skip
+
+
+def _reading(**more: Any) -> Any:
+    sizes = {"sample_width": 12, "sample_height": 8, "sample_frames": 9} | more
+    return _model(in_channels=32, use_learned_positional_embeddings=True, **sizes)
+
+
+def _model_15(**more: Any) -> Any:
+    return _model(patch_size_t=2, sample_width=170, sample_height=96, sample_frames=81, **more)
+
+
+def _reading_15() -> Any:
+    return _model_15(in_channels=32, ofs_embed_dim=24)
+
+
+def _publish(state: State) -> File:
+    file: File = {}
+    for key, tensor in state.items():
+        for old, new in _RENAMED:
+            key = key.replace(old, new)
+        file[key] = tensor
+    return file
+
+
+def vae() -> Any:
+    return diffusers.AutoencoderKLCogVideoX(block_out_channels=(8, 8, 16, 16), layers_per_block=1, norm_num_groups=2)
+
+
+def _louder(state: Mapping[str, Tensor]) -> File:
+    """Latents tell images apart."""
+    return {key: x * (5.0 if x.dim() > 2 else 1.0) for key, x in state.items()}
+
+
+def _scheduler(family: str) -> CogVideoXDDIMScheduler:
+    return CogVideoXDDIMScheduler(**scheduler_facts(TRANSFORMERS[family]).settings)
+
+
+def _texts(pipeline: type, modules: list[Any], prompt: str) -> dict[str, Tensor]:
+    built: Any = pipeline(for_transformers("t5"), modules[0], None, None, None)
+    return {"context": built.encode_prompt(prompt, do_classifier_free_guidance=False)[0]}
+
+
+def _told(whole: Whole, texts: tuple[Encoded, ...]) -> dict[str, Any]:
+    width, height = whole.sides
+    return {
+        "prompt_embeds": states(texts[0]), "negative_prompt_embeds": states(texts[1]), "height": height,
+        "width": width, "num_frames": whole.frames, "num_inference_steps": EVEN_STEPS, "guidance_scale": 6.0,
+        "latents": noise_of(whole).transpose(1, 2), "output_type": "latent",
+    }  # fmt: skip
+
+
+def _pipeline(kind: type, whole: Whole) -> Any:
+    vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
+    return kind(None, whole.module(Role.TEXT_ENCODER), vae, model, _scheduler(whole.family.name))
+
+
+def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    found: Tensor = _pipeline(diffusers.CogVideoXPipeline, whole)(**_told(whole, texts)).frames
+    return found.transpose(1, 2)
+
+
+def _decoded(whole: Whole, latent: Tensor) -> Tensor:
+    """Without the first frame of the latent, which the pipeline of version 1.5 does not decode."""
+    decoded: Tensor = whole.module(Role.VAE).decode(latent[:, :, 1:] / whole.opened.latent.scaling_factor).sample
+    return decoded
+
+
+def _tiny(name: str, model: Any) -> TinyFamily:
+    return TinyFamily(name, model, _publish, {"t5xxl": T5}, vae, _louder)
+
+
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {
+    "cogvideox": ("blocks.0.q", "diffusion_model.{}"),
+    "cogvideox_15": ("blocks.0.ff_out", "diffusion_model.{}"),
+    "cogvideox_2b": ("blocks.0.attn_out", "diffusion_model.{}"),
+}
+CASES = {
+    name: Compared(
+        _tiny(name, partial(_model, heads)),
+        diffusers.CogVideoXPipeline,
+        _latent,
+        partial(_texts, diffusers.CogVideoXPipeline),
+        LORAS[name],
+        EVEN_STEPS,
+    )
+    for name, heads in (("cogvideox", 2), ("cogvideox_2b", 30))
+}
+CASES |= {
+    "cogvideox_15": replace(CASES["cogvideox"], tiny=_tiny("cogvideox_15", _model_15), lora=LORAS["cogvideox_15"],
+                            decode=_decoded),
+}  # fmt: skip
+PIPELINES = {
+    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
+    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
+}
+READING = {
+    name: Compared(
+        _tiny(name, model),
+        PIPELINES[name],
+        _latent,
+        partial(_texts, PIPELINES[name]),
+        LORAS["cogvideox"],
+    )
+    for name, model in (("cogvideox_i2v", _reading), ("cogvideox_15_i2v", _reading_15))
+}
+
+
+class TestCogVideoX(FamilyTests):
+    case = CASES["cogvideox"]
+
+
+class TestCogVideoX2b(FamilyTests):
+    case = CASES["cogvideox_2b"]
+
+
+class TestCogVideoX15(FamilyTests):
+    case = CASES["cogvideox_15"]
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) -> None:
+    """Its encoder draws from what it says of an image; here, as in ours, it is the mean. Other sizes than that of a
+    table of positions are refused."""
+    whole = Whole(tmp_path, READING[name].tiny)
+    texts = whole.texts()
+    width, height = whole.sides
+    pixels = np.random.default_rng(4).integers(0, 256, (height, width, 3), np.uint8)
+    beginning = whole.run(EncodeImageParams(whole.model, width, height), ImagePixels(pixels))
+    assert isinstance(beginning, Latent)
+    ours = whole.latent(texts, beginning=beginning, steps=EVEN_STEPS).samples_CHW
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
+    means = partial(pipeline_cogvideox_image2video.retrieve_latents, sample_mode="argmax")
+    whole.module(Role.VAE).register_to_config(
+        scaling_factor=whole.opened.latent.scaling_factor, invert_scale_latents=name == "cogvideox_15_i2v"
+    )
+    pipeline = _pipeline(diffusers.CogVideoXImageToVideoPipeline, whole)
+    with mock.patch.object(pipeline_cogvideox_image2video, "retrieve_latents", means), torch.no_grad():
+        theirs = pipeline(image=image, **_told(whole, texts)).frames.transpose(1, 2)[0]
+    np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(theirs.std())))
+    without = whole.latent(texts, beginning=Latent(beginning.samples_CHW * 0), steps=EVEN_STEPS).samples_CHW
+    assert not np.allclose(ours, without, atol=1e-3)
+    if name == "cogvideox_i2v":
+        _check_other_size(whole, texts, beginning)
+    whole.engine.close()
+
+
+def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Latent) -> None:
+    whole.sides = (64, 96)
+    with pytest.raises(UnusableField, match="found '64 x 96 pixels, 9 frames', expected 96 x 64 pixels, 9 frames"):
+        whole.latent(texts, beginning=Latent(beginning.samples_CHW.transpose(0, 2, 1)), steps=1)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_model_that_reads_an_image_has_both_namings_and_folders(name: str, tmp_path: Path) -> None:
+    READING[name].check_namings()
+    READING[name].check_files(tmp_path)
+
+
+def test_levels_are_those_of_the_published_schedulers() -> None:
+    """Of as many steps as divide 1000. The last level of the table is infinite there."""
+    for name in ("cogvideox", "cogvideox_2b"):
+        noise, scheduler = TRANSFORMERS[name].sampling.noise, _scheduler(name)
+        for steps in (4, 50):
+            scheduler.set_timesteps(steps)
+            signal = scheduler.alphas_cumprod[scheduler.timesteps]
+            ours = make_sigmas("trailing", steps, sigma_table(noise))
+            expected = ((1 - signal) / signal).sqrt()[1:].to(ours.dtype)
+            torch.testing.assert_close(ours[1:-1], expected, rtol=1e-4, atol=0.0)
+        assert _noise(noise, {"_class_name": "CogVideoXDDIMScheduler", "snr_shift_scale": 2.0}).shift == 2.0
+
+
+def test_relatives_are_told_apart() -> None:
+    """Those of other inputs do not run. A table of positions tells the size of its videos."""
+    for name, more in {
+        "cogvideox_inpaint": {"in_channels": 48}, "cogvideox_fun_control": {"in_channels": 32},
+    }.items():  # fmt: skip
+        shapes = {
+            key: tuple(value.shape) for key, value in _publish(seeded(partial(_model, **more), 1).state_dict()).items()
+        }
+        found = recognise_diffusion(shapes)
+        assert found is not None
+        assert found.name == name
+        with pytest.raises(UnknownArchitecture, match="CogVideoX"):
+            plan_diffusion_model(shapes)
+    assert cogvideox._table_sides((1, 226 + 13 * 30 * 45, 3072)) == (720, 480, 49)
+    with pytest.raises(UnknownArchitecture, match="found 231 rows"):
+        cogvideox._table_sides((1, 231, 3072))

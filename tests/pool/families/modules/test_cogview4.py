@@ -1,0 +1,139 @@
+"""CogView 4, compared with its pipeline in diffusers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.modules import cogview4
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.saving.pipelines import scheduler_facts
+from modelpool.pool.specs.spec import Role
+from modelpool.pool.text.encode import read_texts
+from modelpool.pool.text.text_tokenizer import TextTokenizer
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, seeded, words
+from tests.pool.families.whole_transformer import STEPS, Whole
+from tests.pool.models.text import cases as texts
+from tests.pool.text.tiny_tokenizers import for_transformers, tiny
+
+(READING,) = cogview4.FAMILIES[0].texts
+
+
+def _model() -> Any:
+    return diffusers.CogView4Transformer2DModel(
+        num_layers=2, attention_head_dim=64, num_attention_heads=1, text_embed_dim=WIDTH, time_embed_dim=24,
+        condition_dim=8,
+    )  # fmt: skip
+
+
+def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(**scheduler_facts(TRANSFORMERS["cogview4"]).settings)
+
+
+def _pipeline(encoder: Any, vae: Any, model: Any) -> Any:
+    tokenizer = for_transformers("glm", padding_side="left")
+    return diffusers.CogView4Pipeline(tokenizer, encoder, vae, model, _scheduler())
+
+
+def _texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
+    with torch.no_grad():
+        found, _ = _pipeline(modules[0], None, None).encode_prompt(prompt, do_classifier_free_guidance=False)
+    return {"context": found}
+
+
+def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    modules = [whole.module(role) for role in (Role.TEXT_ENCODER, Role.VAE, Role.DIFFUSION_MODEL)]
+    width, height = whole.sides
+    found: Tensor = _pipeline(*modules)(
+        prompt_embeds=states(texts[0]), negative_prompt_embeds=states(texts[1]), height=height, width=width,
+        num_inference_steps=STEPS, guidance_scale=5.0, latents=noise_of(whole), output_type="latent",
+    ).images  # fmt: skip
+    return found
+
+
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {"cogview4": ("transformer_blocks.0.attn1.to_q", "transformer.{}")}
+CASES = {
+    "cogview4": Compared(
+        TinyFamily(
+            "cogview4",
+            _model,
+            dict,
+            {"glm4_9b": (lambda: texts.glm(words=words("glm")), texts.under("model."))},
+            lambda: kl_vae(16),
+        ),
+        diffusers.CogView4Pipeline,
+        _latent,
+        _texts,
+        LORAS["cogview4"],
+    )
+}
+
+
+class TestCogView4(FamilyTests):
+    case = CASES["cogview4"]
+
+
+def test_texts_have_a_multiple_of_sixteen_tokens_whatever_they_are_read_with() -> None:
+    """The encoder reads their padding, but not that of a batch."""
+    module, own = texts.glm(words=words("glm")), TextTokenizer(tiny("glm"), "glm")
+    prompts = ("a red cat", "", "two dogs on the moon, " * 8, "cats, " * 1000)
+    for prompt, found in zip(prompts, read_texts(module, own, prompts, torch.device("cpu"), READING), strict=True):
+        expected = _texts([module], prompt)["context"][0]
+        assert found.mask_L is None
+        torch.testing.assert_close(found.context_LD, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_texts_of_different_lengths_run_alone() -> None:
+    module = seeded(_model, 1)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 16, 8, 8, generator=generator)
+    context = torch.randn(2, 32, WIDTH, generator=generator)
+    mask = torch.arange(32)[None] < torch.tensor([[32], [16]])
+    level = torch.tensor([0.5, 0.5])
+    with torch.no_grad():
+        both = cogview4.forward(module, x, level, {"context": context, "context_mask": mask})
+        alone = cogview4.forward(module, x[1:], level[1:], {"context": context[1:, :16]})
+    torch.testing.assert_close(both[1:], alone)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("side", [512, 1024, 2048])
+def test_levels_are_those_of_the_pipeline(side: int) -> None:
+    """And the model reads the timesteps before their shift."""
+    tokens = (side // 16) ** 2
+    noise, scheduler = TRANSFORMERS["cogview4"].sampling.noise, _scheduler()
+    mu = diffusers.pipelines.cogview4.pipeline_cogview4.calculate_shift(tokens, 256, 0.25, 0.75)
+    timesteps = torch.linspace(1000.0, 1.0, 50, dtype=torch.float64).to(torch.int64).to(torch.float32).numpy()
+    scheduler.set_timesteps(timesteps=timesteps, sigmas=timesteps / 1000, mu=mu)
+    ours = make_sigmas("linspace", 50, sigma_table(noise, tokens))
+    torch.testing.assert_close(ours, scheduler.sigmas, rtol=0.0, atol=1e-6)
+    read: list[Tensor] = []
+
+    def call(**told: Any) -> tuple[Tensor]:
+        read.append(told["timestep"])
+        return (told["hidden_states"],)
+
+    module = seeded(_model, 1)
+    module.forward = call
+    x = torch.zeros(50, 16, side // 8, 1).expand(-1, -1, -1, side // 8)
+    cogview4.forward(module, x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
+    torch.testing.assert_close(read[0], scheduler.timesteps, rtol=1e-4, atol=1e-2)
+
+
+def test_cogview_3_plus_is_told_apart() -> None:
+    with torch.device("meta"):
+        older = diffusers.CogView3PlusTransformer2DModel(num_layers=1)
+    shapes = {key: tuple(value.shape) for key, value in older.state_dict().items()}
+    with pytest.raises(UnknownArchitecture, match=r"CogView 3\+"):
+        plan_diffusion_model(shapes)
