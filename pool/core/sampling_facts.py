@@ -329,6 +329,7 @@ class SamplingFacts:
                     called with latent, timestep, text and `size_conditions`
     reads           names of the required and optional inputs of that call (`pool.models.diffusion.architecture`)
     side_multiple   width and height are multiples of it, in pixels; 0 is one cell of the latent
+    patch_side      pixels along a side of a patch of the latent, if it is less than that; 0: `side_multiple`
     cfg_rescale     CFG rescale of guided predictions
     video           set for models that generate videos
     audio           set for models that generate audio
@@ -351,6 +352,7 @@ class SamplingFacts:
     model: str = ""
     reads: frozenset[str] = frozenset()
     side_multiple: int = 0
+    patch_side: int = 0
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     video: VideoFacts | None = None
     words_negative: bool = False

@@ -100,10 +100,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         latent="flux2",
     ),
     _marked(
-        "qwen_image_21", "Qwen-Image 2.1", "", published("txt_in.text_norm.weight"),
-        runs="QwenImage21Transformer2DModel",
-    ),
-    _marked(
         "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
         runs="Ideogram4Transformer2DModel", latent="flux2",
     ),
