@@ -22,6 +22,8 @@ class Prediction(Enum):
     EDM = "EDM"
     #: noise minus clean latent: the direction of the straight line between them (rectified flow)
     FLOW = "flow"
+    #: the clean latent itself
+    CLEAN = "clean latent"
 
 
 class NoiseKind(Enum):
@@ -207,7 +209,7 @@ class VideoNumbers(Enum):
 
 
 class ImageConcat(Enum):
-    """Image input of a model that is concatenated to the noisy latent (`pool.conditioning.starts`)."""
+    """Image input of a model, concatenated to the noisy latent or in its place (`pool.conditioning.starts`)."""
 
     #: an inpaint mask and the masked image latent
     INPAINT = "hole"
@@ -221,6 +223,8 @@ class ImageConcat(Enum):
     PIXELS = "pixels"
     #: a depth map, one number for each cell of the latent
     DEPTH = "depth"
+    #: the image latent in place of the noisy one: what is seen, such as depths, in one step
+    INSTEAD = "instead"
 
     @property
     def is_pixels(self) -> bool:

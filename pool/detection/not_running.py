@@ -21,7 +21,7 @@ from modelpool.pool.detection.layouts.signature import (
     having,
     published,
 )
-from modelpool.pool.families.parts.unet import sd1, unclip
+from modelpool.pool.families.parts.unet import sd1
 
 
 def _shared(
@@ -49,10 +49,6 @@ _UNET, _COGVIDEOX = "UNet2DConditionModel", "CogVideoXTransformer3DModel"
 #: in the order in which layouts are tried, and rows of one layout
 NOT_RUNNING: tuple[Signature, ...] = (
     # UNets
-    _shared(
-        unet.LDM_UNET, "lotus_d", "Lotus D (depth and normals)", "LotusD", unclip(adm_in_channels=4), _UNET,
-        latent="sd1",
-    ),
     _shared(
         unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
         latent="sd1", extra_keys=("cc_projection.weight",),
