@@ -300,6 +300,7 @@ class SamplingDefaults:
     noise_level  noise added to an image that is upscaled
     image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
     motion       motion strength, 0 to 255
+    sigmas       noise levels of a model that is distilled to them, without the last 0; empty: those of the schedule
     """
 
     steps: int
@@ -311,6 +312,7 @@ class SamplingDefaults:
     noise_level: int = 0
     image_noise: float = 0.0
     motion: int = 0
+    sigmas: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

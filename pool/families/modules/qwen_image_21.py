@@ -2,8 +2,8 @@
 Torch-free.
 
 Words are read at level 0 and do not see the image. Its autoencoder has a channel of transparency: images are on white.
-Models that are distilled to levels of their own (Turbo) have the same tensors: requests name their levels, without a
-shift. Images to edit, which the text encoder has to see, are not read.
+Models that are distilled to levels of their own (Turbo) have the same tensors: folders name their levels, and for files
+requests do. Images to edit, which the text encoder has to see, are not read.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _predict(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Te
             return_dict=False,
         )
     )
-    return out_BND[:, -height * width :].transpose(1, 2).unflatten(2, (height, width))
+    return out_BND[:, -height * width :].transpose(1, 2).reshape(x_BCHW.shape)
 
 
 FAMILIES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from diffusers.loaders.single_file_utils import convert_qwen_image21_transformer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.families.modules import qwen_image_21
 from modelpool.pool.guidance.call_model import patches_of
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from modelpool.pool.text.tokenizer_files import find_tokenizer
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded, words
 from tests.pool.families.whole_transformer import STEPS, Whole
@@ -81,11 +85,10 @@ class _Seeing(nn.Module):
         return self.model(**inputs)
 
 
-def _pipeline(encoder: Any, vae: Any, model: Any) -> Any:
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
-    )
-    return diffusers.QwenImage21Pipeline(scheduler, vae, _Seeing(encoder), _Processor(), model)
+def _pipeline(encoder: Any, vae: Any, model: Any, levels: list[float] | None = None) -> Any:
+    shifts = {} if levels else {"use_dynamic_shifting": True, "max_shift": 0.9, "shift_terminal": 0.02}
+    scheduler = FlowMatchEulerDiscreteScheduler(base_shift=0.5, max_image_seq_len=8192, **shifts)
+    return diffusers.QwenImage21Pipeline(scheduler, vae, _Seeing(encoder), _Processor(), model, sample_sigmas=levels)
 
 
 def _texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
@@ -178,3 +181,37 @@ def test_the_shift_counts_cells_and_is_that_of_the_saved_folder(tmp_path: Path) 
     (tmp_path / "folder/tokenizer").rename(tmp_path / "folder/processor")
     weights = next((tmp_path / "folder/text_encoder").glob("*.safetensors"))
     assert find_tokenizer("qwen", words("qwen"), weights=weights).source.endswith("processor/tokenizer.json")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_folder_with_levels_of_its_own_is_sampled_at_them(tmp_path: Path) -> None:
+    """As of Qwen-Image 2.1 Turbo, unless a request sets what levels follow from. The folder saved again has them."""
+    save_file(CASE.tiny.file(), tmp_path / "whole.safetensors")
+    write_tokenizers(tmp_path, CASE.tiny)
+    folder, levels = tmp_path / "folder/tiny", [1.0, 0.9, 0.3]
+    folder.parent.mkdir()
+    save_diffusers(open_checkpoint(tmp_path / "whole.safetensors"), folder)
+    index, scheduler = folder / "model_index.json", folder / "scheduler/scheduler_config.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": levels}))
+    with pytest.raises(UnknownArchitecture, match="use_dynamic_shifting: found True, expected false"):
+        open_checkpoint(folder)
+    scheduler.write_text(json.dumps({"_class_name": "FlowMatchEulerDiscreteScheduler"}))
+    save_diffusers(open_checkpoint(folder), tmp_path / "again")
+    assert json.loads((tmp_path / "again/model_index.json").read_text())["sample_sigmas"] == levels
+    tiny = TinyModel.of_folder(tmp_path / "folder")
+    size = {"width": 96, "height": 64}
+    made, usual = (tiny.made(prompt="a cat", **size, **fields) for fields in ({}, {"steps": 3}))
+    modules = [tiny.module(role) for role in (Role.TEXT_ENCODER, Role.VAE, Role.DIFFUSION_MODEL)]
+    pipeline, noise = _pipeline(*modules, levels), ImageNoise(11).draw((1, 64, 4, 6))
+    found = pipeline(
+        prompt="a cat", **size, output_type="latent", latents=pipeline._pack_latents(noise, 1, 64, 4, 6)
+    ).images  # fmt: skip
+    expected = pipeline._unpack_latents(found, 64, 96, 16)[:, :, 0]
+    wide = max(1.0, float(expected.std()))
+    torch.testing.assert_close(made.latents[0], expected, rtol=0.0, atol=1e-4 * wide)
+    assert not torch.allclose(usual.latents[0], expected, atol=0.01 * wide)
+    tiny.close()
+    for wrong in ([0.5, 0.9], [1.0, 0.0], [1.5], "1"):
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": wrong}))
+        with pytest.raises(UnknownArchitecture, match="sample_sigmas"):
+            open_checkpoint(folder)
