@@ -41,6 +41,8 @@ from modelpool.pool.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.sampling.schedules import sigma_table
 
+#: share of noise in the latent of an image to refine
+_NOISE_SHARE = 0.25
 #: model inputs: patches of a reference image next to the model's, and the noise level of an image
 REFERENCE, NOISE_LEVEL = "reference", "noise_level"
 #: model input: the result of the prior of a two-stage model
@@ -81,6 +83,8 @@ def image_inputs(
         model_kwargs[CLASS_LABELS] = torch.tensor([ESTIMATES] * len(works))
     elif work.image is not None and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
+        if facts.image_concat is ImageConcat.NOISED_LATENT:
+            model_kwargs[IMAGE] = _with_noise(model_kwargs[IMAGE], works)
         if facts.image_concat is ImageConcat.UNSCALED:
             model_kwargs[IMAGE] = to_vae_scale(model_kwargs[IMAGE], latent)
     elif work.image is not None and repeats_image(facts):
@@ -185,6 +189,13 @@ def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor
     sigma = sigma_table(facts.noise).sigmas[work.image_numbers.noise_level]
     noise_CHW = ImageNoise(image_noise_seed(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
+
+
+def _with_noise(latent_BC: Tensor, works: Sequence[SampleParams]) -> Tensor:
+    """Return image latents with noise, from separate random numbers of each image (those of the seed's complement).
+    Source: `prepare_latents` of diffusers' HunyuanImageRefinerPipeline."""
+    noises = [ImageNoise(image_noise_seed(work.seed)).draw((1, *latent_BC.shape[1:])) for work in works]
+    return torch.cat(noises) * _NOISE_SHARE + latent_BC * (1.0 - _NOISE_SHARE)
 
 
 def _depth(work: SampleParams, read: TaskInputs, cells: tuple[int, int]) -> Tensor:

@@ -217,6 +217,8 @@ class ImageConcat(Enum):
     INPAINT_BY_PIXEL = "hole by pixel"
     #: the image latent
     LATENT = "latent"
+    #: the image latent with a quarter of noise
+    NOISED_LATENT = "latent with noise"
     #: the unscaled image latent; zeros for predictions without the image
     UNSCALED = "unscaled latent"
     #: the image's pixels with noise, one for each cell of the latent: upscaling

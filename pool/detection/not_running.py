@@ -55,11 +55,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     # relatives of Flux
     _shared(
-        flux.HUNYUAN_VIDEO, "hunyuan_image_21_refiner", "the Hunyuan Image 2.1 refiner", "HunyuanImage21Refiner",
-        having(patch_size=(1, 1, 1), vec_in_dim=None, vision_in_dim=None), "HunyuanImageTransformer2DModel",
-        latent="hunyuan_image_refiner",
-    ),
-    _shared(
         other.HUNYUAN_3D, "hunyuan3d_2_mini", "Hunyuan3D 2 mini", "Hunyuan3Dv2mini", having(depth=8),
         latent="hunyuan3d_2_mini",
     ),
@@ -156,9 +151,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.35.mlp.vid.proj_out.weight"),
         published("blocks.35.mlp.all.proj_in_gate.weight"),
         published("blocks.31.mlp.all.proj_in_gate.weight"),
-    ),
-    _shared(
-        image.COGVIEW, "cogview3_plus", "CogView 3+", "", having(hidden_size=2560), "CogView3PlusTransformer2DModel"
     ),
     _shared(
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),

@@ -27,6 +27,7 @@ from modelpool.pool.models.common.module_classes import (
     module_from_config,
 )
 from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
+from modelpool.pool.models.common.vae_compression import recognised_for
 from modelpool.pool.models.diffusion.audio_seconds import converted_seconds, plan_seconds
 from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
@@ -129,11 +130,10 @@ def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePla
     if is_spliced(family):
         names = names_in_vae(family, shapes)
         return spliced_vae({key: shapes[key] for key in names}, names)
-    return (
-        plan_vae(shapes, prefix)
-        if folder_config is None
-        else plan_folder_vae(folder_config[CLASS_KEY], folder_config, shapes, prefix)
-    )
+    if folder_config is not None:
+        return plan_folder_vae(folder_config[CLASS_KEY], folder_config, shapes, prefix)
+    bare = {key.removeprefix(prefix): tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
+    return plan_vae(shapes, prefix, facts=recognised_for(family.latent_format, bare))
 
 
 def _nothing(module: nn.Module) -> None:

@@ -34,12 +34,12 @@ def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Readin
         "pad_token": reading.pad or tokenizer.pad,
     }
     facts, end = tokenizer.facts, tokenizer.facts.end or reading.pad
-    settings |= {"bos_token": facts.begin} if facts.begin else {}
+    settings |= {"bos_token": facts.begin} if len(facts.begin.split()) == 1 else {}
     settings |= {"eos_token": end} if end else {}
     chat = replace(reading, template=reading.chat_template or reading.template)
     before, after = chat.around()
     if before or after:
-        settings["chat_template"] = _template(facts.begin + before, after)
+        settings["chat_template"] = _template("".join(facts.begin.split()) + before, after)
     if not tokenizer.is_of_bytes:
         (folder / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8", newline="\n")
     _write(folder / "tokenizer_config.json", settings)

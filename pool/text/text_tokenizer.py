@@ -26,7 +26,7 @@ class TokenizerFacts:
     """The special tokens of a kind of tokenizer.
 
     title       for display
-    begin, end  tokens before and after a text; empty for none
+    begin, end  tokens before and after a text, with spaces between several; empty for none
     pads        padding token: the first of these that the vocabulary has
     published   where to find the tokenizer of a published model, for error messages
     """
@@ -62,7 +62,9 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         " or mistralai/Ministral-3-3B-Instruct-2512",
     ),
     "gemma": TokenizerFacts("Gemma", "<bos>", published="tokenizer.json or tokenizer.model of google/gemma-2-2b"),
-    "glm": TokenizerFacts("GLM 4", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"),
+    "glm": TokenizerFacts(
+        "GLM 4", "[gMASK] <sop>", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"
+    ),
     "qwen": TokenizerFacts(
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
@@ -120,7 +122,7 @@ class TextTokenizer:
         self.facts = TOKENIZER_FACTS[kind]
         self.source = source
         self._tokenizer = tokenizer
-        self.begin = tuple(self.id_of(token) for token in (self.facts.begin,) if token)
+        self.begin = tuple(self.id_of(token) for token in self.facts.begin.split())
         self.end = tuple(self.id_of(token) for token in (self.facts.end,) if token)
         pads = [found for token in self.facts.pads if (found := tokenizer.token_to_id(token)) is not None]
         if not pads:
@@ -172,7 +174,7 @@ class TextTokenizer:
         """Return the content of tokenizer.json, as `tokenizers` writes it, including the special tokens of its kind."""
         copy = Tokenizer.from_str(self._tokenizer.to_str())
         around = " ".join(token for token in (self.facts.begin, "$A", self.facts.end) if token)
-        special = [(token, self.id_of(token)) for token in (self.facts.begin, self.facts.end) if token]
+        special = [(token, self.id_of(token)) for token in (*self.facts.begin.split(), *self.facts.end.split())]
         if special:
             copy.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
         return copy.to_str()

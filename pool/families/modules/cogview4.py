@@ -23,16 +23,15 @@ from modelpool.pool.families.parts.text_reading import Padding, Reading
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: width of CogView 3+, whose tensors have the same names
-OLDER_WIDTH = 2560
+#: width of a head of CogView 3+, whose tensors have the same names; CogView 4 is no multiple of it wide
+OLDER_HEAD = 40
 #: width of a head; one that is narrower is the only one
 _HEAD = 128
 #: sizes, and a crop, that the model reads; each is two numbers
 _CONDITIONS = 6
 _SHIFT = ShiftByRoot(256, 0.25, 0.75)
-#: tokens of a prompt, and those that begin it
+#: tokens of a prompt
 _TOKENS = 1024
-_BEGINNING = "[gMASK]<sop>"
 #: the number of tokens is a multiple of this
 _MULTIPLE = 16
 _PATCH = 2
@@ -58,7 +57,8 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 
 def is_version_4(found: Config) -> bool:
     """Return whether a model with these sizes is no CogView 3+."""
-    return found["hidden_size"] != OLDER_WIDTH
+    sizes: dict[str, Any] = dict(found)
+    return bool(sizes["hidden_size"] % OLDER_HEAD)
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -71,12 +71,13 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     # the position that the shift moves to this level
     timestep = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
     if mask is None:
-        return _call(module, x_BCHW, timestep, context, size)
+        return call(module, x_BCHW, timestep, context, size)
     rows = [slice(row, row + 1) for row in range(len(x_BCHW))]
-    return torch.cat([_call(module, x_BCHW[i], timestep[i], context[i, : int(mask[i].sum())], size[i]) for i in rows])
+    return torch.cat([call(module, x_BCHW[i], timestep[i], context[i, : int(mask[i].sum())], size[i]) for i in rows])
 
 
-def _call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, size_B2: Tensor) -> Tensor:
+def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, size_B2: Tensor) -> Tensor:
+    """Return the output of a CogView for images that were not cropped."""
     import torch
 
     return sample_of(
@@ -108,8 +109,6 @@ FAMILIES = (
             Reading(
                 "glm4_9b",
                 4096,
-                f"{_BEGINNING}{{}}",
-                chat_template="{}",
                 most_tokens=_TOKENS,
                 multiple=_MULTIPLE,
                 pads_left=True,

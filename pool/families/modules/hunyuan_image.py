@@ -1,6 +1,6 @@
 """Hunyuan Image 2.1: a second encoder reads the words to render. Torch-free.
 
-Its refiner has the same architecture and does not run: requests cannot name the image to refine.
+Its refiner has the same architecture: `hunyuan_image_refiner`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEMPLATE = QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
 #: tokens that the encoder of the words to render reads
 _GLYPHS = 128
 #: patches of its refiner, and width of the image states that HunyuanVideo 1.5 reads: models with the same keys
-_REFINER_PATCH, _VIDEO_VISION_WIDTH = (1, 1, 1), 1152
+REFINER_PATCH, _VIDEO_VISION_WIDTH = (1, 1, 1), 1152
 #: last step of plain classifier-free guidance, zero-based: of an image, and of one with text in it. Source:
 #: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
 _CFG_STEPS = {"guider": 5, "ocr_guider": 38}
@@ -36,7 +36,7 @@ _CFG_STEPS = {"guider": 5, "ocr_guider": 38}
 
 def is_hunyuan_image(found: Config) -> bool:
     """Return whether a model with these sizes is neither a video model nor the refiner."""
-    is_other = found["patch_size"] == _REFINER_PATCH or found["vision_in_dim"] == _VIDEO_VISION_WIDTH
+    is_other = found["patch_size"] == REFINER_PATCH or found["vision_in_dim"] == _VIDEO_VISION_WIDTH
     return found["vec_in_dim"] is None and not is_other
 
 

@@ -208,7 +208,7 @@ def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: i
             return 1 + channels
         case ImageConcat.INPAINT_BY_PIXEL:
             return channels + downscale**2
-        case ImageConcat.LATENT | ImageConcat.UNSCALED:
+        case ImageConcat.LATENT | ImageConcat.NOISED_LATENT | ImageConcat.UNSCALED:
             return channels
         case ImageConcat.PIXELS:
             return IMAGE_CHANNELS
@@ -282,7 +282,9 @@ def vae_facts(family: Family, shapes: Mapping[str, Shape]) -> VaeFacts:
     """Return the facts of the VAE of a checkpoint of `family`. Raises UnknownArchitecture if it is not supported."""
     own, folder_config = family.shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
     bare = {name: own[key] for key, name in names_in_vae(family, own).items()}
-    return measured_vae(bare) if folder_config is None else measured_folder_vae(folder_config, bare)
+    return (
+        measured_vae(bare, family.latent_format) if folder_config is None else measured_folder_vae(folder_config, bare)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.vae_facts import VaeFacts
-from modelpool.pool.detection.vaes import FACTS, recognise_vae
+from modelpool.pool.detection.vaes import FACTS, HUNYUAN_IMAGE_REFINER, recognise_vae
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from modelpool.pool.models.common.vae_configs import Config
 
+_REFINER = HUNYUAN_IMAGE_REFINER
 #: per cell: channels, pixels along a side, frames
 Measures = tuple[int, int, int]
 
@@ -71,6 +72,12 @@ def _explicit_ratios(config: Config) -> Measures:
     )  # fmt: skip
 
 
+def _pairs(config: Config) -> Measures:
+    """A cell of HunyuanImage's refiner is two of its VAE's."""
+    channels, side, frames = _explicit_ratios(config)
+    return 2 * channels, side, frames
+
+
 def _hunyuan_video(config: Config) -> Measures:
     # # default of the class: the published four frames per cell
     return config["latent_channels"], config["spatial_compression_ratio"], 4
@@ -96,7 +103,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "hunyuan_image": _explicit_ratios,
     "hunyuan_video": _hunyuan_video,
     "hunyuan_video_15": _explicit_ratios,
-    "hunyuan_image_refiner": _explicit_ratios,
+    "hunyuan_image_refiner": _pairs,
     "cosmos": _explicit_ratios,
     "dc": _dc,
     "cogvideox": _cogvideox,
@@ -112,12 +119,22 @@ def measured(facts: VaeFacts, config: Config) -> VaeFacts:
     return replace(facts, latent_channels=channels, encode_ratio=side, decode_ratio=side, temporal_ratio=frames)
 
 
-def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
-    """Return the facts of the VAE with tensors of `bare_shapes` (keys without prefix), with measured ratios.
+def recognised_for(latent_format: str, bare_shapes: Mapping[str, Shape]) -> VaeFacts | None:
+    """Return the VAE with tensors of `bare_shapes` (keys without prefix), or None. The one of HunyuanImage's refiner
+    has the tensors of another, and only its latents tell it."""
+    found = recognise_vae(bare_shapes)
+    if found is None or latent_format != _REFINER.name or _REFINER.name not in found.latent_formats:
+        return found
+    return replace(_REFINER, has_encoder=found.has_encoder, has_decoder=found.has_decoder)
+
+
+def measured_vae(bare_shapes: Mapping[str, Shape], latent_format: str = "") -> VaeFacts:
+    """Return the facts of the VAE with tensors of `bare_shapes` (keys without prefix), for latents of `latent_format`,
+    with measured ratios.
 
     Raises UnknownArchitecture if it is unknown, not supported, or its tensors do not match.
     """
-    found = recognise_vae(bare_shapes)
+    found = recognised_for(latent_format, bare_shapes)
     if found is None:
         first = ", ".join(list(bare_shapes)[:3]) or "none"
         raise UnknownArchitecture(f"VAE: its {len(bare_shapes)} tensors match no known VAE (the first are {first})")

@@ -83,6 +83,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "clip_text_pooled_in_channels": 32,
         "clip_image_in_channels": 32,
     },
+    # the defaults of its class are the width of CogView 3+
+    "CogView4Transformer2DModel": {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 128},
     "AceStepTransformer1DModel": {"num_hidden_layers": 1},
     "UNet2DConditionModel": {"cross_attention_dim": 768},
 }

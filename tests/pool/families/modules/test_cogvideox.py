@@ -15,10 +15,11 @@ import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler
 from diffusers.pipelines.cogvideo import pipeline_cogvideox_image2video
+from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent
+from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent, VideoFrames
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.modules import cogvideox
 from modelpool.pool.families.transformer_families import TRANSFORMERS
@@ -28,6 +29,8 @@ from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, seeded
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
@@ -211,6 +214,20 @@ def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Laten
 def test_a_model_that_reads_an_image_has_both_namings_and_folders(name: str, tmp_path: Path) -> None:
     READING[name].check_namings()
     READING[name].check_files(tmp_path)
+
+
+def test_requests_of_version_15_sample_a_cell_that_is_not_decoded(tmp_path: Path) -> None:
+    case = CASES["cogvideox_15"]
+    save_file(case.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, case.tiny)
+    model = TinyModel.of_folder(tmp_path)
+    made = model.made(width=96, height=64, frames=9, steps=1)
+    results = list(made.results.values())
+    (latent,) = (each for each in results if isinstance(each, Latent))
+    (video,) = (each for each in results if isinstance(each, VideoFrames))
+    assert latent.samples_CHW.shape == (16, 4, 8, 12)
+    assert video.frames_THWC.shape == (9, 64, 96, 3)
+    model.engine.close()
 
 
 def test_levels_are_those_of_the_published_schedulers() -> None:

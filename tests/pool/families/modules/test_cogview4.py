@@ -10,11 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.families.modules import cogview4
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
@@ -129,11 +127,3 @@ def test_levels_are_those_of_the_pipeline(side: int) -> None:
     x = torch.zeros(50, 16, side // 8, 1).expand(-1, -1, -1, side // 8)
     cogview4.forward(module, x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
     torch.testing.assert_close(read[0], scheduler.timesteps, rtol=1e-4, atol=1e-2)
-
-
-def test_cogview_3_plus_is_told_apart() -> None:
-    with torch.device("meta"):
-        older = diffusers.CogView3PlusTransformer2DModel(num_layers=1)
-    shapes = {key: tuple(value.shape) for key, value in older.state_dict().items()}
-    with pytest.raises(UnknownArchitecture, match=r"CogView 3\+"):
-        plan_diffusion_model(shapes)
