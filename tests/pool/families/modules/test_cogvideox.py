@@ -128,6 +128,13 @@ def _tiny(name: str, model: Any) -> TinyFamily:
     return TinyFamily(name, model, _publish, {"t5xxl": T5}, vae, _louder)
 
 
+PIPELINES = {
+    "cogvideox": diffusers.CogVideoXPipeline,
+    "cogvideox_2b": diffusers.CogVideoXPipeline,
+    "cogvideox_15": diffusers.CogVideoXPipeline,
+    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
+    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
+}
 #: a weight under its published name, and the form of the names in LoRA files
 LORAS = {
     "cogvideox": ("blocks.0.q", "diffusion_model.{}"),
@@ -137,9 +144,9 @@ LORAS = {
 CASES = {
     name: Compared(
         _tiny(name, partial(_model, heads)),
-        diffusers.CogVideoXPipeline,
+        PIPELINES[name],
         _latent,
-        partial(_texts, diffusers.CogVideoXPipeline),
+        partial(_texts, PIPELINES[name]),
         LORAS[name],
         EVEN_STEPS,
     )
@@ -149,10 +156,6 @@ CASES |= {
     "cogvideox_15": replace(CASES["cogvideox"], tiny=_tiny("cogvideox_15", _model_15), lora=LORAS["cogvideox_15"],
                             decode=_decoded),
 }  # fmt: skip
-PIPELINES = {
-    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
-    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
-}
 READING = {
     name: Compared(
         _tiny(name, model),
