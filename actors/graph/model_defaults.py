@@ -13,9 +13,13 @@ from modelpool.actors.graph.image_concat_graph import image_size, size_like_refe
 from modelpool.actors.graph.output_shape import format_of, quality_of
 from modelpool.actors.graph.reference_graph import reference_mode
 from modelpool.actors.graph.schedule_guidance import shift_default
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingDefaults
 from modelpool.pool.core.stage_params import ModelRef
+from modelpool.pool.sampling.names import OWN_STEPS
+
+#: fields that other noise levels follow from
+_LEVEL_FIELDS = frozenset({"steps", "schedule", "sigmas", "shift", "hires"})
 
 
 def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> GenerateRequest:
@@ -42,8 +46,18 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
 
 
 def sampling_defaults(request: GenerateRequest, defaults: SamplingDefaults | None) -> dict[str, Any]:
-    """Return the model's default steps, guidance scale and sampler where `request` sets none."""
+    """Return the model's default steps, guidance scale and sampler where `request` sets none; and the levels of a model
+    that has its own, if `request` sets nothing that they depend on."""
     if defaults is None:
         return {}
     values = {"steps": defaults.steps, "cfg": defaults.cfg, "sampler": defaults.sampler}
-    return {name: value for name, value in values.items() if name not in request.model_fields_set}
+    found: dict[str, Any] = {name: value for name, value in values.items() if name not in request.model_fields_set}
+    if defaults.sigmas and not request.model_fields_set & _LEVEL_FIELDS and not _has_own_steps(request, defaults):
+        found["sigmas"] = defaults.sigmas
+    return found
+
+
+def _has_own_steps(request: GenerateRequest, defaults: SamplingDefaults) -> bool:
+    """Return whether the sampler of `request` chooses the noise levels itself."""
+    sampler = request.sampler if "sampler" in request.model_fields_set else defaults.sampler
+    return resolve_sampling(sampler, None)[0] in OWN_STEPS

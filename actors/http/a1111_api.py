@@ -40,6 +40,7 @@ from modelpool.actors.http.upscaling import ImageToEnlarge, Upscaling
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, texts_in
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
+from modelpool.pool.families.supported import running_families
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "a1111"
@@ -63,9 +64,14 @@ def a1111_router(services: Services) -> APIRouter:
         caller = caller_of(request)
         chosen = options.get(caller.owner, Options()).changed(call.override_settings)
         model = await services.model_or_default(chosen.model)
+        facts = None
+        if call.distilled_cfg_scale is not None:  # what it means depends on the model
+            listed = {each.name: each.family for each in (await services.listings()).models}
+            titled = {family.title: family.sampling for family in running_families().values()}
+            facts = titled.get(listed.get(model, ""))
 
         def build() -> Sequence[GenerateRequest]:
-            return requests_of(call, model, chosen.clip_layers, services.images_of_call())
+            return requests_of(call, model, chosen.clip_layers, services.images_of_call(), facts)
 
         submission = await services.submit(caller, build, INTERFACE, call.batch_size * call.n_iter)
         await services.wait(request, submission)

@@ -17,6 +17,7 @@ from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.sampling_facts import Guidance, Prediction, SamplingFacts
 from modelpool.pool.sampling.names import READS_ETA, resolve_sampler
 
 #: most images of one call
@@ -74,6 +75,12 @@ class ImageCall(Strict):
     s_noise: float | None = None
     steps: int = 20
     cfg_scale: float = 7.0
+    #: of Forge: the guidance of distilled models, the shift of other flows
+    distilled_cfg_scale: float | None = None
+    #: of no web UI; clients send it all the same
+    shift: float | None = None
+    hr_cfg: float | None = None
+    hr_distilled_cfg: float | None = None
     width: int = 512
     height: int = 512
     denoising_strength: float | None = None
@@ -141,9 +148,22 @@ def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
         raise unusable_field("batch_size, n_iter", call.batch_size * call.n_iter, f"up to {MAX_IMAGES} images")
     if is_img2img and len(call.init_images) != 1:
         raise unusable_field("init_images", f"{len(call.init_images)} images", "one image")
+    _check_second_guidance(call)
     if call.resize_mode not in (_JUST_RESIZE, _CROP_AND_RESIZE):
         raise unusable_field("resize_mode", call.resize_mode, "0 (just resize) or 1 (crop and resize)")
     return call
+
+
+def _check_second_guidance(call: ImageCall) -> None:
+    """Raise UnusableField for a second pass with another guidance than the first."""
+    if not call.enable_hr:
+        return
+    for name, own, usual in (
+        ("hr_cfg", call.hr_cfg, call.cfg_scale),
+        ("hr_distilled_cfg", call.hr_distilled_cfg, call.distilled_cfg_scale),
+    ):
+        if own is not None and own != usual:
+            raise unusable_field(name, own, f"{usual}, that of the first pass, or no value")
 
 
 def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]:
@@ -158,8 +178,11 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
     return _LORA.sub("", prompt).strip(), tuple(loras)
 
 
-def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerImages) -> list[GenerateRequest]:
-    """Return a request for each image, with seeds that count up. Raises UserError."""
+def requests_of(
+    call: ImageCall, model: str, clip_layers: int, images: CallerImages, facts: SamplingFacts | None = None
+) -> list[GenerateRequest]:
+    """Return a request for each image, with seeds that count up. `facts` are those of the model, if they are known.
+    Raises UserError."""
     prompt, loras = without_loras(call.prompt, call.steps)
     fields: dict[str, Any] = {
         "model": model,
@@ -175,6 +198,7 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
         "clip_skip": clip_layers - 1,
         "controls": _controls(call.alwayson_scripts, images),
     }
+    fields |= _distilled(call, facts)
     noise = {"eta": call.eta, "s_churn": call.s_churn, "s_noise": call.s_noise}
     fields |= {name: value for name, value in noise.items() if value is not None}
     if call.enable_hr and not call.init_images:
@@ -194,6 +218,18 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
         raise _in_its_words(problem) from None
     others = range(1, call.batch_size * call.n_iter)
     return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
+
+
+def _distilled(call: ImageCall, facts: SamplingFacts | None) -> dict[str, Any]:
+    """Return the guidance or the shift that Forge's scale for distilled models sets, and an explicit shift. As in
+    Forge, the scale is that guidance for models that are distilled, and the shift for other flows; other models have no
+    use for it."""
+    shift = {} if call.shift is None else {"shift": call.shift}
+    if call.distilled_cfg_scale is None or facts is None:
+        return shift
+    if facts.defaults is not None and facts.defaults.guidance is Guidance.DISTILLED:
+        return {"cfg": call.distilled_cfg_scale, **shift}
+    return {"shift": call.distilled_cfg_scale, **shift} if facts.prediction is Prediction.FLOW else shift
 
 
 def _hires_scale(call: ImageCall) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
-from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, IMAGE
+from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, SEEN
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
@@ -78,6 +78,9 @@ def image_inputs(
         model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.image_numbers.noise_level, dtype=torch.long)
     elif work.image is not None and facts.image_concat is ImageConcat.DEPTH:
         model_kwargs[IMAGE] = torch.stack([_depth(work, read, cells) for read in inputs])
+    elif work.image is not None and facts.image_concat is ImageConcat.INSTEAD:
+        model_kwargs[SEEN] = _latents(inputs, task_inputs.IMAGE)
+        model_kwargs[CLASS_LABELS] = torch.tensor([ESTIMATES] * len(works))
     elif work.image is not None and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
         if facts.image_concat is ImageConcat.NOISED_LATENT:
@@ -121,7 +124,10 @@ def empty_image_inputs(
     """Return empty image inputs, [batch, ...], of a model of `facts` in a run like `work` with latents of `shape_CHW`,
     for dry runs. A model that reads an image always gets one."""
     model_kwargs, cells = dict[str, Tensor](), shape_CHW[1:]
-    if facts.image_concat is not None:
+    if facts.image_concat is ImageConcat.INSTEAD:
+        model_kwargs[SEEN] = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=device)
+        model_kwargs[CLASS_LABELS] = torch.empty((batch, len(ESTIMATES)), dtype=torch.float32, device=device)
+    elif facts.image_concat is not None:
         channels, downscale = shape_CHW[0], work.shape.height // shape_CHW[-2]
         shape = batch, image_concat_channels(facts.image_concat, channels, downscale), *cells
         model_kwargs[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)

@@ -22,6 +22,8 @@ class Prediction(Enum):
     EDM = "EDM"
     #: noise minus clean latent: the direction of the straight line between them (rectified flow)
     FLOW = "flow"
+    #: the clean latent itself
+    CLEAN = "clean latent"
 
 
 class NoiseKind(Enum):
@@ -207,7 +209,7 @@ class VideoNumbers(Enum):
 
 
 class ImageConcat(Enum):
-    """Image input of a model that is concatenated to the noisy latent (`pool.conditioning.starts`)."""
+    """Image input of a model, concatenated to the noisy latent or in its place (`pool.conditioning.starts`)."""
 
     #: an inpaint mask and the masked image latent
     INPAINT = "hole"
@@ -223,6 +225,8 @@ class ImageConcat(Enum):
     PIXELS = "pixels"
     #: a depth map, one number for each cell of the latent
     DEPTH = "depth"
+    #: the image latent in place of the noisy one: what is seen, such as depths, in one step
+    INSTEAD = "instead"
 
     @property
     def is_pixels(self) -> bool:
@@ -298,6 +302,7 @@ class SamplingDefaults:
     noise_level  noise added to an image that is upscaled
     image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
     motion       motion strength, 0 to 255
+    sigmas       noise levels of a model that is distilled to them, without the last 0; empty: those of the schedule
     """
 
     steps: int
@@ -309,6 +314,7 @@ class SamplingDefaults:
     noise_level: int = 0
     image_noise: float = 0.0
     motion: int = 0
+    sigmas: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +337,7 @@ class SamplingFacts:
                     called with latent, timestep, text and `size_conditions`
     reads           names of the required and optional inputs of that call (`pool.models.diffusion.architecture`)
     side_multiple   width and height are multiples of it, in pixels; 0 is one cell of the latent
+    patch_side      pixels along a side of a patch of the latent, if it is less than that; 0: `side_multiple`
     cfg_rescale     CFG rescale of guided predictions
     video           set for models that generate videos
     audio           set for models that generate audio
@@ -353,6 +360,7 @@ class SamplingFacts:
     model: str = ""
     reads: frozenset[str] = frozenset()
     side_multiple: int = 0
+    patch_side: int = 0
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     video: VideoFacts | None = None
     words_negative: bool = False

@@ -21,7 +21,7 @@ from modelpool.pool.detection.layouts.signature import (
     having,
     published,
 )
-from modelpool.pool.families.parts.unet import sd1, unclip
+from modelpool.pool.families.parts.unet import sd1
 
 
 def _shared(
@@ -49,10 +49,6 @@ _UNET, _COGVIDEOX = "UNet2DConditionModel", "CogVideoXTransformer3DModel"
 #: in the order in which layouts are tried, and rows of one layout
 NOT_RUNNING: tuple[Signature, ...] = (
     # UNets
-    _shared(
-        unet.LDM_UNET, "lotus_d", "Lotus D (depth and normals)", "LotusD", unclip(adm_in_channels=4), _UNET,
-        latent="sd1",
-    ),
     _shared(
         unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
         latent="sd1", extra_keys=("cc_projection.weight",),
@@ -93,10 +89,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     _shared(
         image.QWEN_IMAGE, "mage_flow", "Mage-Flow", "MageFlow", having(context_dim=2560, out_channels=128),
         latent="flux2",
-    ),
-    _marked(
-        "qwen_image_21", "Qwen-Image 2.1", "", published("txt_in.text_norm.weight"),
-        runs="QwenImage21Transformer2DModel",
     ),
     _marked(
         "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),

@@ -107,9 +107,9 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     ),
     *(
         TextEncoderSignature(
-            _facts("qwen3vl_4b", "Qwen 3 VL 4B", "qwen3_vl"), (_QUERY_NORM, tower),
-            sizes=((_NORM_AFTER_ATTENTION, 0, 2560),),
+            _facts(name, title, "qwen3_vl"), (_QUERY_NORM, tower), sizes=((_NORM_AFTER_ATTENTION, 0, width),)
         )
+        for name, title, width in (("qwen3vl_4b", "Qwen 3 VL 4B", 2560), ("qwen3vl_8b", "Qwen 3 VL 8B", 4096))
         for tower in ("visual.patch_embed.proj.weight", "model.visual.patch_embed.proj.weight")
     ),
     TextEncoderSignature(
@@ -280,6 +280,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
     "qwen3_4b": ("z_image", {}),
     "qwen3vl_4b": ("krea2", {}),
+    "qwen3vl_8b": ("qwen_image_21", {}),
     "glm4_9b": ("cogview4", {}),
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),

@@ -160,8 +160,15 @@ def _has_channel_shortcuts_3d(shapes: Shapes) -> bool:
     return _dimension(shapes, "decoder.conv_in.conv.weight", 1) == _HUNYUAN_VIDEO_15.latent_channels
 
 
+#: dimensions of the kernels of an autoencoder of images
+_IMAGE_KERNEL = 4
+
+
 def _wan(shapes: Shapes) -> VaeFacts:
     nested = "decoder.upsamples.0.upsamples.0.residual.2.weight" in shapes
+    # images alone, with convolutions of two dimensions
+    if len(shapes.get("decoder.conv1.weight", ())) == _IMAGE_KERNEL:
+        return _QWEN_IMAGE_21
     return _WAN_22 if nested else _WAN_21
 
 
@@ -221,6 +228,10 @@ _WAN_22 = VaeFacts(
     "wan22", "Wan 2.2", 48, 3, encode_ratio=16, decode_ratio=16,
     temporal_ratio=4, working_dtypes=BFLOAT_FIRST, latent_formats=("wan22",),
 )  # fmt: skip
+_QWEN_IMAGE_21 = VaeFacts(
+    "qwen_image_21", "Qwen-Image 2.1", 64, encode_ratio=16, decode_ratio=16, working_dtypes=BFLOAT_FIRST,
+    latent_formats=("qwen_image_21",),
+)  # fmt: skip
 _STAGE_C_ENCODER = VaeFacts(
     "cascade_c_encoder", "Stable Cascade stage C, encoder", 16, encode_ratio=32, latent_formats=("cascade_c",)
 )
@@ -249,6 +260,7 @@ FACTS: Mapping[str, VaeFacts] = {
     for facts in (
         _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _COGVIDEOX, _LTX_V0, _LTX_V1,
         _LTX_V2, _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
+        _QWEN_IMAGE_21,
     )
 }  # fmt: skip
 

@@ -488,7 +488,9 @@ def _loop_bytes(
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
-            schedule = replace(work.schedule, steps=_STEPS, first_step=0, switch=0)
+            # listed levels may be fewer
+            levels = tuple(1.0 - step / _STEPS for step in range(_STEPS)) if work.schedule.sigmas else ()
+            schedule = replace(work.schedule, steps=_STEPS, first_step=0, switch=0, sigmas=levels)
             run = replace(work, schedule=schedule, options=counted_options(work.options))
             denoise_images(
                 ImagesToDenoise(run, (run.seed,), shape_CHW),

@@ -72,6 +72,8 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     found = set[str]()
     architecture = _architecture(facts)
     guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
+    if facts.image_concat is ImageConcat.INSTEAD:  # one step, in which nothing is generated
+        return frozenset()
     if architecture == _UNET:
         found |= _UNET_OPTIONS
         if facts.image_concat is None:

@@ -98,6 +98,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             image_concat=definition.image_concat,
             vision_use=facts.vision_use,
             side_multiple=facts.side_multiple,
+            patch_side=facts.patch_side,
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
             cfg_rescale=definition.cfg_rescale,

@@ -90,7 +90,7 @@ def read_model_folder(path: str | os.PathLike[str], *, variant: str = "") -> Mod
     components: dict[str, FolderComponent] = {}
     settings: dict[str, Any] = {}
     for name, value in index.items():
-        if not isinstance(value, list):
+        if not isinstance(value, list) or _are_numbers(value):
             settings[name] = value
             continue
         library, class_name = _class_of(folder / INDEX_FILE, name, value)
@@ -151,6 +151,11 @@ def _weights(place: Path, root: Path) -> dict[str, str]:
             ranked[variant] = (rank, name)
     best = {v: r for v, r in ranked.items() if r[0] < 2 or not any(other < 2 for other, _ in ranked.values())}
     return {variant: str(contained(place / name, root)) for variant, (_, name) in best.items()}
+
+
+def _are_numbers(value: list[Any]) -> bool:
+    """Return whether a list of an index is a setting, such as noise levels or layers, and no component."""
+    return bool(value) and all(isinstance(part, int | float) and not isinstance(part, bool) for part in value)
 
 
 def _class_of(index: Path, name: str, value: list[Any]) -> tuple[str | None, str | None]:

@@ -46,6 +46,7 @@ _PREDICTION_KINDS: Mapping[Prediction, str] = {
     Prediction.VELOCITY: "v",
     Prediction.EDM: "edm",
     Prediction.FLOW: "flow",
+    Prediction.CLEAN: "clean",
 }
 
 

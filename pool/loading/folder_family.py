@@ -251,9 +251,9 @@ def _read_vae(
 
 
 def _with_scheduler(family: Family, folder_config: FolderConfig) -> Family:
-    """Return `family` with the prediction and the noise of its scheduler's configuration; unchanged if there is
-    none."""
-    if not folder_config:
+    """Return `family` with the prediction and the noise of its scheduler's configuration; unchanged if there is none,
+    and for a model that removes no noise."""
+    if not folder_config or family.sampling.prediction is Prediction.CLEAN:
         return family
     prediction = folder_config.get("prediction_type", _SCHEDULER_DEFAULTS["prediction_type"])
     if prediction not in _PREDICTIONS:

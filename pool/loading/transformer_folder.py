@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
@@ -31,6 +32,8 @@ TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
 #: the index entry of distilled models
 DISTILLED_KEY = "is_distilled"
+#: the index entry of the noise levels of distilled models. Source: diffusers' QwenImage21Pipeline
+LEVELS_KEY = "sample_sigmas"
 #: the vision parts of a text encoder with image input (LLaVA)
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -58,6 +61,8 @@ _FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"
+#: most noise levels of a distilled model
+_MOST_LEVELS = 1000
 #: allowed range of a scheduler's shift; published models have 1 to 12
 _SHIFTS = (0.001, 1000.0)
 #: maximum absolute value of its logarithm at the two sizes that a scheduler specifies; published ones are below 3
@@ -104,6 +109,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
     noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
     scale = number_in(VAE, config, "scaling_factor", base.scaling_factor)
@@ -136,6 +142,24 @@ def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping
         expected = f"the noise fraction below which {SECOND} takes over, such as {defaults.boundary}"
         raise wrong_value(INDEX_FILE, BOUNDARY, boundary, expected)
     return replace(pair, sampling=replace(pair.sampling, low_noise=replace(defaults, boundary=boundary)))
+
+
+def _with_levels(base: Family, configs: Mapping[str, FolderConfig]) -> Family:
+    """Return `base` with the noise levels in the index as defaults, if there are any."""
+    index, defaults = configs.get(INDEX_FILE, {}), base.sampling.defaults
+    if index.get(LEVELS_KEY) is None or defaults is None or base.sampling.noise.kind is not NoiseKind.FLOW:
+        return base
+    given = index[LEVELS_KEY]
+    levels = [finite_number(each) for each in given] if isinstance(given, list) else []
+    found = [level for level in levels if level is not None and 0.0 < level <= 1.0]
+    is_falling = all(after < before for before, after in pairwise(found))
+    if not 0 < len(found) == len(levels) <= _MOST_LEVELS or not is_falling:
+        raise wrong_value(INDEX_FILE, LEVELS_KEY, given, f"up to {_MOST_LEVELS} falling noise fractions above 0")
+    if configs.get(SCHEDULER, {}).get("use_dynamic_shifting") is True:
+        expected = f"false: the levels in {LEVELS_KEY} are those of the model"
+        raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
+    defaults = replace(defaults, steps=len(found), sigmas=tuple(found))
+    return replace(base, sampling=replace(base.sampling, defaults=defaults))
 
 
 def _check_image_condition(base: Family, config: FolderConfig) -> None:

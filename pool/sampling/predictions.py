@@ -38,6 +38,8 @@ def clean_latent(
         case Prediction.EDM:
             kept = _kept(sigma, sigma_data)
             return x_BCHW * kept + predicted_BCHW * (sigma * math.sqrt(kept))
+        case Prediction.CLEAN:
+            return predicted_BCHW
 
 
 def prediction_of(
@@ -51,6 +53,8 @@ def prediction_of(
             kept = _kept(sigma, sigma_data)
             sign = 1.0 if prediction is Prediction.VELOCITY else -1.0
             return (x_BCHW * kept - clean_BCHW) * (sign / (sigma * math.sqrt(kept)))
+        case Prediction.CLEAN:
+            return clean_BCHW
 
 
 def noised(prediction: Prediction, clean: Tensor, noise: Tensor, sigma: float) -> Tensor:

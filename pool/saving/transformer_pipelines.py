@@ -22,6 +22,7 @@ from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
+    LEVELS_KEY,
     SECOND,
     TRANSFORMER,
     VAE,
@@ -73,6 +74,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
     if family.name in DISTILLED and family.sampling.defaults == DISTILLED[family.name].sampling.defaults:
         entries = {**entries, DISTILLED_KEY: True}
+    if family.sampling.defaults is not None and family.sampling.defaults.sigmas:
+        entries = {**entries, LEVELS_KEY: list(family.sampling.defaults.sigmas)}
     has_vision = Role.VISION_ENCODER in complete.prefixes
     folders = {**text_folders(complete), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}

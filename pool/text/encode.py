@@ -205,7 +205,11 @@ def _read(
     module = getattr(text_model, "text_model", text_model) if reading.pooled is Pooled.PLAIN else text_model
     layers = _layers(text_model)
     left_out = reading.left_out(layers)
-    if reading.layers or reading.every_layer or left_out or not reading.final_norm:
+    if not (reading.layers or reading.every_layer or left_out or reading.final_norm) and _is_decoder(text_model):
+        with _without_norm(text_model):
+            found = module(**inputs)
+        z = found.last_hidden_state
+    elif reading.layers or reading.every_layer or left_out or not reading.final_norm:
         deepest = max(reading.layers, default=layers - left_out)
         with _first_layers(text_model, deepest + 1):  # the state after the last layer that runs would be normalised
             found = module(**inputs, output_hidden_states=True)
@@ -216,12 +220,28 @@ def _read(
     return z.float(), _pooled(found, reading.pooled)
 
 
+def _is_decoder(text_model: nn.Module) -> bool:
+    """Return whether it is a language model."""
+    return isinstance(getattr(text_model, "layers", None), nn.ModuleList)
+
+
+@contextmanager
+def _without_norm(text_model: nn.Module) -> Iterator[None]:
+    """Leave out the final norm of a language model."""
+    norm: Any = text_model.norm
+    handle = norm.register_forward_hook(lambda _, args, __: args[0])
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def _first_layers(text_model: nn.Module, count: int) -> Iterator[None]:
     """Limit a language model to its first `count` layers; other encoders run all of theirs."""
     config = _config(text_model)
     whole = _layers(text_model)
-    if not isinstance(getattr(text_model, "layers", None), nn.ModuleList) or count >= whole:
+    if not _is_decoder(text_model) or count >= whole:
         yield
         return
     config.num_hidden_layers = count

@@ -80,7 +80,7 @@ KINDS: Mapping[str, str] = {
     "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
     "ministral3_3b": "mistral", "gemma2_2b": "gemma",
     "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
-    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "glm4_9b": "glm",
+    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
 }  # fmt: skip
 #: the kind whose tokens are bytes
 _BYTES = "byt5"

@@ -97,14 +97,14 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
     """Return folders in which the tokenizer of a weights file may be located, the most likely first.
 
     A folder named like the file; the folder that contains it, for a model folder; `tokenizer*` in that, and, for
-    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder.
+    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`.
     """
     here = weights.parent
     suffix = here.name.removeprefix("text_encoder")
     near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]
     if suffix != here.name:
         siblings = sorted(here.parent.glob("tokenizer*"))
-        near = [here.parent / f"tokenizer{suffix}", *near, *siblings]
+        near = [here.parent / f"tokenizer{suffix}", *near, *siblings, here.parent / "processor"]
     return tuple(dict.fromkeys(folder for folder in near if folder.is_dir()))
 
 

@@ -1,5 +1,5 @@
-"""Stable Diffusion 2, its models for inpainting, for depth maps and for variations of an image, and the upscaler that
-was trained with it. Torch-free to import.
+"""Stable Diffusion 2, its models for inpainting, for depth maps and for variations of an image, the upscaler that was
+trained with it, and Lotus, which estimates depths or normals. Torch-free to import.
 
 Legend: B batch, C channels, H W cells of a latent.
 """
@@ -84,6 +84,23 @@ SD2_DEPTH = replace(
     relative="sd2",
     sampling=replace(SD2.sampling, image_concat=ImageConcat.DEPTH),
 )
+
+
+#: Estimates depths or normals of an image in one step, without noise and without a text. Its files have the UNet alone;
+#: text encoder and VAE are those of Stable Diffusion 2. Source: LotusDPipeline of EnVision-Research/Lotus
+LOTUS_D = replace(
+    SD2,
+    name="lotus_d",
+    title="Lotus D (depth and normals)",
+    relative="sd2",
+    sampling=SamplingFacts(
+        Prediction.CLEAN,
+        image_concat=ImageConcat.INSTEAD,
+        defaults=SamplingDefaults(1, 1.0, "euler", "normal", Guidance.NONE),
+    ),
+)
+#: width of the class labels: two sines and two cosines
+_TASK_WIDTH = 4
 
 
 def _unclip(name: str, title: str) -> Family:
@@ -202,7 +219,7 @@ def upscaler_forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs:
 
 
 def _definition(
-    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts, build: ModelBuild | None = None
+    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts | None, build: ModelBuild | None = None
 ) -> UNetDefinition:
     return UNetDefinition(
         family=family,
@@ -261,5 +278,7 @@ FAMILIES = (
         _definition(family, unclip(adm_in_channels=_UNCLIP_WIDTHS[family.name]), comfyui, _UNCLIP_PIPELINE)
         for family, comfyui in ((SD21_UNCLIP_L, "SD21UnclipL"), (SD21_UNCLIP_H, "SD21UnclipH"))
     ),
+    # diffusers has no pipeline for it: folders cannot be saved
+    _definition(LOTUS_D, unclip(adm_in_channels=_TASK_WIDTH), "LotusD", None),
     _definition(SD2, sd2(), "SD20", PLAIN_PIPELINE),
 )

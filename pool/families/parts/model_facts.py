@@ -42,6 +42,7 @@ class ModelFacts:
     width, height   training size in pixels; 0 for audio
     frames          training length in frames; 1 for images, 0 for audio
     side_multiple   both sides are multiples of it, in pixels: VAE ratio times patch size
+    patch_side      pixels along a side of a patch, if both sides are multiples of several; 0: `side_multiple`
     frame_multiple  frame counts are a multiple of it plus one; 0 for image and audio models
     cell_frames     frames of a latent frame, if `frame_multiple` is a multiple of it; 0: `frame_multiple`
     unseen_cells    latent frames before those of a video that are sampled and not decoded
@@ -76,6 +77,7 @@ class ModelFacts:
     seconds: float = 0.0
     samples_per_second: int = 0
     cells: int = 0
+    patch_side: int = 0
     cell_frames: int = 0
     unseen_cells: int = 0
     begins: FirstFrameMode | None = None

@@ -214,6 +214,8 @@ def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: i
             return IMAGE_CHANNELS
         case ImageConcat.DEPTH:
             return 1
+        case ImageConcat.INSTEAD:
+            return 0
 
 
 def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:

@@ -36,6 +36,7 @@ CONFIGS: Mapping[str, Measure] = {
     "cogvideox": video_configs.cogvideox_config,
     "wan21": video_configs.wan21_config,
     "wan22": video_configs.wan22_config,
+    "qwen_image_21": video_configs.qwen_image_21_config,
 }
 #: kinds whose files in diffusers' naming suffice without a configuration
 DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
@@ -70,4 +71,5 @@ FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
     "AutoencoderKLCosmos": lambda config: "cosmos",
     "AutoencoderKLWan": lambda config: "wan22" if config.get("is_residual") else "wan21",
     "AutoencoderKLQwenImage": lambda config: "wan21",
+    "AutoencoderKLQwenImage21": lambda config: "qwen_image_21",
 }

@@ -306,6 +306,18 @@ def wan22_config(shapes: Shapes) -> Config:
     }
 
 
+def qwen_image_21_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKLQwenImage21`: Wan 2.2's without patches and with transparency."""
+    config = wan22_config(shapes)
+    levels = len(config["dim_mult"])
+    return {
+        **config,
+        "out_channels": size_of(shapes, "decoder.head.2.weight"),
+        "patch_size": None,
+        "scale_factor_spatial": 2 ** (levels - 1),
+    }
+
+
 def _widths(shapes: Shapes, half: str) -> tuple[int, ...]:
     """Return the width of each level of the encoder, finest first."""
     levels = count(shapes, rf"{re.escape(half)}\.(\d+)\.")

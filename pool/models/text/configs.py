@@ -78,7 +78,7 @@ FACTS: Mapping[str, Config] = {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 40960,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     },
-    # Qwen/Qwen3-VL-4B-Instruct
+    # Qwen/Qwen3-VL-4B-Instruct and 8B
     "qwen3_vl": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
         "rope_parameters": {

@@ -25,6 +25,7 @@ from diffusers import (
     AutoencoderKLLTXVideo,
     AutoencoderKLMochi,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderKLTemporalDecoder,
     AutoencoderKLWan,
     AutoencoderOobleck,
@@ -89,6 +90,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
     "wan22": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
+    "qwen_image_21": VaeArchitecture(AutoencoderKLQwenImage21, CONFIGS["qwen_image_21"], other_names.convert_wan22),
 }
 
 
@@ -120,6 +122,7 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
         AutoencoderKLCosmos,
         AutoencoderKLWan,
         AutoencoderKLQwenImage,
+        AutoencoderKLQwenImage21,
     )
 }
 

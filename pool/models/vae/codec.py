@@ -48,6 +48,8 @@ class VaeCodec:
         x = self._as_its_own(pixels)
         if self.facts.name == "cascade_a":
             x = (x + 1) / 2
+        if self.facts.name == "qwen_image_21":  # an opaque video of one frame
+            x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1).unsqueeze(2)
         is_video = self.facts.name == "kl_temporal" and x.dim() == 5
         encoded = self.module.encode(_frames_as_batch(x) if is_video else x)
         if hasattr(encoded, "latent_dist"):
@@ -55,6 +57,8 @@ class VaeCodec:
             z = spread.mode() if generator is None else spread.sample(generator)
         else:  # Sana's has one latent, the others a batch of them
             z = encoded.latent if self.facts.name == "dc" else encoded.latents
+        if self.facts.name == "qwen_image_21":
+            z = z.squeeze(2)
         if is_video:
             z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
         return self._from_vae(z)
@@ -77,9 +81,13 @@ class VaeCodec:
                     z = (1 - LTX_DECODE_NOISE) * z + LTX_DECODE_NOISE * noise
                 with _DrawnFrom(own):  # blocks of its decoder add noise, and accept no generator
                     decoded = self.module.decode(z, z.new_full((z.shape[0],), LTX_DECODE_TIMESTEP))
+            case "qwen_image_21":
+                decoded = self.module.decode(z.unsqueeze(2))
             case _:
                 decoded = self.module.decode(z)
         x: Tensor = decoded.sample
+        if self.facts.name == "qwen_image_21":
+            return _on_white(x.squeeze(2))
         if self.facts.name == "kl_temporal" and z.dim() == 5:
             x = x.unflatten(0, (z.shape[0], z.shape[2])).transpose(1, 2)
         return x * 2 - 1 if self.facts.name == "cascade_a" else x
@@ -155,6 +163,12 @@ class _DrawnFrom(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         options = {**(kwargs or {}), "generator": self._generator, "device": "cpu"}
         return torch.randn(*args, **options).to((kwargs or {}).get("device") or "cpu")
+
+
+def _on_white(x_BCHW: Tensor) -> Tensor:
+    """Return images with a channel of transparency, all from -1 to 1, on a white ground."""
+    colours, opacity = x_BCHW[:, :3].clamp(-1, 1), (x_BCHW[:, 3:].clamp(-1, 1) + 1) / 2
+    return colours * opacity + (1 - opacity)
 
 
 def _frames_as_batch(x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from PIL import Image
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.families.supported import running_families
 
 
 @pytest.fixture
@@ -119,6 +121,30 @@ def test_the_eta_that_clients_always_send_is_for_samplers_that_have_one() -> Non
         body = {"prompt": "x", "sampler_name": sampler, "eta": 1.0}
         (made,) = requests_of(parse_call(body, is_img2img=False), "shapes", 1, CallerImages((), 1 << 20))
         assert made.eta == eta, sampler
+
+
+def test_the_scale_of_forge_is_guidance_or_shift_and_an_explicit_shift_is_read() -> None:
+    """It was ignored: Flux dev had the guidance of `cfg_scale`, which is 1 in Forge. UNets have no use for it."""
+    body = {"prompt": "x", "cfg_scale": 1.0, "distilled_cfg_scale": 2.5}
+    for family, given, expected in (
+        ("flux_dev", body, (2.5, None)),
+        ("qwen_image", body, (1.0, 2.5)),
+        ("sdxl", body, (1.0, None)),
+        ("sd3", {"prompt": "x", "shift": 6.0}, (7.0, 6.0)),
+        ("flux_dev", body | {"shift": 6.0}, (2.5, 6.0)),
+    ):
+        call, facts = parse_call(given, is_img2img=False), running_families()[family].sampling
+        (made,) = requests_of(call, "some", 1, CallerImages((), 1 << 20), facts)
+        assert (made.cfg, made.shift) == expected, family
+
+
+def test_a_second_pass_with_another_guidance_is_refused_by_name() -> None:
+    body = {"prompt": "x", "cfg_scale": 5.0, "distilled_cfg_scale": 3.5, "enable_hr": True}
+    for name, own, other in (("hr_cfg", 5.0, 1.0), ("hr_distilled_cfg", 3.5, 2.0)):
+        parse_call(body | {name: own}, is_img2img=False)
+        parse_call(body | {name: other, "enable_hr": False}, is_img2img=False)
+        with pytest.raises(UserError, match=f"{name}: found {other}, expected {own}, that of the first pass"):
+            parse_call(body | {name: other}, is_img2img=False)
 
 
 def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:

@@ -248,7 +248,12 @@ BY_NAME: dict[str, Shapes] = {
         "img_in.weight": (3072, 16, 1, 2, 2),
     },
     "ace_step_15": {"encoder.lyric_encoder.layers.0.input_layernorm.weight": (2048,)},
-    "qwen_image_21": {"txt_in.text_norm.weight": (4096,)},
+    "qwen_image_21": {
+        "txt_in.text_norm.weight": (4096,),
+        "txt_in.in_layer.weight": (4096, 4096),
+        "img_in.weight": (4096, 64),
+        "transformer_blocks.0.img_mlp.gate_up.weight": (24576, 4096),
+    },
     "flux3": {"early_stream_modulations.image.lin.weight": (9216, 3072)},
     "minimax_h3": {"video_patch_proj.weight": (5376, 96), "audio_patch_proj.weight": (5376, 32)},
     "sana": _SANA,

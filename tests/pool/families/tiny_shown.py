@@ -38,6 +38,13 @@ def following_depth() -> Layout:
     return {**layouts.tiny_sd2(), **ldm_unet(replace(unet, in_channels=5))}
 
 
+def estimating() -> Layout:
+    """A file of Lotus: a UNet of Stable Diffusion 2 with four labels."""
+    unet = replace(layouts.TINY_SDXL_UNET, depths=(1, 1), middle_depth=1, context_width=32, label_width=4)
+    others = {key: shape for key, shape in layouts.tiny_sd2().items() if not key.startswith("model.diffusion_model.")}
+    return {**others, **ldm_unet(unet)}
+
+
 def upscaler() -> Layout:
     """A file of the x4 upscaler: a UNet of 7 channels that is told a level, its first level without attention among
     cells, and a VAE of three levels."""
@@ -68,6 +75,7 @@ SHOWN_LAYOUTS: Mapping[str, Callable[[], Layout]] = {
     "cosxl_edit": lambda: instructed("sdxl"),
     "sd_x4": upscaler,
     "sd2_depth": following_depth,
+    "lotus_d": estimating,
 }
 #: what those files have beside random tensors
 SHOWN_TENSORS: Mapping[str, Mapping[str, torch.Tensor]] = {

@@ -152,6 +152,14 @@ def test_a_component_without_its_weights_is_named(model: Path) -> None:
         read_model_folder(model)
 
 
+def test_lists_of_numbers_are_settings(model: Path) -> None:
+    """The published folders of Krea 2 name the layers that they read, those of Qwen-Image 2.1 Turbo their levels."""
+    numbers = {"text_encoder_select_layers": [2, 5, 8], "sample_sigmas": [1.0, 0.5]}
+    (model / "model_index.json").write_text(json.dumps(INDEX | numbers))
+    settings = read_model_folder(model).settings
+    assert {name: settings[name] for name in numbers} == numbers
+
+
 FAULTS = {
     "no JSON": ("{", "model_index.json: the file is damaged"),
     "no object": ("[]", "a JSON list, expected an object"),

@@ -75,6 +75,12 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             **_plain(5e6), "mrope_section": [24, 20, 20], "mrope_interleaved": True,
         }),
     ),
+    "qwen3vl_8b": (  # Qwen/Qwen3-VL-8B-Instruct
+        transformers.Qwen3VLTextConfig, transformers.Qwen3VLTextModel,
+        _sizes(4096, 12288, 32, 8, 128, 151936, rms_norm_eps=1e-6, rope_parameters={
+            **_plain(5e6), "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        }),
+    ),
     "qwen3_8b": (  # Qwen/Qwen3-8B
         transformers.Qwen3Config, transformers.Qwen3Model, _sizes(4096, 12288, 32, 8, 128, 151936, **_QWEN3),
     ),
@@ -106,7 +112,7 @@ def test_a_language_model_is_recognised_and_configured(name: str) -> None:
     with torch.device("meta"):
         module = model_class(theirs)
     shapes = {f"model.{key}": tuple(value.shape) for key, value in module.state_dict().items()}
-    shapes |= {"visual.patch_embed.proj.weight": (1024, 3, 2, 16, 16)} if name == "qwen3vl_4b" else {}
+    shapes |= {"visual.patch_embed.proj.weight": (1024, 3, 2, 16, 16)} if name.startswith("qwen3vl") else {}
     plan = plan_text_encoder(shapes)
     assert plan.facts.name == name
     assert (plan.facts.width, plan.facts.layers) == (published["hidden_size"], published["num_hidden_layers"])

@@ -280,6 +280,11 @@ CASES: dict[str, Case] = {
         published.wan21, (1, 4, 2, 2, 2), (1, 3, 5, 16, 16), "wan21",
     ),
     "qwen-image": Case("wan21", _qwen, published.wan21, (1, 4, 2, 2, 2), (1, 3, 5, 16, 16), "wan21"),
+    "qwen_image_21": Case(
+        "qwen_image_21",
+        lambda: diffusers.AutoencoderKLQwenImage21(base_dim=4, decoder_base_dim=6, num_res_blocks=1),
+        published.wan22, (1, 64, 2, 2), (1, 3, 32, 32),
+    ),
     "wan22": Case("wan22", _wan22, published.wan22, (1, 4, 2, 2, 2), (1, 3, 5, 32, 32)),
 }  # fmt: skip
 
@@ -290,6 +295,9 @@ def decode(case: Case, module: Any, latents: Tensor) -> Tensor:
     match case.name:
         case "kl_temporal":
             return module.decode(latents, num_frames=latents.shape[0]).sample
+        case "qwen_image_21":  # transparent, which images are not
+            shown = (module.decode(latents[:, :, None]).sample[:, :, 0] / 2 + 0.5).clamp(0, 1)
+            return (shown[:, :3] * shown[:, 3:] + 1 - shown[:, 3:]) * 2 - 1
         case "ltx_v1" | "ltx_v2":
             return module.decode(latents, torch.full((latents.shape[0],), 0.05)).sample
     return module.decode(latents).sample
@@ -297,6 +305,10 @@ def decode(case: Case, module: Any, latents: Tensor) -> Tensor:
 
 def encode(module: Any, pixels: Tensor) -> Tensor:
     """The mean of what diffusers' own call gives."""
+    if isinstance(module, diffusers.AutoencoderKLQwenImage21):
+        opaque = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
+        mean: Tensor = module.encode(opaque[:, :, None]).latent_dist.mode()[:, :, 0]
+        return mean
     encoded = module.encode(pixels)
     if hasattr(encoded, "latent_dist"):
         return encoded.latent_dist.mode()
