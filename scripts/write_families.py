@@ -163,7 +163,7 @@ def _pair_row(name: str, pair: Family) -> str:
 
 def _makes(family: Family) -> str:
     if family.sampling.video is not None:
-        return "video"
+        return "layers of an image" if family.sampling.makes_layers else "video"
     return "image" if family.sampling.audio is None else "audio"
 
 

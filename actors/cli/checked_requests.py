@@ -105,7 +105,9 @@ class CheckedRequests:
             if isinstance(answer, UserError):
                 self.refused_count += 1
             else:
-                self._nouns.add("video" if answer.frames else "audio clip" if answer.seconds else "image")
+                self._nouns.add(
+                    "video" if answer.frames and not answer.is_layers else "audio clip" if answer.seconds else "image"
+                )
                 key = output_key(answer.digest, one.request.id or "")
                 if key not in self._finished:
                     self._accepted[place] = one

@@ -79,6 +79,9 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
     yield "size", f"{recipe.width}x{recipe.height}"
     if not recipe.frames:
         return
+    if recipe.is_layers:
+        yield "layers", str(recipe.frames)
+        return
     yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} per second"
     extras = (("motion", recipe.motion), ("image noise", recipe.image_noise), ("elevation", recipe.elevation))
     yield from ((name, f"{value:g}") for name, value in extras if value)

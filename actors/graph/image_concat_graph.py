@@ -103,10 +103,10 @@ def image_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, floa
 
 def size_like_reference(request: GenerateRequest, defaults: ModelDefaults) -> dict[str, int]:
     """Return the sizes that `request` leaves out, in the proportions of its last reference, with about as many pixels
-    as the model's default size. Videos keep their default size, into which references are fitted."""
+    as the model's default size. Layers cover it. Videos keep their default size, into which references are fitted."""
     if (
         not request.references
-        or defaults.sampling.video is not None
+        or (defaults.sampling.video is not None and not defaults.sampling.makes_layers)
         or (request.width is not None and request.height is not None)
     ):
         return {}

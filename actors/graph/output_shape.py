@@ -12,19 +12,30 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, DEFAULT_QUALITY, IMAGE_FORMATS, VIDEO_FORMATS
+from modelpool.actors.request.video_output_fields import (
+    AUDIO_FORMATS,
+    DEFAULT_QUALITY,
+    IMAGE_FORMATS,
+    LAYER_FORMATS,
+    VIDEO_FORMATS,
+)
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.core.stage_params import OutputShape
 
 #: kind of output
-Kind = Literal["image", "video", "audio"]
-_FORMATS: dict[Kind, tuple[str, ...]] = {"image": IMAGE_FORMATS, "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
+Kind = Literal["image", "video", "layers", "audio"]
+_FORMATS: dict[Kind, tuple[str, ...]] = {
+    "image": IMAGE_FORMATS,
+    "video": VIDEO_FORMATS,
+    "layers": LAYER_FORMATS,
+    "audio": AUDIO_FORMATS,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Frames and frame rate of a video, seconds of an audio clip; all 0 for an image."""
+    """Frames and frame rate of a video or of the layers of an image, seconds of an audio clip; all 0 for an image."""
 
     frames: int = 0
     frame_rate: float = 0.0
@@ -33,7 +44,9 @@ class Duration:
 
 def kind_of(facts: SamplingFacts) -> Kind:
     """Return the kind of output of models of `facts`."""
-    return "video" if facts.video is not None else "audio" if facts.audio is not None else "image"
+    if facts.video is not None:
+        return "layers" if facts.video.layers else "video"
+    return "audio" if facts.audio is not None else "image"
 
 
 def size_of(request: GenerateRequest, model: str, defaults: ModelDefaults, scale: float = 1.0) -> tuple[int, int]:
@@ -61,7 +74,7 @@ def size_of(request: GenerateRequest, model: str, defaults: ModelDefaults, scale
 def duration_of(request: GenerateRequest, model: str, facts: SamplingFacts) -> Duration:
     """Return the length of the output of `request` by `model`. Raises UnusableField."""
     kind = kind_of(facts)
-    if kind != "video":
+    if facts.video is None:
         for name, found in (("frames", request.frames), ("frame_rate", request.frame_rate)):
             if found is not None:
                 raise unsupported_field(name, model, f"generates {_PLURALS[kind]}, not videos", found)
@@ -113,7 +126,12 @@ def output_plural(facts: SamplingFacts) -> str:
     return _PLURALS[kind_of(facts)]
 
 
-_PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "audio clips"}
+_PLURALS: dict[Kind, str] = {
+    "image": "images",
+    "video": "videos",
+    "layers": "layers of images",
+    "audio": "audio clips",
+}
 
 
 def _fitting_frames(frames: int, model: str, video: VideoFacts) -> int:

@@ -223,7 +223,7 @@ class Recipe:
     warnings: tuple[str, ...] = ()
     #: None for an image that is generated from text only
     pictures: RecipeImages | None = field(default=None, metadata=_LATER)
-    #: of a video
+    #: of a video, or of the layers of an image
     frames: int = field(default=0, metadata=_LATER)
     frame_rate: float = field(default=0.0, metadata=_LATER)
     #: conditioning of a video, as used
@@ -282,6 +282,11 @@ class Recipe:
     def ending(self) -> str:
         """The file extension of the output, without a dot."""
         return self.format or IMAGE_FORMAT
+
+    @property
+    def is_layers(self) -> bool:
+        """Whether its frames are the layers of one image, in one file of the format of images."""
+        return self.frames > 0 and self.ending == IMAGE_FORMAT
 
     @property
     def digest(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
 from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask
-from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
@@ -67,6 +67,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     count = len(request.references)
     if count and not facts.takes_reference:
         raise unsupported_field("reference", request.model, _why_none(facts))
+    if not count and facts.needs_reference:
+        raise missing_field("reference", f"model {request.model!r} splits an image into layers")
     if len({each.sha256 for each in request.references if isinstance(each, InputImage)}) < count:
         raise unusable_field("reference", "the same image twice", "different images")
     if count > 1 and facts.reference_mode is None and not facts.several_references:
@@ -140,6 +142,8 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     step, pixels = facts.side_multiple or SIZE_STEP, math.prod(size)
     images = [each for each in request.references if isinstance(each, InputImage)]
     own_sizes = [(each.width, each.height) for each in images]
+    if facts.makes_layers:  # which cover the image
+        own_sizes = [size] * len(images)
     if facts.reference_mode is not None:
         step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)
     sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.output_shape import kind_of
+from modelpool.actors.graph.output_shape import kind_of, output_plural
 from modelpool.actors.graph.stage_request import UpscaleRequest
 from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.request.field_errors import unsupported_field
@@ -25,9 +25,9 @@ MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE
 
 
 def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
-    """Raise UnusableField for an upscaler of audio."""
-    if request.upscale is not None and kind_of(facts) == "audio":
-        raise unsupported_field("upscale", request.model, "generates audio clips")
+    """Raise UnusableField for an upscaler of audio, or of layers, whose transparency no upscaler reads."""
+    if request.upscale is not None and kind_of(facts) in ("audio", "layers"):
+        raise unsupported_field("upscale", request.model, f"generates {output_plural(facts)}")
 
 
 def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:

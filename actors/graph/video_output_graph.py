@@ -5,7 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.output_shape import format_of, kind_of, quality_of
+from modelpool.actors.graph.output_shape import format_of, kind_of, output_plural, quality_of
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -27,7 +27,7 @@ def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:
     }
     for name, value in image_only.items():
         if value is not None:
-            raise unsupported_field(name, request.model, f"generates {kind}s; the field is for images")
+            raise unsupported_field(name, request.model, f"generates {output_plural(facts)}; the field is for images")
     if kind == "audio" and request.image is not None:
         raise unsupported_field("image", request.model, "generates audio clips")
 
@@ -51,8 +51,10 @@ def first_frame_mode(request: GenerateRequest, model: str, facts: SamplingFacts)
             raise missing_field("image", f"model {model!r} requires the first frame of the video")
         return None
     if begins is None:
-        reason = (
-            "accepts images as reference or video" if takes_control_video(facts) else "generates videos from text only"
-        )
+        reason = "generates videos from text only"
+        if facts.makes_layers:
+            reason = "accepts the image that it splits into layers as reference"
+        elif takes_control_video(facts):
+            reason = "accepts images as reference or video"
         raise unsupported_field("image", model, reason)
     return begins

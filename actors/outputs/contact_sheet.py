@@ -131,7 +131,9 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> Non
 
 
 def _length(recipe: Recipe) -> list[str]:
-    """Return the length of a video or an audio clip."""
+    """Return the length of a video or an audio clip, or the number of layers."""
+    if recipe.is_layers:
+        return [f"{recipe.frames} layers"]
     if recipe.frames and recipe.frame_rate:
         return [f"{recipe.frames / recipe.frame_rate:.1f} s video"]
     return [f"{recipe.seconds:g} s audio"] if recipe.seconds else []

@@ -45,8 +45,8 @@ def is_lossless(path: Path) -> bool:
 
 
 def read_content(path: Path) -> PixelArray | FloatArray:
-    """Return the pixels [H, W, C] of an image, the frames [T, H, W, C] of a video or the samples [S, C], from -1 to 1,
-    of an audio clip. Raises OutputFailed for a file that is missing or damaged.
+    """Return the pixels [H, W, C] of an image, the frames [T, H, W, C] of a video, the layers of an image likewise, or
+    the samples [S, C], from -1 to 1, of an audio clip. Raises OutputFailed for a file that is missing or damaged.
     """
     ending = path.suffix.lower()
     try:
@@ -58,6 +58,8 @@ def read_content(path: Path) -> PixelArray | FloatArray:
         if ending in {kind.value for kind in VideoKind}:
             return _video_frames(path)
         with Image.open(path) as image:
+            if ending == _PNG and image.mode == "RGBA":  # images of ours have no transparency
+                return _frames(image, "RGBA")
             return np.array(image.convert("RGB"))
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -154,10 +156,14 @@ def _has_png_end(path: Path) -> bool:
 
 def _gif_frames(path: Path) -> PixelArray:
     with Image.open(path) as image:
-        frames = []
-        for place in range(getattr(image, "n_frames", 1)):
-            image.seek(place)
-            frames.append(np.array(image.convert("RGB")))
+        return _frames(image, "RGB")
+
+
+def _frames(image: Image.Image, mode: str) -> PixelArray:
+    frames = []
+    for place in range(getattr(image, "n_frames", 1)):
+        image.seek(place)
+        frames.append(np.array(image.convert(mode)))
     return np.stack(frames)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from PIL import Image, PngImagePlugin
 
 from modelpool.actors.graph.recipe import IMAGE_FORMAT, Recipe
+from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
 from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
@@ -30,7 +31,7 @@ from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.lora_fields import lora_text
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import OutputFailed, UserError, unknown_name
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
 
@@ -40,6 +41,8 @@ _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
 _JSON_PAIR = re.compile(r"\s*([A-Za-z][\w /\-]*): ([{\[])")
 _BEGINS = re.compile(r"\s*Steps: \d")
 _THUMBNAIL_QUALITY = 80
+#: how long viewers show each layer of an image
+_LAYER_MILLISECONDS = 1000
 _FEWEST_PAIRS = 3  # a line with fewer is part of the prompt
 
 
@@ -86,14 +89,45 @@ def encode_thumbnail(pixels_HWC: PixelArray, longest_side: int) -> bytes:
 
 def encode_png(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
     """Encode exactly these pixels (uint8 RGB) as a PNG with these texts."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(buffer, format="PNG", pnginfo=_png_texts(recipe, labels))
+    return buffer.getvalue()
+
+
+def encode_layers(layers_THWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode exactly these layers (uint8 RGB and opacity), the lowest first, as the frames of an animated PNG with
+    these texts. Viewers show one after the other."""
+    first, *others = [Image.fromarray(layer_HWC) for layer_HWC in layers_THWC]
+    buffer, count = io.BytesIO(), len(layers_THWC)
+    first.save(
+        buffer, format="PNG", pnginfo=_png_texts(recipe, labels), save_all=True, append_images=others,
+        duration=[_LAYER_MILLISECONDS] * count, blend=PngImagePlugin.Blend.OP_SOURCE,
+        # Pillow joins equal frames that are disposed of alike
+        disposal=[PngImagePlugin.Disposal(place % 2) for place in range(count)],
+    )  # fmt: skip
+    return buffer.getvalue()
+
+
+def write_layers(path: str | Path, layers_THWC: PixelArray, recipe: Recipe) -> Path:
+    """Write layers to `path`, a PNG, atomically, with `recipe`. Returns the path. Raises UnknownName for another
+    suffix, OutputFailed naming the file if it cannot be written."""
+    whole = Path(path)
+    if whole.suffix.lower() != f".{IMAGE_FORMAT}":
+        raise unknown_name("format of layers", whole.suffix or str(path), [f".{IMAGE_FORMAT}"])
+    try:
+        write_atomically(whole, encode_layers(layers_THWC, recipe))
+    except OSError as error:
+        raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
+    return whole
+
+
+def _png_texts(recipe: Recipe, labels: Labels) -> PngImagePlugin.PngInfo:
     texts = PngImagePlugin.PngInfo()
     texts.add_text(PARAMETERS_KEY, _storable(parameters_text(recipe)))
     texts.add_text(RECIPE_KEY, json.dumps(recipe.as_json()))
     if text := labels.as_text():
         texts.add_text(LABELS_KEY, text)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels_HWC).save(buffer, format="PNG", pnginfo=texts)
-    return buffer.getvalue()
+    return texts
 
 
 def parameters_text(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""Encodes an output as a file with its recipe: image, video or audio."""
+"""Encodes an output as a file with its recipe: image, layers of an image, video or audio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
-from modelpool.actors.outputs.image_file import encode_image
+from modelpool.actors.outputs.image_file import encode_image, encode_layers
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
@@ -83,6 +83,8 @@ def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes
     match output:
         case ImagePixels():
             return encode_image(output.pixels_HWC, recipe, labels)
+        case VideoFrames() if recipe.is_layers:
+            return encode_layers(output.frames_THWC, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
             return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe))

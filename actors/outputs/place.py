@@ -224,7 +224,9 @@ def thumbnail_name(file: str) -> str:
 
 def kind_of_recipe(recipe: Recipe) -> str:
     """Return the kind of output of a recipe."""
-    return "video" if recipe.frames else "audio" if recipe.seconds else "image"
+    if recipe.seconds:
+        return "audio"
+    return "video" if recipe.frames and not recipe.is_layers else "image"
 
 
 def entry_fields(recipe: Recipe, file: str, run: int, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:

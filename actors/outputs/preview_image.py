@@ -29,6 +29,9 @@ def first_image(path: Path) -> Image.Image:
     if ending in {kind.value for kind in VideoKind} and ending != _OF_PILLOW:
         return _first_frame(path)
     with Image.open(path) as opened:
+        if opened.mode == "RGBA":  # the lowest layer of an image, on white
+            white = Image.new("RGBA", opened.size, "white")
+            return Image.alpha_composite(white, opened.copy()).convert("RGB")
         return opened.convert("RGB")
 
 

@@ -383,7 +383,7 @@ _ROWS = (
         "reference",
         "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
         "output; a missing output size follows it (the last one).",
-        requires="reference images (Flux Kontext, Qwen-Image-Edit)",
+        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered)",
         option=Option(
             "--reference",
             "FILE",
@@ -433,11 +433,11 @@ _ROWS = (
     ),
     RequestField(
         "frames",
-        "Frames of a video; models accept a multiple of a number plus one. A video of 1 frame is a video. Default: the "
-        "model's.",
+        "Frames of a video; models accept a multiple of a number plus one. A video of 1 frame is a video. For models "
+        "that split an image, the number of layers. Default: the model's.",
         check=Whole(1, MAX_FRAMES),
         requires="video",
-        option=Option("--frames", "N", f"Number of video frames {_OF_MODEL}.", VIDEO, "whole"),
+        option=Option("--frames", "N", f"Number of frames of a video, or of layers {_OF_MODEL}.", VIDEO, "whole"),
     ),
     RequestField(
         "frame_rate",

@@ -23,6 +23,7 @@ def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> Gene
         "image": begins or facts.image_concat is not None or facts.image_labels is not None,
         "mask": facts.inpaints,
         "last_image": video is not None and video.ends is LastFrameMode.MUST,
+        "reference": facts.needs_reference,
     }
     found: dict[str, Any] = {
         name: InputImage(f"a placeholder for {name}", width, height)

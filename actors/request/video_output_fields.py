@@ -11,6 +11,8 @@ from modelpool.pool.core.errors import unusable_field
 #: file formats of images, videos and audio clips, the default first
 IMAGE_FORMATS = ("png", "webp", "jpg", "avif")
 VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
+#: of the layers of an image
+LAYER_FORMATS = ("png",)
 FORMATS = (*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)
 #: default quality of formats that have one, in the scale of Pillow: no visible loss at normal size
 DEFAULT_QUALITY: Mapping[str, int] = MappingProxyType({"webp": 90, "jpg": 95, "avif": 85})

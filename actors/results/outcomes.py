@@ -118,7 +118,9 @@ class OutputResult:
         """Return what identifies it, for people."""
         facts = [] if self.id is None else [f"id {self.id!r}"]
         facts += [f"{self.recipe.width}x{self.recipe.height}"] if self.recipe.width else []
-        facts += [f"{self.recipe.frames} frames"] if self.recipe.frames else []
+        facts += (
+            [f"{self.recipe.frames} {'layers' if self.recipe.is_layers else 'frames'}"] if self.recipe.frames else []
+        )
         where = str(self.path or self.url)
         return [*facts, f"seed {self.seed}", *([where] if where and where != "None" else [])]
 
@@ -151,8 +153,9 @@ class ImageResult(OutputResult):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class VideoResult(OutputResult):
-    """One finished video: frames [T, H, W, 3] and frames per second. If a program is more than 1 GiB of written results
-    behind, the frames are those of the file, which most formats do not keep exactly.
+    """One finished video: frames [T, H, W, 3] and frames per second; or the layers of one image, [T, H, W, 4]. If a
+    program is more than 1 GiB of written results behind, the frames are those of the file, which most formats of videos
+    do not keep exactly.
     """
 
     frame_rate: float
@@ -164,9 +167,13 @@ class VideoResult(OutputResult):
         return frames_THWC
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif) selects the format. Returns the path.
-        Raises UnknownName or OutputFailed.
+        """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif, for layers .png) selects the format.
+        Returns the path. Raises UnknownName or OutputFailed.
         """
+        if self.recipe.is_layers:
+            from modelpool.actors.outputs.image_file import write_layers
+
+            return write_layers(path, self.frames, self.recipe)
         from modelpool.actors.outputs.output_file import texts_of
         from modelpool.actors.outputs.video import write_video
 

@@ -133,7 +133,8 @@ class ImagePixels:
 
 @dataclass(frozen=True, slots=True)
 class VideoFrames:
-    """Frames of RGB pixels, 0 to 255, and frames per second."""
+    """Frames of RGB pixels, 0 to 255, and frames per second; or the layers of an image, with opacity as a fourth
+    channel."""
 
     frames_THWC: PixelArray
     frame_rate: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from modelpool.pool.core.shift_by_size import ExponentByRoot as ExponentByRoot
 from modelpool.pool.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.core.shift_by_size import ShiftBySize as ShiftBySize
 from modelpool.pool.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
@@ -77,7 +78,7 @@ class NoiseFacts:
     beta_start: float = 0.00085
     beta_end: float = 0.012
     shift: float = 1.0
-    shift_by_size: ShiftByRoot | ShiftBySize | ShiftBySizeAndSteps | None = None
+    shift_by_size: ExponentByRoot | ShiftByRoot | ShiftBySize | ShiftBySizeAndSteps | None = None
     last_share: float = 0.0
 
     @property
@@ -265,6 +266,7 @@ class VideoFacts:
     ends      last-frame conditioning; None if there is none
     cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
     unseen    latent frames before those of the video that are sampled with them and not decoded
+    layers    its frames are transparent layers of one image, not of a video
     """
 
     frames: int
@@ -275,6 +277,7 @@ class VideoFacts:
     ends: LastFrameMode | None = None
     cell: int = 0
     unseen: int = 0
+    layers: bool = False
 
     @property
     def frames_per_cell(self) -> int:
@@ -352,6 +355,7 @@ class SamplingFacts:
     reference_mode  how its text encoder reads reference images; None if it reads none
     why_no_vision   why images are not read although the file has a vision part; empty for others
     several_references  whether it reads more than one reference image other than through its text encoder
+    needs_reference  whether it runs with a reference image only
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -375,6 +379,7 @@ class SamplingFacts:
     reference_mode: ReferenceMode | None = None
     why_no_vision: str = ""
     several_references: bool = False
+    needs_reference: bool = False
 
     @property
     def reads_text(self) -> bool:
@@ -401,6 +406,11 @@ class SamplingFacts:
         """A denoising strength that ends within a step runs that step in full. Source: the image-to-image pipelines of
         diffusers; those of flows round up, others round down."""
         return self.prediction is Prediction.FLOW
+
+    @property
+    def makes_layers(self) -> bool:
+        """It generates transparent layers of one image."""
+        return self.video is not None and self.video.layers
 
     @property
     def is_prior_stage(self) -> bool:

@@ -72,3 +72,17 @@ class ShiftByRoot:
     def shift(self, tokens: int, steps: int) -> float:
         """Return the shift for `tokens` latent patches; independent of `steps`."""
         return math.sqrt(tokens / self.tokens) * self.more + self.least
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentByRoot:
+    """A shift that grows with the image: exp(mu), where mu is the square root of the number of latent patches.
+
+    tokens  latent patches for which mu is 1
+    """
+
+    tokens: int
+
+    def shift(self, tokens: int, steps: int) -> float:
+        """Return the shift for `tokens` latent patches; independent of `steps`."""
+        return _shift_of(math.sqrt(tokens / self.tokens))

@@ -148,6 +148,7 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
     # estimated, not measured: of a residual block at full size, whose norms are computed in float32
     "qwen_image_21": (lambda s: 2500 * _last_two(s) * 16**2, lambda s: 1700 * _last_two(s)),
     "wan22": (lambda s: 8000 * _last_two(s) * 16**2, lambda s: 3300 * _last_two(s)),
+    "qwen_image_layered": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),
     "wan21": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),
     "hunyuan3d": (lambda s: s[0] * s[-1] * s[-2] * (1 + 2 * 16), lambda s: s[0] * s[-1] * s[-2]),
     "ace_step": (lambda s: _last_two(s) * 87000, lambda s: s[-2] * 330),

@@ -162,6 +162,8 @@ def _has_channel_shortcuts_3d(shapes: Shapes) -> bool:
 
 #: dimensions of the kernels of an autoencoder of images
 _IMAGE_KERNEL = 4
+#: channels of pixels with transparency
+_WITH_OPACITY = 4
 
 
 def _wan(shapes: Shapes) -> VaeFacts:
@@ -169,7 +171,12 @@ def _wan(shapes: Shapes) -> VaeFacts:
     # images alone, with convolutions of two dimensions
     if len(shapes.get("decoder.conv1.weight", ())) == _IMAGE_KERNEL:
         return _QWEN_IMAGE_21
-    return _WAN_22 if nested else _WAN_21
+    if nested:
+        return _WAN_22
+    in_layers = _WITH_OPACITY in (
+        _dimension(shapes, "decoder.head.2.weight", 0), _dimension(shapes, "encoder.conv1.weight", 1)
+    )  # fmt: skip
+    return _QWEN_IMAGE_LAYERED if in_layers else _WAN_21
 
 
 def _tiny_video(shapes: Shapes) -> VaeFacts:
@@ -228,6 +235,16 @@ _WAN_22 = VaeFacts(
     "wan22", "Wan 2.2", 48, 3, encode_ratio=16, decode_ratio=16,
     temporal_ratio=4, working_dtypes=BFLOAT_FIRST, latent_formats=("wan22",),
 )  # fmt: skip
+#: each layer is encoded and decoded like an image
+_QWEN_IMAGE_LAYERED = VaeFacts(
+    "qwen_image_layered",
+    "Qwen-Image layered",
+    16,
+    3,
+    pixel_channels=_WITH_OPACITY,
+    working_dtypes=BFLOAT_FIRST,
+    latent_formats=("qwen_image_layered",),
+)
 _QWEN_IMAGE_21 = VaeFacts(
     "qwen_image_21", "Qwen-Image 2.1", 64, encode_ratio=16, decode_ratio=16, working_dtypes=BFLOAT_FIRST,
     latent_formats=("qwen_image_21",),
@@ -260,7 +277,7 @@ FACTS: Mapping[str, VaeFacts] = {
     for facts in (
         _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _COGVIDEOX, _LTX_V0, _LTX_V1,
         _LTX_V2, _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
-        _QWEN_IMAGE_21,
+        _QWEN_IMAGE_21, _QWEN_IMAGE_LAYERED,
     )
 }  # fmt: skip
 

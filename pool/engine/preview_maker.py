@@ -21,6 +21,7 @@ from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.previews import FORMAT, MAX_PREVIEW_BYTES, MAX_SIDE, PreviewKind, PreviewWish
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
+from modelpool.pool.models.vae.codec import on_white
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.latent_colours import LatentColours, latents_to_fit
 from modelpool.pool.pixels.tiny_decoder import TinyDecoder, tiny_name
@@ -37,6 +38,8 @@ CELLS_TO_FIT = 8
 TINY_SIDE = 192
 #: tensors of a block of a decoder that exist at a time
 _TENSORS = 4
+#: channels of pixels with transparency
+_WITH_OPACITY = 4
 #: tried in turn until a preview is small enough
 _QUALITIES = (80, 40, 10)
 
@@ -135,11 +138,13 @@ def encoded_preview(pixels: PixelArray, height: int = 0, width: int = 0) -> byte
 
 
 def first_frame_of(pixels_BC: torch.Tensor) -> PixelArray | None:
-    """Return the first frame of decoded pixels in -1 to 1 as bytes; None for audio."""
+    """Return the first frame of decoded pixels in -1 to 1 as bytes, transparent ones on white; None for audio."""
     if pixels_BC.dim() == 5:
         pixels_BC = pixels_BC[:, :, 0]
     if pixels_BC.dim() != 4:
         return None
+    if pixels_BC.shape[1] == _WITH_OPACITY:
+        pixels_BC = on_white(pixels_BC)
     found: PixelArray = (
         pixels_BC[0].permute(1, 2, 0).float().add(1).mul(127.5).nan_to_num().clamp(0, 255).to(torch.uint8).numpy()
     )

@@ -19,6 +19,7 @@ from modelpool.pool.core.stage_params import (
     ModelStageParams,
     OutputShape,
     PriorCondition,
+    ReferenceCondition,
     SampleCondition,
     SampleParams,
     SamplingSchedule,
@@ -58,6 +59,7 @@ def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
                 *([ImageCondition()] if imaged else []),
                 *([PriorCondition(*prior_cells(width, height))] if facts.is_decoder_stage else []),
                 *([ControlVideoCondition()] if takes_control_video(facts) else []),
+                *([ReferenceCondition(width, height)] if facts.needs_reference else []),
             ]
             shape = OutputShape(width, height, frames, rate, seconds, 0 if video is None else video.leading)
             schedule = SamplingSchedule(1, "euler", "normal", low_noise=role is Role.DIFFUSION_MODEL_2)

@@ -42,7 +42,7 @@ TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.
 #: key prefixes of diffusion model, VAE and vision encoder in single files
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
 #: required inputs that requests cannot provide, except for families with an input image
-_NOT_SAID = frozenset({"image", "reference"})
+_NOT_SAID = frozenset({"image"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
 _TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text_vision for family in defined_families() if family.text_vision is not None
@@ -103,6 +103,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
             cfg_rescale=definition.cfg_rescale,
             several_references=definition.several_references,
+            needs_reference="reference" in facts.reads,
             defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
@@ -124,6 +125,7 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
         ends=facts.ends,
         cell=facts.cell_frames,
         unseen=facts.unseen_cells,
+        layers=facts.layers,
     )
 
 

@@ -73,9 +73,10 @@ def tokens_of(facts: SamplingFacts, work: SampleParams) -> int:
 
 
 def patches_of(facts: SamplingFacts, width: int, height: int, frames: int) -> int:
-    """Return the number of patches of the latent of an image of this size, or of a video of such frames."""
+    """Return the number of patches of the latent of an image of this size, or of a video of such frames; of one of its
+    layers, if an image has several."""
     side, video = max(1, facts.patch_side or facts.side_multiple), facts.video
-    cells = 1 if video is None or not frames else video_cells(video, frames)
+    cells = 1 if video is None or video.layers or not frames else video_cells(video, frames)
     return cells * (width // side) * (height // side)
 
 

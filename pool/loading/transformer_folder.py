@@ -257,7 +257,7 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
     if settings["use_dynamic_shifting"] is not True:
         return replace(noise, shift=_shift(settings), shift_by_size=None, last_share=last)
     if noise.shift_by_size is not None and not isinstance(noise.shift_by_size, ShiftBySize):
-        return noise  # the pipeline defines the shift itself
+        return replace(noise, last_share=last)  # the pipeline defines the shift itself
     low, high = (_patches(settings, key) for key in ("base_image_seq_len", "max_image_seq_len"))
     if not low < high:
         raise wrong_value(SCHEDULER, "base_image_seq_len and max_image_seq_len", (low, high), "rising numbers")

@@ -37,8 +37,9 @@ from modelpool.pool.specs.spec import ExecutionMode
 
 #: VAEs whose latent scaling is given by numbers, and whose encoder returns moments that tiles can blend
 KL = "kl"
-#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them
-DROPS_BEFORE = frozenset({"cogvideox"})
+#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them, or nobody
+#: wants them
+DROPS_BEFORE = frozenset({"cogvideox", "qwen_image_layered"})
 #: frames of a video that are converted to bytes at once
 _FRAMES = 4
 

@@ -1,15 +1,13 @@
-"""Qwen-Image, its editing models, whose text encoder sees the reference images, and the model that splits an image into
-layers. Torch-free."""
+"""Qwen-Image, and its editing models, whose text encoder sees the reference images. Torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.layouts.image import QWEN_IMAGE
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import anything, having
+from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
@@ -130,32 +128,4 @@ _QWEN_IMAGE = FamilyDefinition(
     pipeline="QwenImagePipeline",
 )
 
-FAMILIES = (
-    # splits an image into layers; requests cannot name its image
-    replace(
-        _QWEN_IMAGE,
-        name="qwen_image_layered",
-        controlnets="",
-        vae_class="",
-        title="Qwen-Image layered",
-        when=having(layered=True),
-        text_vision=None,
-        facts=image_flow(
-            # the square root of one image's patches, in units of 256, at the two training sizes
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1600, 4096), (2.5, 4.0))),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=50,
-            width=640,
-            height=640,
-            frames=5,
-            reads=("context", "reference"),
-            may_read=("context_mask",),
-            sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
-            "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
-        ),
-        cfg_rescale=CfgRescale.NOTHING,
-        pipeline="QwenImageLayeredPipeline",
-    ),
-    _QWEN_IMAGE,
-)
+FAMILIES = (_QWEN_IMAGE,)

@@ -86,6 +86,8 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "cosmos": LatentFormat(16, 3),
     "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),
     "wan22": LatentFormat(48, 3, mean=_WAN_22_MEAN, std=_WAN_22_STD, tiny="lighttaew2_2"),
+    # those of Wan 2.1, of an autoencoder with a channel of transparency
+    "qwen_image_layered": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD),
     "qwen_image_21": LatentFormat(64, mean=_QWEN_IMAGE_21_MEAN, std=_QWEN_IMAGE_21_STD),
     "hunyuan3d_2": LatentFormat(64, 1, scale=0.9990943042622529),
     "hunyuan3d_21": LatentFormat(64, 1, scale=1.0039506158752403),

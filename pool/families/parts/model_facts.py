@@ -46,6 +46,7 @@ class ModelFacts:
     frame_multiple  frame counts are a multiple of it plus one; 0 for image and audio models
     cell_frames     frames of a latent frame, if `frame_multiple` is a multiple of it; 0: `frame_multiple`
     unseen_cells    latent frames before those of a video that are sampled and not decoded
+    layers          frames are transparent layers of one image
     frame_rate      frames per second of its training; 0 for none
     seconds         length of audio of its training
     samples_per_second  of each audio channel
@@ -80,6 +81,7 @@ class ModelFacts:
     patch_side: int = 0
     cell_frames: int = 0
     unseen_cells: int = 0
+    layers: bool = False
     begins: FirstFrameMode | None = None
     ends: LastFrameMode | None = None
     vision_use: VisionEncoderUse | None = None

@@ -109,6 +109,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "cogvideox": _cogvideox,
     "wan21": _wan,
     "wan22": _wan,
+    "qwen_image_layered": lambda config: (*_wan(config)[:2], 1),
     "qwen_image_21": lambda config: (*_wan(config)[:2], 1),
 }
 

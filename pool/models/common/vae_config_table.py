@@ -35,6 +35,7 @@ CONFIGS: Mapping[str, Measure] = {
     "dc": configs.dc_config,
     "cogvideox": video_configs.cogvideox_config,
     "wan21": video_configs.wan21_config,
+    "qwen_image_layered": video_configs.qwen_image_layered_config,
     "wan22": video_configs.wan22_config,
     "qwen_image_21": video_configs.qwen_image_21_config,
 }
@@ -43,6 +44,9 @@ DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
     "kl": configs.diffusers_kl_config,
     "flux2": configs.diffusers_kl_config,
 }
+
+#: channels of pixels with transparency
+_WITH_OPACITY = 4
 
 
 def _ltx_version(config: Config) -> str:
@@ -70,6 +74,8 @@ FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
     "AutoencoderKLCogVideoX": lambda config: "cogvideox",
     "AutoencoderKLCosmos": lambda config: "cosmos",
     "AutoencoderKLWan": lambda config: "wan22" if config.get("is_residual") else "wan21",
-    "AutoencoderKLQwenImage": lambda config: "wan21",
+    "AutoencoderKLQwenImage": lambda config: (
+        "qwen_image_layered" if config.get("input_channels") == _WITH_OPACITY else "wan21"
+    ),
     "AutoencoderKLQwenImage21": lambda config: "qwen_image_21",
 }

@@ -282,6 +282,12 @@ def wan21_config(shapes: Shapes) -> Config:
     }
 
 
+def qwen_image_layered_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKLWan` for Qwen-Image layered: Wan 2.1's with transparency."""
+    channels = size_of(shapes, "encoder.conv1.weight", 1)
+    return {**wan21_config(shapes), "in_channels": channels, "out_channels": size_of(shapes, "decoder.head.2.weight")}
+
+
 def wan22_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.AutoencoderKLWan` for Wan 2.2."""
     base = size_of(shapes, "encoder.conv1.weight")

@@ -89,6 +89,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "cogvideox": VaeArchitecture(AutoencoderKLCogVideoX, CONFIGS["cogvideox"], dict),
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
+    "qwen_image_layered": VaeArchitecture(AutoencoderKLWan, CONFIGS["qwen_image_layered"], other_names.convert_wan21),
     "wan22": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
     "qwen_image_21": VaeArchitecture(AutoencoderKLQwenImage21, CONFIGS["qwen_image_21"], other_names.convert_wan22),
 }

@@ -1,8 +1,9 @@
 """Convert pixels to latents and back with any VAE: what each class needs in addition to one call.
 
 Latents are those of the diffusion model, in its `LatentFormat`: scale, shift, means and deviations are applied here.
-Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; audio is `BCS`, from -1 to 1. Legend: B batch, C channels,
-T frames or cells of time, H W height and width, S samples of audio.
+Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; layers of an image are decoded as a video with opacity as a
+fourth channel. Audio is `BCS`, from -1 to 1. Legend: B batch, C channels, T frames or cells of time, H W height and
+width, S samples of audio.
 
 Does not tile, move weights, or choose dtypes.
 """
@@ -50,6 +51,8 @@ class VaeCodec:
             x = (x + 1) / 2
         if self.facts.name == "qwen_image_21":  # an opaque video of one frame
             x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1).unsqueeze(2)
+        if self.facts.name == "qwen_image_layered":
+            x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1)
         is_video = self.facts.name == "kl_temporal" and x.dim() == 5
         encoded = self.module.encode(_frames_as_batch(x) if is_video else x)
         if hasattr(encoded, "latent_dist"):
@@ -83,11 +86,13 @@ class VaeCodec:
                     decoded = self.module.decode(z, z.new_full((z.shape[0],), LTX_DECODE_TIMESTEP))
             case "qwen_image_21":
                 decoded = self.module.decode(z.unsqueeze(2))
+            case "qwen_image_layered":  # each layer as an image
+                return torch.cat([self.module.decode(layer).sample for layer in z.split(1, dim=2)], dim=2)
             case _:
                 decoded = self.module.decode(z)
         x: Tensor = decoded.sample
         if self.facts.name == "qwen_image_21":
-            return _on_white(x.squeeze(2))
+            return on_white(x.squeeze(2))
         if self.facts.name == "kl_temporal" and z.dim() == 5:
             x = x.unflatten(0, (z.shape[0], z.shape[2])).transpose(1, 2)
         return x * 2 - 1 if self.facts.name == "cascade_a" else x
@@ -165,7 +170,7 @@ class _DrawnFrom(TorchFunctionMode):
         return torch.randn(*args, **options).to((kwargs or {}).get("device") or "cpu")
 
 
-def _on_white(x_BCHW: Tensor) -> Tensor:
+def on_white(x_BCHW: Tensor) -> Tensor:
     """Return images with a channel of transparency, all from -1 to 1, on a white ground."""
     colours, opacity = x_BCHW[:, :3].clamp(-1, 1), (x_BCHW[:, 3:].clamp(-1, 1) + 1) / 2
     return colours * opacity + (1 - opacity)

@@ -42,7 +42,7 @@ def test_every_field_of_the_digest_is_shown(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["frame_rate", "motion", "image_noise", "elevation"])
 def test_every_field_of_a_video_is_shown(field: str) -> None:
-    video = replace(RECIPE, frames=5)
+    video = replace(RECIPE, frames=5, format="mp4")
     assert shown(replace(video, **{field: OTHER[field]})) != shown(video)
 
 

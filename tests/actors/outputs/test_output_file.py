@@ -12,10 +12,13 @@ import pytest
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
-from modelpool.actors.outputs.file_content import read_content
+from modelpool.actors.outputs.file_content import labels_in, read_content
 from modelpool.actors.outputs.folder import OutputFolder, file_name
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded, read_video_recipe
+from modelpool.actors.outputs.place import kind_of_recipe
 from modelpool.actors.outputs.preview_image import first_image, wave_image
+from modelpool.actors.request.labels import Labels
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
 from tests.actors.outputs.test_image_file import RECIPE
@@ -90,6 +93,26 @@ def test_the_first_frame_stands_for_a_video(name: str, tmp_path: Path) -> None:
     red, green, blue = image.getpixel((16, 8))  # type: ignore[misc]
     assert red > 150
     assert max(green, blue) < 80
+
+
+def test_layers_of_an_image_are_kept_exactly_in_one_file(tmp_path: Path) -> None:
+    """Also equal ones and empty ones, which programs for animations leave out; the lowest is shown on white."""
+    layers = np.random.default_rng(2).integers(0, 256, (5, 16, 32, 4), np.uint8)
+    layers[0, :, :, 3], layers[2], layers[3:] = 0, layers[1], 0
+    for count in (1, 5):
+        recipe = dataclasses.replace(VIDEO_RECIPE, frames=count, frame_rate=1.0, prompt=f"{count} layers")
+        out = OutputFolder(tmp_path)
+        finished = FinishedOutput(
+            recipe, VideoFrames(layers[:count], 1.0), 0, "job", "gpu-0", 1.0, labels=Labels("one")
+        )
+        path = out.write(finished).path
+        assert (path.suffix, kind_of_recipe(recipe)) == (".png", "image")
+        np.testing.assert_array_equal(read_content(path), layers[:count])
+        assert (read_recipe(path), labels_in(path).id) == (recipe, "one")
+        assert np.asarray(first_image(path)).min() == 255
+        assert list(out.damaged()) == []
+    path.write_bytes(path.read_bytes().replace(b"fdAT", b"fdAX"))
+    assert [each.path for each in out.damaged()] == [path]
 
 
 @pytest.mark.parametrize("name", ["wav", "flac"])

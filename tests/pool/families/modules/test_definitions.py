@@ -30,7 +30,7 @@ from tests.pool.models.diffusion import image_cases, video_cases
 
 MODULES = Path(modules.__file__ or "").parent
 #: families that need an image or a video that requests cannot provide: they are built and do not run
-WITHOUT_INPUT = {"wan21_fun_control", "hunyuan_video_15_sr", "qwen_image_layered"}
+WITHOUT_INPUT = {"wan21_fun_control", "hunyuan_video_15_sr"}
 
 
 def test_every_module_has_a_test_of_its_name_or_families_that_tables_compare() -> None:

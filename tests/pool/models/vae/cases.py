@@ -280,6 +280,11 @@ CASES: dict[str, Case] = {
         published.wan21, (1, 4, 2, 2, 2), (1, 3, 5, 16, 16), "wan21",
     ),
     "qwen-image": Case("wan21", _qwen, published.wan21, (1, 4, 2, 2, 2), (1, 3, 5, 16, 16), "wan21"),
+    "qwen_image_layered": Case(
+        "qwen_image_layered",
+        lambda: diffusers.AutoencoderKLQwenImage(base_dim=4, z_dim=4, num_res_blocks=1, input_channels=4),
+        published.wan21, (1, 4, 2, 2, 2), (1, 3, 1, 16, 16),
+    ),
     "qwen_image_21": Case(
         "qwen_image_21",
         lambda: diffusers.AutoencoderKLQwenImage21(base_dim=4, decoder_base_dim=6, num_res_blocks=1),
@@ -298,6 +303,8 @@ def decode(case: Case, module: Any, latents: Tensor) -> Tensor:
         case "qwen_image_21":  # transparent, which images are not
             shown = (module.decode(latents[:, :, None]).sample[:, :, 0] / 2 + 0.5).clamp(0, 1)
             return (shown[:, :3] * shown[:, 3:] + 1 - shown[:, 3:]) * 2 - 1
+        case "qwen_image_layered":  # each layer as an image
+            return torch.cat([module.decode(layer).sample for layer in latents.split(1, dim=2)], dim=2)
         case "ltx_v1" | "ltx_v2":
             return module.decode(latents, torch.full((latents.shape[0],), 0.05)).sample
     return module.decode(latents).sample
@@ -309,6 +316,8 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
         opaque = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
         mean: Tensor = module.encode(opaque[:, :, None]).latent_dist.mode()[:, :, 0]
         return mean
+    if getattr(module.config, "input_channels", 3) == 4:
+        pixels = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
     encoded = module.encode(pixels)
     if hasattr(encoded, "latent_dist"):
         return encoded.latent_dist.mode()

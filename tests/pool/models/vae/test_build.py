@@ -43,6 +43,7 @@ IDLE = {
     "cascade_a": ("vquantizer.embedding.weight",),
     # images have one frame
     "qwen_image_21": (".time_conv.weight", ".time_conv.bias"),
+    "qwen_image_layered": (".time_conv.weight", ".time_conv.bias"),
 }
 
 CASE = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
