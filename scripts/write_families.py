@@ -113,7 +113,7 @@ def summary(proof: Proof) -> str:
         if row.name in running:
             made[_makes(running[row.name])].append(_title(row) + ("" if proof.pipelines[row.name] else " (\\*)"))
     lines = []
-    for kind in ("image", "video", "audio"):
+    for kind in ("image", "layers of an image", "video", "audio"):
         lines += [_wrapped(f"- **{kind}**: {', '.join(made[kind])}", "  "), ""]
     rest = len(rows) - sum(map(len, made.values()))
     lines.append(f"(\\*) not compared with a complete pipeline of diffusers. {rest} more families are recognized:")

@@ -37,8 +37,8 @@ _NUMBERED_NAMES = re.compile(
     rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
     rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
 )
-#: the family whose text encoder file must contain the vision part
-_QWEN_IMAGE = "qwen_image"
+#: the families whose text encoder file must contain the vision part
+_QWEN_IMAGE, _JOYIMAGE = "qwen_image", "joyimage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise missing_field("reference", f"model {request.model!r} splits an image into layers")
     if len({each.sha256 for each in request.references if isinstance(each, InputImage)}) < count:
         raise unusable_field("reference", "the same image twice", "different images")
-    if count > 1 and facts.reference_mode is None and not facts.several_references:
+    accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
+    if count > 1 and not accepts_several:
         raise unusable_field("reference", f"{count} images", f"one: model {request.model!r} accepts only one")
     if request.reference_as is None:
         return
@@ -80,6 +81,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise UnusableField("reference_as requires reference")
         reason = "has no text encoder that reads reference images"
         raise unsupported_field("reference_as", request.model, reason, request.reference_as)
+    if facts.reference_covers and request.reference_as == ReferenceMode.NUMBERED.value:
+        raise unsupported_field("reference_as", request.model, "reads a whole image", request.reference_as)
     if count > 1 and request.reference_as == ReferenceMode.WHOLE.value:
         expected = f"{ReferenceMode.NUMBERED.value!r} for several images"
         raise unusable_field("reference_as", request.reference_as, expected)
@@ -87,10 +90,11 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
 
 def _why_none(facts: SamplingFacts) -> str:
     """Return why models of `facts` accept no reference."""
-    if facts.model == _QWEN_IMAGE and facts.why_no_vision:
-        part = "has a text encoder whose vision part (tensors visual.*) is not that of Qwen 2.5 VL"
+    if facts.why_no_vision:
+        kind = "Qwen 2.5 VL" if facts.model == _QWEN_IMAGE else "Qwen 3 VL"
+        part = f"has a text encoder whose vision part (tensors visual.*) is not that of {kind}"
         return f"{part}, which editing requires: {facts.why_no_vision}"
-    if facts.model == _QWEN_IMAGE:
+    if facts.model in (_QWEN_IMAGE, _JOYIMAGE):
         return "has a text encoder without the vision part (tensors visual.*), which editing requires"
     if facts.image_concat is not None:
         return "reads the image that it edits from the field image"
@@ -142,7 +146,7 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     step, pixels = facts.side_multiple or SIZE_STEP, math.prod(size)
     images = [each for each in request.references if isinstance(each, InputImage)]
     own_sizes = [(each.width, each.height) for each in images]
-    if facts.makes_layers:  # which cover the image
+    if facts.reference_covers:
         own_sizes = [size] * len(images)
     if facts.reference_mode is not None:
         step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)

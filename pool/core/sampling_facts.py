@@ -124,6 +124,8 @@ class CfgRescale(Enum):
     PATCHES_DOWN = "patches, never enlarged"
     #: each row of cells, per channel
     ROWS = "rows"
+    #: each cell, all channels
+    CELLS = "cells"
 
 
 class FirstFrameMode(Enum):
@@ -356,6 +358,7 @@ class SamplingFacts:
     why_no_vision   why images are not read although the file has a vision part; empty for others
     several_references  whether it reads more than one reference image other than through its text encoder
     needs_reference  whether it runs with a reference image only
+    reference_covers  whether its reference image, which is a single one, has the size of the output
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -380,6 +383,7 @@ class SamplingFacts:
     why_no_vision: str = ""
     several_references: bool = False
     needs_reference: bool = False
+    reference_covers: bool = False
 
     @property
     def reads_text(self) -> bool:

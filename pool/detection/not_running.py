@@ -60,14 +60,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(other.HUNYUAN_3D, "hunyuan3d_2", "Hunyuan3D 2", "Hunyuan3Dv2", latent="hunyuan3d_2"),
     _marked(
-        "joyimage", "JoyImage", "JoyImage",
-        published(
-            "double_blocks.0.attn.img_attn_qkv.weight", "condition_embedder.time_embedder.linear_1.weight",
-            "img_in.weight",
-        ),
-        runs="JoyImageEditTransformer3DModel", latent="wan21",
-    ),
-    _marked(
         "flux3", "Flux 3", "",
         published("early_stream_modulations.image.lin.weight"),
         diffusers("early_stream_modulations.image.linear.weight"),

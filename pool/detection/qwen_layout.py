@@ -1,13 +1,16 @@
-"""Check the tensors of Qwen 2.5 VL's vision part, and infer its configuration from their shapes. Torch-free.
+"""Check the tensors of the vision part of Qwen 2.5 VL and of Qwen 3 VL, and infer its configuration from their shapes.
+Torch-free.
 
 Knows names and shapes; `pool.models.vision.qwen` builds and runs it.
 
 Facts that shapes do not tell, from config.json of Qwen/Qwen2.5-VL-7B-Instruct: 16 heads, windows of 112 pixels, and
-full attention in every eighth block.
+full attention in every eighth block; of Qwen/Qwen3-VL-8B-Instruct: 16 heads, and the blocks whose states the first
+layers of the language part read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -25,6 +28,12 @@ FRAMES, CHANNELS = 2, 3
 SURE_KEY = "patch_embed.proj.weight"
 #: tensors whose shapes are measured: biases, which are never stored in parts
 _GATE, _LAST = "blocks.0.mlp.gate_proj.bias", "merger.mlp.2.bias"
+
+#: Qwen 3 VL: pixels along a side of a patch, a weight that no other has, and the blocks that are read, by their number
+PATCH_3 = 16
+DEEP_KEY = "deepstack_merger_list.0.norm.weight"
+_READ_BLOCKS: Mapping[int, tuple[int, ...]] = {24: (5, 11, 17), 27: (8, 16, 24)}
+_POSITIONS, _INNER_3, _LAST_3 = "pos_embed.weight", "blocks.0.mlp.linear_fc1.bias", "merger.linear_fc2.bias"
 
 
 def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
@@ -62,6 +71,42 @@ def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
     }
 
 
+def qwen3_vision_config(named: Mapping[str, Shape]) -> Config:
+    """Return the arguments of the configuration of a Qwen 3 VL vision part. As `qwen_vision_config`."""
+    missing = [key for key in (SURE_KEY, _POSITIONS, _INNER_3, _LAST_3, DEEP_KEY) if not named.get(key)]
+    if missing:
+        raise UnknownArchitecture(f"found no {missing[0]}, which every Qwen 3 VL has")
+    patches = named[SURE_KEY]
+    expected = (*patches[:1], CHANNELS, FRAMES, PATCH_3, PATCH_3)
+    if patches != expected or not patches[0] or patches[0] % (4 * HEADS):
+        raise UnknownArchitecture(
+            f"found {SURE_KEY} of shape {patches}, expected a multiple of {4 * HEADS} states of {CHANNELS} channels, "
+            f"{FRAMES} frames and {PATCH_3}x{PATCH_3} pixels"
+        )
+    depth = len({key.split(".")[1] for key in named if key.startswith("blocks.")})
+    if depth not in _READ_BLOCKS:
+        raise UnknownArchitecture(f"found {depth} blocks, expected {' or '.join(map(str, _READ_BLOCKS))}")
+    width, inner, out, positions = patches[0], named[_INNER_3][0], named[_LAST_3][0], named[_POSITIONS][0]
+    if math.isqrt(positions) ** 2 != positions:
+        raise UnknownArchitecture(f"found {positions} positions, expected a square number")
+    tensors = dict(_tensors_3(depth, width, inner, out, positions))
+    if difference := _difference(named, tensors):
+        raise UnknownArchitecture(f"{difference} in one with {depth} blocks of width {width}")
+    return {
+        "depth": depth,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_heads": HEADS,
+        "in_channels": CHANNELS,
+        "patch_size": PATCH_3,
+        "temporal_patch_size": FRAMES,
+        "spatial_merge_size": MERGED,
+        "out_hidden_size": out,
+        "num_position_embeddings": positions,
+        "deepstack_visual_indexes": list(_READ_BLOCKS[depth]),
+    }
+
+
 def _difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str:
     """Return the first difference between `found` and `expected` names and shapes, in words; empty if equal."""
     for key in sorted({*found, *expected}):
@@ -91,6 +136,33 @@ def _tensors(depth: int, width: int, inner: int, out: int) -> Iterator[tuple[str
     merged = width * MERGED**2
     yield "merger.ln_q.weight", (width,)
     yield from _linear({"merger.mlp.0": (merged, merged), "merger.mlp.2": (out, merged)})
+
+
+def _tensors_3(depth: int, width: int, inner: int, out: int, positions: int) -> Iterator[tuple[str, Shape]]:
+    """Yield names and shapes of all tensors of Qwen 3 VL."""
+    yield SURE_KEY, (width, CHANNELS, FRAMES, PATCH_3, PATCH_3)
+    yield "patch_embed.proj.bias", (width,)
+    yield _POSITIONS, (positions, width)
+    layers = {
+        "attn.qkv": (3 * width, width),
+        "attn.proj": (width, width),
+        "mlp.linear_fc1": (inner, width),
+        "mlp.linear_fc2": (width, inner),
+    }
+    for block in range(depth):
+        yield from _norms(width, *(f"blocks.{block}.{norm}" for norm in ("norm1", "norm2")))
+        yield from _linear({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
+    merged = width * MERGED**2
+    deep = [f"deepstack_merger_list.{number}" for number in range(len(_READ_BLOCKS[depth]))]
+    for merger in ("merger", *deep):
+        yield from _norms(width if merger == "merger" else merged, f"{merger}.norm")
+        yield from _linear({f"{merger}.linear_fc1": (merged, merged), f"{merger}.linear_fc2": (out, merged)})
+
+
+def _norms(width: int, *names: str) -> Iterator[tuple[str, Shape]]:
+    for name in names:
+        yield f"{name}.weight", (width,)
+        yield f"{name}.bias", (width,)
 
 
 def _linear(layers: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:

@@ -71,7 +71,7 @@ from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.models.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.models.vision.preprocess import states_shape
-from modelpool.pool.models.vision.qwen import empty_images
+from modelpool.pool.models.vision.qwen import empty_images, form_of, rows_of
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.plan.eviction_plan import ModuleBytes
@@ -454,7 +454,8 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     """Image embeddings that a text encoder reads for images of these sizes, without values."""
     vision_use = opened.checkpoint.family.sampling.vision_use
     if vision_use is None:
-        return empty_images(seen, width)
+        seeing = opened.component(Role.VISION_ENCODER).built.module if seen else None
+        return () if seeing is None else empty_images(seen, width * rows_of(seeing), form_of(seeing))
     states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, vision_use) if seen else (0, 0)
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 

@@ -60,7 +60,7 @@ from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
-from modelpool.pool.models.vision.qwen import empty_patches, grid_of, read_patches
+from modelpool.pool.models.vision.qwen import empty_patches, form_of, grid_of, read_patches
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.patcher.blocks.dit import BlockForm
 from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
@@ -313,7 +313,8 @@ def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[
 
 def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
     if facts.vision_use is None:
-        return read_patches(module, empty_patches(size).to(dtype), grid_of(size))
+        form = form_of(module)
+        return read_patches(module, empty_patches(size, form).to(dtype), grid_of(size, form))
     shown_BCHW = torch.empty((images, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
     return states(module, shown_BCHW.to(dtype), facts.vision_use)
 

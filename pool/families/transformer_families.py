@@ -22,7 +22,7 @@ from modelpool.pool.core.sampling_facts import (
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
 from modelpool.pool.detection.parts import split
-from modelpool.pool.detection.qwen_layout import qwen_vision_config
+from modelpool.pool.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import (
@@ -104,6 +104,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             cfg_rescale=definition.cfg_rescale,
             several_references=definition.several_references,
             needs_reference="reference" in facts.reads,
+            reference_covers=definition.reference_covers,
             defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
@@ -190,8 +191,9 @@ def with_text_vision(
     """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
     it.
 
-    `vision_use` is how reference images are presented if neither the user nor a tensor decides. A part that is not
-    exactly that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
+    `vision_use` is how reference images are presented if neither the user nor a tensor decides, unless the family has
+    one way. A part that is not exactly that of Qwen 2.5 VL or 3 VL, which the models were trained with, is left out;
+    `why_no_vision` states why.
     """
     vision = _TEXT_VISION.get(family.name)
     if vision is None or Role.TEXT_ENCODER not in family.prefixes:
@@ -200,9 +202,12 @@ def with_text_vision(
     found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)
     if found is None:
         return family
-    if why := _why_unseeing({key: shape for key, shape in shapes.items() if key.startswith(start)}, start, found):
+    text = {key: shape for key, shape in shapes.items() if key.startswith(start)}
+    if why := _why_unseeing(text, found, vision.is_qwen_3):
         return replace(family, sampling=replace(family.sampling, why_no_vision=why))
-    if family.prefixes[Role.DIFFUSION_MODEL] + vision.numbered_key in shapes:
+    if len(vision.pipelines) == 1:
+        (vision_use,) = vision.pipelines
+    if vision.numbered_key and family.prefixes[Role.DIFFUSION_MODEL] + vision.numbered_key in shapes:
         vision_use = ReferenceMode.NUMBERED
     return replace(
         family,
@@ -212,15 +217,15 @@ def with_text_vision(
     )
 
 
-def _why_unseeing(text: Mapping[str, Shape], start: str, prefix: str) -> str:
-    """Return why the vision part under `prefix` of a `text` encoder under `start` cannot be used; empty if it can."""
+def _why_unseeing(text: Mapping[str, Shape], prefix: str, is_qwen_3: bool) -> str:
+    """Return why the vision part under `prefix` of a `text` encoder cannot be used; empty if it can."""
     own = {
         key.removeprefix(prefix): tuple(shape)
         for key, shape in text.items()
         if key.startswith(prefix) and is_weight(Role.VISION_ENCODER, key, prefix)
     }
     try:
-        width = qwen_vision_config(own)["out_hidden_size"]
+        width = (qwen3_vision_config if is_qwen_3 else qwen_vision_config)(own)["out_hidden_size"]
     except UnknownArchitecture as error:
         return str(error)
     table = next((shape for key, shape in text.items() if key.endswith(_WORDS)), None)

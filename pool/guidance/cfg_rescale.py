@@ -1,7 +1,8 @@
 """CFG rescale: scales the guided prediction to the norm of the conditional one, as some models were published.
 
-Sources: the pipelines of diffusers for Qwen-Image and LongCat-Image (patches) and Lumina 2 (rows); Lin et al. 2024
-("Common Diffusion Noise Schedules and Sample Steps are Flawed"), equations 15 and 16, for standard deviations.
+Sources: the pipelines of diffusers for Qwen-Image and LongCat-Image (patches), JoyImage (cells) and Lumina 2 (rows);
+Lin et al. 2024 ("Common Diffusion Noise Schedules and Sample Steps are Flawed"), equations 15 and 16, for standard
+deviations.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -22,6 +23,9 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
         case CfgRescale.ROWS:
             dims: tuple[int, ...] = (-1,)
             cond, guided = cond_BCHW, guided_BCHW
+        case CfgRescale.CELLS:
+            dims = (1,)
+            cond, guided = cond_BCHW, guided_BCHW
         case CfgRescale.PATCHES | CfgRescale.PATCHES_DOWN:
             dims = (1, 3, 5)
             cond, guided = _patches(cond_BCHW), _patches(guided_BCHW)
@@ -29,6 +33,8 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
     guided_lengths = torch.linalg.vector_norm(guided, dim=dims, keepdim=True)
     if rescale_mode is CfgRescale.PATCHES_DOWN:
         ratios = (lengths / (guided_lengths + 1e-8)).clamp(max=1.0)
+    elif rescale_mode is CfgRescale.CELLS:
+        ratios = lengths / guided_lengths.clamp_min(1e-6)
     else:
         ratios = lengths / guided_lengths
     rescaled_BCHW: Tensor = (guided * ratios).reshape(guided_BCHW.shape)

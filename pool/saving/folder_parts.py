@@ -26,6 +26,9 @@ from transformers import (
     CLIPTextModelWithProjection,
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
+    Qwen3VLConfig,
+    Qwen3VLModel,
+    Qwen3VLVisionModel,
 )
 
 from modelpool.pool.core.family_facts import TextFacts
@@ -355,6 +358,11 @@ def _clip(planned: nn.Module, reading: Reading | None) -> nn.Module:
 def _text_and_vision_module(text: Any, vision: Any) -> nn.Module:
     """Combine a text encoder and its vision part in the one class of both. The three position axes share a head as in
     the published model, which matters only with an image."""
+    if isinstance(vision, Qwen3VLVisionModel):
+        both = {"text_config": text.config.to_dict(), "vision_config": vision.config.to_dict()}
+        with torch.device("meta"):
+            whole: nn.Module = Qwen3VLModel(Qwen3VLConfig(**both))
+        return whole
     half = text.config.hidden_size // text.config.num_attention_heads // 2
     first = half // 4
     sections = [first, (half - first) // 2, half - first - (half - first) // 2]

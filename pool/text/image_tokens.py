@@ -24,7 +24,7 @@ from modelpool.pool.text.chunks import Chunk
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageStates:
     """The states of an image, [L, D], row by row, and the number of rows and columns; 0 for states in a sequence like
-    words."""
+    words. Rows that are longer than a state of the language model have what is added to it after its first layers."""
 
     states_LD: Tensor
     rows: int
@@ -76,24 +76,44 @@ def image_states_inserted(
 
     def put(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
         changed_NTD = x_NTD.clone()
-        for i, row in enumerate(rows):
-            for start, image in zip(row.images, images, strict=True):
-                changed_NTD[i, start : start + len(image.states_LD)] = image.states_LD.to(x_NTD)
+        for i, start, image in _placed(rows, images):
+            changed_NTD[i, start : start + len(image.states_LD)] = image.states_LD[:, : x_NTD.shape[-1]].to(x_NTD)
         return changed_NTD
+
+    def added_after(layer: int) -> Any:
+        def add(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
+            changed_NTD, width = x_NTD.clone(), x_NTD.shape[-1]
+            for i, start, image in _placed(rows, images):
+                more_LD = image.states_LD[:, (layer + 1) * width :][:, :width].to(x_NTD)
+                changed_NTD[i, start : start + len(more_LD)] += more_LD
+            return changed_NTD
+
+        return add
 
     def turned(rotary: Any, args: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:
         like = args[0]
+        if hasattr(rotary, "mrope_section"):  # it reads all three axes
+            return tuple(rotary.forward(like, places_3NT.to(like.device)))
         by_axis = [rotary.forward(like, axis_NT.to(like.device)) for axis_NT in places_3NT]
         return tuple(_of_three(angles) for angles in zip(*by_axis, strict=True))
 
     model: Any = text_model  # transformers is not typed
     handles = [model.get_input_embeddings().register_forward_hook(put)]
     handles += [model.rotary_emb.register_forward_hook(turned)] if in_grids else []
+    more = images[0].states_LD.shape[-1] // model.config.hidden_size - 1
+    handles += [model.layers[layer].register_forward_hook(added_after(layer)) for layer in range(more)]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _placed(rows: Sequence[Chunk], images: Sequence[ImageStates]) -> Iterator[tuple[int, int, ImageStates]]:
+    """Yield the row and the first position of each image."""
+    for number, row in enumerate(rows):
+        for start, image in zip(row.images, images, strict=True):
+            yield number, start, image
 
 
 def _of_three(angles: Sequence[Tensor]) -> Tensor:

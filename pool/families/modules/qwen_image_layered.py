@@ -25,6 +25,7 @@ FAMILIES = (
         latent="qwen_image_layered",
         text_set="qwen_image",
         text_vision=None,
+        reference_covers=True,
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ExponentByRoot(256), last_share=0.02),
             Guidance.CLASSIFIER_FREE,

@@ -36,12 +36,14 @@ class TextVision:
 
     pipelines     pipelines of diffusers, by how the images are presented
     missing       components of these pipelines that no checkpoint has: by folder, what to provide
-    numbered_key  a tensor in some files of models that were trained with numbered images
+    numbered_key  a tensor in some files of models that were trained with numbered images; empty: there is none
+    is_qwen_3     it is that of Qwen 3 VL, not of Qwen 2.5 VL
     """
 
     pipelines: Mapping[ReferenceMode, str]
     missing: Mapping[str, str]
-    numbered_key: str
+    numbered_key: str = ""
+    is_qwen_3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class FamilyDefinition:
     dtypes    compute dtypes of the diffusion model, best first
     controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
+    reference_covers  whether its reference image, which is a single one, has the size of the output
     distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
@@ -153,6 +156,7 @@ class FamilyDefinition:
     image_concat: ImageConcat | None = None
     controlnets: str = ""
     several_references: bool = False
+    reference_covers: bool = False
     distilled: ModelFacts | None = None
     two_experts: TwoExperts | None = None
 

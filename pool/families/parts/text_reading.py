@@ -104,6 +104,8 @@ class Reading:
     chunk_tokens      input length of CLIP, if it has as many positions
     pooled            pooled vector in addition to the states
     image_token     image token of the template, one for each image
+    image_template  the template of a prompt about a reference image, which has as many tokens before the image; empty:
+                    those of Qwen-Image's editing models
     images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
     last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
     reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
@@ -141,6 +143,7 @@ class Reading:
     last_head: str = ""
     reads_states: bool = True
     chat_template: str = ""
+    image_template: str = ""
     spells_quotes: bool = False
 
     @property

@@ -1,7 +1,8 @@
 """Build the prompt of a text encoder that reads images together with text. Torch-free.
 
 Source: the pipelines of diffusers 0.42 for Qwen-Image's editing models, QwenImageEditPipeline and
-QwenImageEditPlusPipeline, whose models are Qwen-Image-Edit, and Qwen-Image-Edit 2509 and later.
+QwenImageEditPlusPipeline, whose models are Qwen-Image-Edit, and Qwen-Image-Edit 2509 and later. Other families have a
+template of their own (`Reading.image_template`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def reading_with_images(reading: Reading, images: int, numbered: bool) -> Readin
     """
     if not images or reading.is_clip or reading.sees:
         return reading
+    if reading.image_template:
+        return replace(reading, template=reading.image_template, most_tokens=0)
     named = (f"Picture {number}: {_IMAGE}" if numbered else _IMAGE for number in range(1, images + 1))
     return replace(
         reading,

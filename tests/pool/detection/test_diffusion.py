@@ -246,6 +246,7 @@ BY_NAME: dict[str, Shapes] = {
         "double_blocks.0.attn.img_attn_qkv.weight": (9216, 3072),
         "condition_embedder.time_embedder.linear_1.weight": (3072, 256),
         "img_in.weight": (3072, 16, 1, 2, 2),
+        "condition_embedder.text_embedder.linear_1.weight": (3072, 4096),
     },
     "ace_step_15": {"encoder.lyric_encoder.layers.0.input_layernorm.weight": (2048,)},
     "qwen_image_21": {

@@ -240,3 +240,13 @@ def test_the_autoencoder_of_images_is_refused_by_name(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "tiny.safetensors")
     with pytest.raises(Exception, match="Qwen-Image"):
         open_checkpoint(tmp_path / "tiny.safetensors")
+
+
+def test_layers_run_within_what_was_counted(tmp_path: Path) -> None:
+    """On the simulated device, where what a task takes is measured; one image is decoded at a time."""
+    tiny = TinyFamilyModel(tmp_path, TINY, device="sim")
+    made = _made(tiny, steps=1)
+    for task, cost in zip(made.tasks, made.costs, strict=True):
+        assert cost.working_bytes <= task.activation_bytes, made.works[task.task_id]
+        assert cost.working_bytes >= 0.8 * task.activation_bytes, made.works[task.task_id]
+    tiny.close()
