@@ -112,6 +112,7 @@ def _image_facts(pictures: RecipeImages, steps: int) -> Iterator[Fact]:
         ("last image", pictures.last_image_file, pictures.last_image_sha256),
         ("video", pictures.video_file, pictures.video_sha256),
         ("video mask", pictures.video_mask_file, pictures.video_mask_sha256),
+        ("face video", pictures.face_video_file, pictures.face_video_sha256),
     )
     yield from ((name, _image(file, sha256)) for name, file, sha256 in others if sha256)
     if pictures.image_cfg:

@@ -19,7 +19,7 @@ from modelpool.scheduler.tables.messages import Outcome
 MAX_ID_LENGTH = 100
 #: fields of a request, and of its parts, that name files
 FILE_FIELDS = (
-    *("image", "mask", "last_image", "reference", "video", "video_mask"),
+    *("image", "mask", "last_image", "reference", "video", "video_mask", "face_video"),
     *("controls", "image_prompts", "regions"),
 )
 #: a deadline that has passed: as urgent as possible

@@ -18,7 +18,7 @@ from modelpool.actors.graph.expert_graph import check_expert_loras, expert_lora_
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.graph_recipe import recipe_of
 from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_prompt_inputs
-from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.lora_texts_check import check_lora_texts
 from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.output_shape import output_shape_of
@@ -54,6 +54,7 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    FaceCondition,
     LoraRef,
     ModelRef,
     SampleParams,
@@ -62,6 +63,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.core.task_inputs import (
     CONTROL_VIDEO,
+    FACE_VIDEO,
     IMAGE,
     IMAGE_EMBEDS,
     LATENT,
@@ -204,7 +206,9 @@ class _GraphBuilder:
         texts = self._texts(guided, self._request.regions, references)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
-            needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape))
+            needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape, self._facts))
+        if work.has(FaceCondition):
+            needs[FACE_VIDEO] = input_video_id(self._request.face_video)
         for embeds in self._image_embeds():
             needs[IMAGE_EMBEDS] = embeds
         needs |= _numbered(REFERENCE, [self._add(each) for each in references.encodes])

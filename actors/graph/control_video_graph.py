@@ -5,16 +5,18 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelpool.actors.graph.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.sampling_runs import StageTask
 from modelpool.actors.request.control_video_fields import InputVideo
-from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, OutputShape
 from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
-from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.control_video import takes_control_video, takes_face_video
 from modelpool.pool.specs.spec import TaskId
 
 
@@ -22,6 +24,16 @@ def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for a control video if models of `facts` do not accept one."""
     if request.video is not None and not takes_control_video(facts):
         raise unsupported_field("video", request.model, "accepts no control video")
+    if not takes_face_video(facts):
+        if request.face_video is not None:
+            raise unsupported_field("face_video", request.model, "animates no character")
+        return
+    if request.video_mask is not None:
+        raise unsupported_field("video_mask", request.model, "animates a character without a background")
+    reason = f"model {request.model!r} animates a character"
+    for name in ("video", "face_video", "reference"):
+        if getattr(request, name) is None:
+            raise missing_field(name, reason)
 
 
 def video_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, int]:
@@ -40,7 +52,9 @@ def video_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, int]
     return {name: n for name, n in sizes.items() if getattr(request, name) is None}
 
 
-def control_video_task(request: GenerateRequest, model: ModelRef, shape: OutputShape) -> StageTask:
+def control_video_task(
+    request: GenerateRequest, model: ModelRef, shape: OutputShape, facts: SamplingFacts
+) -> StageTask:
     """Return the encoding of the control video of a run that generates `shape`: of the video, its mask, and the
     reference images, each if it is set."""
     needs: dict[str, TaskId] = {}
@@ -50,6 +64,7 @@ def control_video_task(request: GenerateRequest, model: ModelRef, shape: OutputS
         needs[VIDEO_MASK] = input_video_id(request.video_mask, is_mask=True)
     needs |= {numbered(REFERENCE, number): input_image_id(each) for number, each in enumerate(request.references)}
     work = EncodeImageParams(model, shape.width, shape.height, frames=shape.frames, is_control_video=True)
+    work = replace(work, animates=takes_face_video(facts))
     return StageTask(work, needs)
 
 

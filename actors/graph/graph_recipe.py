@@ -119,7 +119,7 @@ def _images(
         return None
     references: Sequence[Any] = request.references
     files: dict[str, Any] = {}
-    for name in ("image", "mask", "last_image", "video", "video_mask"):
+    for name in ("image", "mask", "last_image", "video", "video_mask", "face_video"):
         if (source := getattr(request, name)) is not None:
             files |= {f"{name}_sha256": source.sha256, f"{name}_file": source.file}
     if references:

@@ -177,6 +177,8 @@ class RecipeImages:
     video_file: str = ""
     video_mask_sha256: str = field(default="", metadata=_LATER)
     video_mask_file: str = ""
+    face_video_sha256: str = field(default="", metadata=_LATER)
+    face_video_file: str = ""
     #: as used; 0 if the model is not guided by an image
     image_cfg: float = field(default=0.0, metadata=_LATER)
     noise_level: int = field(default=0, metadata=_LATER)

@@ -107,7 +107,7 @@ def _image_fields(pictures: RecipeImages, find: Callable[[str], str]) -> dict[st
         "image_cfg": pictures.image_cfg or None,
         "noise_level": pictures.noise_level or None,
     }
-    for name in ("image", "mask", "last_image", "video", "video_mask"):
+    for name in ("image", "mask", "last_image", "video", "video_mask", "face_video"):
         if getattr(pictures, f"{name}_sha256"):
             fields[name] = _found(name, getattr(pictures, f"{name}_file"), find)
     if pictures.reference_sha256:

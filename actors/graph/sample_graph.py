@@ -21,6 +21,7 @@ from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
+    FaceCondition,
     GuidanceParams,
     ImageCondition,
     LoraRef,
@@ -33,7 +34,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StartCondition,
 )
-from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.control_video import takes_control_video, takes_face_video
 from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, OWN_STEPS
 
 
@@ -82,6 +83,8 @@ def sample_params(
         conditions.append(MaskedImageCondition() if facts.inpaints else MaskCondition())
     if takes_control_video(facts):
         conditions.append(ControlVideoCondition())
+    if takes_face_video(facts):
+        conditions.append(FaceCondition())
     conditions += [ReferenceCondition(*size) for size in references.sizes]
     conditions += [region_params(region, whole) for region in request.regions]
     conditions += control_refs(request, catalog.controls)

@@ -78,9 +78,11 @@ def image_context_lengths(facts: SamplingFacts, reads_negative: bool) -> tuple[i
 
 
 def vision_images(request: GenerateRequest) -> tuple[TaskId, ...]:
-    """Return the input images that a vision encoder reads, each once. That they are set was checked with the first
-    frame."""
+    """Return the input images that a vision encoder reads, each once: the first and the last frame, or the character to
+    animate. That they are set was checked before."""
     images = (request.image, *(() if request.last_image is None else (request.last_image,)))
+    if request.image is None:
+        images = request.references[:1]
     return tuple(dict.fromkeys(input_image_id(each) for each in images))
 
 

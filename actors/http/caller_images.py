@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: fields of a request whose value is an image
 IMAGE_FIELDS = ("image", "mask", "last_image")
 #: fields whose value is an image or a list of images
-LIST_FIELDS = ("reference", "video", "video_mask")
+LIST_FIELDS = ("reference", "video", "video_mask", "face_video")
 #: fields whose value is a list of tables, with the keys of these that are images
 PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "controls": ("image", "mask"),
@@ -93,7 +93,7 @@ class CallerImages:
             if isinstance(value, (list, tuple)):
                 found[name] = [image_in(name, each) for each in value]
             elif value is not None:
-                found[name] = [image_in(name, value)] if name == "video" else image_in(name, value)
+                found[name] = [image_in(name, value)] if name in ("video", "face_video") else image_in(name, value)
         for name, keys in PART_FIELDS.items():
             if isinstance(found.get(name), (list, tuple)):
                 found[name] = [_in_part(name, part, keys, image_in) for part in found[name]]

@@ -34,7 +34,9 @@ from modelpool.pool.specs.spec import TaskId
 #: number of stored videos that are remembered for later requests; an entry is only a reference
 REMEMBERED = 64
 
-Brought: TypeAlias = tuple[InputVideo, ResultRef]
+Brought: TypeAlias = tuple[str, InputVideo, ResultRef]
+#: the field of a mask, whose pixels are another kind of result
+_MASK = "video_mask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,12 @@ class InputVideos:
         UserError naming the field for videos that cannot be read or do not fit together."""
         if request.video is None or isinstance(request.video, InputVideo):
             return {}
-        sources = _identity(request.video), _identity(request.video_mask)
+        sources = [_identity(source) for source in (request.video, request.video_mask, request.face_video)]
         key = (*sources, request.width, request.height, request.frames)
-        (video, ref), *masks = self._brought.get(key, lambda: tuple(self._videos_of(request)))
-        refs[input_video_id(video)] = ref
-        changed: dict[str, Any] = {"video": video}
-        for mask, mask_ref in masks:
-            refs[input_video_id(mask, is_mask=True)] = mask_ref
-            changed["video_mask"] = mask
+        changed: dict[str, Any] = {}
+        for name, video, ref in self._brought.get(key, lambda: tuple(self._videos_of(request))):
+            refs[input_video_id(video, is_mask=name == _MASK)] = ref
+            changed[name] = video
         return changed
 
     def _videos_of(self, request: GenerateRequest) -> Iterable[Brought]:
@@ -73,7 +73,12 @@ class InputVideos:
         video = _read("video", request.video, False, size, request.frames)
         height, width = video.frames.shape[1:3]
         # the frame rate is ignored: the control video is followed frame by frame
-        yield self._brought_as(video.frames, request.video, VideoFrames(video.frames, 0.0))
+        yield self._brought_as("video", video.frames, request.video, VideoFrames(video.frames, 0.0))
+        if request.face_video is not None:
+            face = _read("face_video", request.face_video, False, (None, None), request.frames)
+            if len(face.frames) != len(video.frames):
+                raise unusable_field("face_video", f"{len(face.frames)} frames", f"{len(video.frames)} like the video")
+            yield self._brought_as("face_video", face.frames, request.face_video, VideoFrames(face.frames, 0.0))
         if request.video_mask is None:
             return
         mask = _read("video_mask", request.video_mask, True, (width, height), request.frames)
@@ -83,12 +88,12 @@ class InputVideos:
         if len(mask.frames) not in (1, len(video.frames)):
             expected = f"1 frame, or {len(video.frames)} like the video"
             raise unusable_field("video_mask", f"{len(mask.frames)} frames", expected)
-        yield self._brought_as(mask.frames, request.video_mask, VideoMask(mask.frames))
+        yield self._brought_as(_MASK, mask.frames, request.video_mask, VideoMask(mask.frames))
 
-    def _brought_as(self, frames: PixelArray, source: VideoSource, result: Result) -> Brought:
+    def _brought_as(self, name: str, frames: PixelArray, source: VideoSource, result: Result) -> Brought:
         count, height, width = frames.shape[:3]
         file = os.path.basename(source) if isinstance(source, str) else ""
-        return InputVideo(frames_digest(frames), width, height, count, file), self._put(result)
+        return name, InputVideo(frames_digest(frames), width, height, count, file), self._put(result)
 
 
 def _read(

@@ -530,11 +530,11 @@ _ROWS = (
         "video",
         "Control video: a path, a list of paths or images, or a numpy array. Missing sizes and frames follow it; if it "
         "is shorter than the output, the rest is generated freely.",
-        requires="a control video (Wan VACE)",
+        requires="a control video (Wan VACE, Wan 2.2 animate)",
         option=Option(
             "--video",
             "FILE",
-            "Control video, for models that accept one (Wan VACE); sets size and frames.",
+            "Control video, for models that accept one (Wan VACE, Wan 2.2 animate); sets size and frames.",
             VIDEO,
         ),
     ),
@@ -547,6 +547,18 @@ _ROWS = (
             "--video-mask",
             "FILE",
             "Mask video or image for --video; white areas are regenerated, black areas are kept.",
+            VIDEO,
+        ),
+    ),
+    RequestField(
+        "face_video",
+        "Video of the face whose expressions the character has, with as many frames as `video`, which has its poses: "
+        "scaled to squares, whose centre is used.",
+        requires="a character to animate (Wan 2.2 animate)",
+        option=Option(
+            "--face-video",
+            "FILE",
+            "Video of the face, frame by frame as --video, for models that animate a character (Wan 2.2 animate).",
             VIDEO,
         ),
     ),

@@ -1,12 +1,14 @@
-"""Placeholder images with sizes but no pixels, to plan requests to models that require images."""
+"""Placeholder images and videos with sizes but no pixels, to plan requests to models that require them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import LastFrameMode, ModelDefaults
+from modelpool.pool.families.control_video import takes_face_video
 
 
 def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:
@@ -23,11 +25,18 @@ def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> Gene
         "image": begins or facts.image_concat is not None or facts.image_labels is not None,
         "mask": facts.inpaints,
         "last_image": video is not None and video.ends is LastFrameMode.MUST,
-        "reference": facts.needs_reference,
+        "reference": facts.needs_reference or takes_face_video(facts),
     }
     found: dict[str, Any] = {
         name: InputImage(f"a placeholder for {name}", width, height)
         for name, is_wanted in wanted.items()
         if is_wanted and getattr(request, name) is None
     }
+    if takes_face_video(facts) and video is not None:
+        frames = request.frames or video.frames
+        found |= {
+            name: InputVideo(f"a placeholder for {name}", width, height, frames)
+            for name in ("video", "face_video")
+            if getattr(request, name) is None
+        }
     return request.model_copy(update=found) if found else request

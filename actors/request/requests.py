@@ -121,6 +121,7 @@ class GenerateRequest(Strict):
     #: a `VideoSource` of `actors.request.control_video_fields` after validation
     video: Any = _field("video")
     video_mask: Any = _field("video_mask")
+    face_video: Any = _field("face_video")
     image_cfg: float | None = _field("image_cfg")
     noise_level: int | None = _field("noise_level")
     decoder: Decoder | None = _field("decoder")
@@ -209,7 +210,7 @@ class GenerateRequest(Strict):
     def _image(cls, value: Any, info: Any) -> Any:
         return checked_image(info.field_name, value, is_mask=info.field_name == "mask")
 
-    @field_validator("video", "video_mask", mode="before")
+    @field_validator("video", "video_mask", "face_video", mode="before")
     @classmethod
     def _video(cls, value: Any, info: Any) -> Any:
         return checked_video(info.field_name, value, is_mask=info.field_name == "video_mask")
@@ -242,8 +243,9 @@ class GenerateRequest(Strict):
                 raise UnusableField(f"{name} requires image")
         if self.image is None and any(control.image is None for control in self.controls):
             raise missing_field("controls.image", f"set it to {IMAGE_FORMS}, or set the field image of the request")
-        if self.video is None and self.video_mask is not None:
-            raise UnusableField("video_mask requires video")
+        for name in ("video_mask", "face_video"):
+            if self.video is None and getattr(self, name) is not None:
+                raise UnusableField(f"{name} requires video")
         if self.mask is not None and self.hires is not None:
             raise UnusableField(
                 "hires cannot be combined with mask: generate the image with hires first, then inpaint it"

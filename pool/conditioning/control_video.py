@@ -28,8 +28,9 @@ from modelpool.pool.core.stage_params import (
     VideoMask,
 )
 from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, TaskInputs
+from modelpool.pool.families.control_video import MASK_CHANNELS
 from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.pixels.image_ops import HALF, covering
+from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.pixels.latent_pixels import encoded
 from modelpool.pool.specs.spec import ExecutionMode
 
@@ -49,6 +50,8 @@ def encode_control_video(
     infinity, and Stopped at a tile or layer.
     """
     images = read.read_all(REFERENCE, ImagePixels)
+    if work.animates:
+        return _animated(work, read, images[0], vae, latent, hooks, division)
     kept_1CTHW, anew_1CTHW, mask_THW = _split(work, read)
     is_grey = VIDEO not in read
     parts = [_on_white(one, work.width, work.height) for one in reversed(images)]
@@ -63,6 +66,36 @@ def encode_control_video(
     video_CTHW = torch.cat([kept_CTHW, anew_CTHW, _mask_cells(mask_THW, latent.downscale, kept_CTHW.shape[1])])
     references = [torch.cat([one, one.new_zeros(len(video_CTHW) - len(one), *one.shape[1:])]) for one in before]
     control_CTHW = torch.cat([*references, video_CTHW], dim=1)
+    if not torch.isfinite(control_CTHW).all():
+        raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected finite numbers")
+    return Latent(control_CTHW.contiguous().numpy())
+
+
+def _animated(
+    work: EncodeImageParams,
+    read: TaskInputs,
+    character: ImagePixels,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+) -> Latent:
+    """Return the model input of poses and of a character, which is complete on black in the leading cell. As
+    `encode_control_video`. Source: `prepare_reference_image_latents`, `prepare_prev_segment_cond_latents` and
+    `prepare_pose_latents` of diffusers' WanAnimatePipeline, for one segment without a background."""
+    size = work.width, work.height
+    frames_THWC = read.read(VIDEO, VideoFrames).frames_THWC
+    frames_THWC = frames_THWC[there_and_back(len(frames_THWC), work.frames)]
+    poses_1CTHW = torch.from_numpy(_covering(frames_THWC, *size)).permute(3, 0, 1, 2)[None].float() / 127.5 - 1.0
+    parts = [_on_white(character, *size, ground=-1.0), torch.zeros_like(poses_1CTHW), poses_1CTHW]
+    shown_CTHW, empty_CTHW, poses_CTHW = (
+        encoded(part, vae, latent, part_hooks, None, division)[0]
+        for part, part_hooks in zip(parts, _counted(hooks, len(parts)), strict=True)
+    )
+    kept_CTHW = torch.cat([shown_CTHW, empty_CTHW], dim=1)
+    mask_CTHW = kept_CTHW.new_zeros(MASK_CHANNELS, *kept_CTHW.shape[1:])
+    mask_CTHW[:, :1] = 1.0
+    control_CTHW = torch.cat([mask_CTHW, kept_CTHW, torch.cat([torch.zeros_like(shown_CTHW), poses_CTHW], dim=1)])
     if not torch.isfinite(control_CTHW).all():
         raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected finite numbers")
     return Latent(control_CTHW.contiguous().numpy())
@@ -89,8 +122,8 @@ def _covering(frames: PixelArray, width: int, height: int) -> PixelArray:
     return np.stack([covering(frame, width, height) for frame in frames])
 
 
-def _on_white(image: ImagePixels, width: int, height: int) -> Tensor:
-    """Return an image as a single frame of this size: complete, as large as possible, centred on white;
+def _on_white(image: ImagePixels, width: int, height: int, ground: float = 1.0) -> Tensor:
+    """Return an image as a single frame of this size: complete, as large as possible, centred on white, or on `ground`;
     [1, C, 1, H, W] from -1 to 1. Source: `preprocess_conditions` of diffusers' WanVACEPipeline, including sizes and
     interpolation; it first rounds sides to multiples of 8."""
     pixels_1CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1.0
@@ -98,7 +131,7 @@ def _on_white(image: ImagePixels, width: int, height: int) -> Tensor:
     high, wide = (max(1, int(side * scale)) for side in pixels_1CHW.shape[2:])
     fitted_1CHW = functional.interpolate(pixels_1CHW, size=(high, wide), mode="bilinear", align_corners=False)
     top, left = (height - high) // 2, (width - wide) // 2
-    canvas_1CTHW = torch.ones((1, 3, 1, height, width))
+    canvas_1CTHW = torch.full((1, 3, 1, height, width), ground)
     canvas_1CTHW[:, :, 0, top : top + high, left : left + wide] = fitted_1CHW
     return canvas_1CTHW
 

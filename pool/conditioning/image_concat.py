@@ -26,17 +26,19 @@ from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
 from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
+    FaceCondition,
     ImagePixels,
     Latent,
     Mask,
     MaskedImageCondition,
     PixelArray,
     SampleParams,
+    VideoFrames,
 )
 from modelpool.pool.core.task_inputs import TaskInputs, numbered
-from modelpool.pool.families.control_video import CONTROL, control_video_channels
+from modelpool.pool.families.control_video import CONTROL, FACE, FACE_SIDE, control_video_channels
 from modelpool.pool.models.common.infer_config import image_concat_channels
-from modelpool.pool.pixels.image_ops import HALF, covering
+from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.sampling.schedules import sigma_table
@@ -92,6 +94,10 @@ def image_inputs(
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
     if work.has(ControlVideoCondition):
         model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
+    if work.has(FaceCondition):
+        model_kwargs[FACE] = torch.stack([_face(work, read) for read in inputs])
+        # Source: diffusers' WanAnimatePipeline
+        negative[FACE] = torch.full_like(model_kwargs[FACE], -1.0)
     if work.has(MaskedImageCondition):
         masks = [
             covering(read.read(task_inputs.MASK, Mask).values_HW, work.shape.width, work.shape.height)
@@ -134,8 +140,11 @@ def empty_image_inputs(
     if facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
     if work.has(ControlVideoCondition):
-        channels = control_video_channels(shape_CHW[0], work.shape.height // shape_CHW[-2])
+        channels = control_video_channels(facts, shape_CHW[0], work.shape.height // shape_CHW[-2])
         model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
+    if work.has(FaceCondition):
+        size = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
+        model_kwargs[FACE] = torch.empty(size, dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
         size = height * cells[-2] // work.shape.height, width * cells[-1] // work.shape.width
         model_kwargs[name] = torch.empty((batch, shape_CHW[0], *size), dtype=torch.float32, device=device)
@@ -209,6 +218,15 @@ def _depth(work: SampleParams, read: TaskInputs, cells: tuple[int, int]) -> Tens
     # a flat map has no depth
     found_CHW: Tensor = 2.0 * (depth_CHW - least) / (most - least).clamp(min=1e-6) - 1.0
     return found_CHW
+
+
+def _face(work: SampleParams, read: TaskInputs) -> Tensor:
+    """Return the frames of a face, [C, T, H, W] from -1 to 1; after the last one, back and forth as often as it takes.
+    Source: `pad_video_frames` of diffusers' WanAnimatePipeline."""
+    frames_THWC = read.read(task_inputs.FACE_VIDEO, VideoFrames).frames_THWC
+    places = there_and_back(len(frames_THWC), work.shape.frames)
+    shown = [covering(frames_THWC[place], FACE_SIDE, FACE_SIDE) for place in places]
+    return torch.from_numpy(np.stack(shown)).permute(3, 0, 1, 2).float() / 127.5 - 1.0
 
 
 def _latents(inputs: Sequence[TaskInputs], name: str) -> Tensor:

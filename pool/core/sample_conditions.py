@@ -17,6 +17,7 @@ from modelpool.pool.core.task_inputs import (
     CONTROL_MASK,
     CONTROL_MASKED_IMAGE,
     CONTROL_VIDEO,
+    FACE_VIDEO,
     IMAGE,
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
@@ -117,6 +118,15 @@ class ControlVideoCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class FaceCondition:
+    """The `VideoFrames` of a face, as many as the video has."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (FACE_VIDEO,)
+
+
+@dataclass(frozen=True, slots=True)
 class RegionParams:
     """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
     and height as fractions of the image; None if a `Mask` defines the region."""
@@ -137,6 +147,7 @@ SampleCondition: TypeAlias = (
     | ReferenceCondition
     | PriorCondition
     | ControlVideoCondition
+    | FaceCondition
     | RegionParams
     | ControlRef
     | ImagePromptRef

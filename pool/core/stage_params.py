@@ -43,6 +43,7 @@ from modelpool.pool.core.results import VideoMask as VideoMask
 from modelpool.pool.core.run_options import NO_OPTIONS as NO_OPTIONS
 from modelpool.pool.core.run_options import RunOptions as RunOptions
 from modelpool.pool.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
+from modelpool.pool.core.sample_conditions import FaceCondition as FaceCondition
 from modelpool.pool.core.sample_conditions import ImageCondition as ImageCondition
 from modelpool.pool.core.sample_conditions import MaskCondition as MaskCondition
 from modelpool.pool.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
@@ -288,6 +289,7 @@ class EncodeImageParams:
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
     is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
              "video_mask", if there are, and "reference.N" for each reference image
+    animates  the control video has the poses of the character in "reference.0"
     """
 
     model: ModelRef
@@ -301,6 +303,7 @@ class EncodeImageParams:
     bright: bool = False
     is_control_video: bool = False
     black: bool = False
+    animates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,6 +515,10 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
         if kind not in (ControlRef, ImagePromptRef)
     }
 )
+#: fields that were added later, with an empty default
+_LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {VisionEncodeParams: frozenset({"use", "blank"}), EncodeImageParams: frozenset({"animates"})}
+)
 #: the sampler whose step lengths follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -544,8 +551,8 @@ def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
     """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
     and the inputs by name."""
     content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
-    if isinstance(work, VisionEncodeParams):  # fields that were added later: ids without them are what they were
-        content = {name: value for name, value in content.items() if name not in ("use", "blank") or value}
+    if later := _LATER_FIELDS.get(type(work)):  # ids without them are what they were
+        content = {name: value for name, value in content.items() if name not in later or value}
     text = _JSON.encode([type(work).__name__, content, dict(needs)])
     return TaskId(f"{stage_of(work).value}-{_digest(text)[:20]}")
 

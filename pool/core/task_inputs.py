@@ -11,7 +11,8 @@ sample             positive, negative, region.N: `Encoded`; image_embeds: `Image
                    added to; image: `Latent` of the first frame, or of the concatenated image, or the `ImagePixels` to
                    upscale; mask: `Mask`; masked_image, control_video, reference.N, prior: `Latent`;
                    region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
-                   control_masked_image.N: `Latent`; image_prompt.N: `ImageEmbeds` of the images of an image prompt,
+                   control_masked_image.N: `Latent`; face_video: `VideoFrames`;
+                   image_prompt.N: `ImageEmbeds` of the images of an image prompt,
                    image_prompt_blank.N of no image, image_prompt_face.N of faces; image_prompt_mask.N.N: `Mask`;
                    sampler_state: `SamplerState` of the other expert
 decode             latent: `Latent`; image: `ImagePixels` to keep outside of mask: `Mask`
@@ -28,6 +29,7 @@ from modelpool.pool.core.results import Result
 POSITIVE, NEGATIVE, REGION, IMAGE_EMBEDS = "positive", "negative", "region", "image_embeds"
 START, IMAGE, LAST_IMAGE, MASK, MASKED_IMAGE = "start", "image", "last_image", "mask", "masked_image"
 VIDEO, VIDEO_MASK, CONTROL_VIDEO, REFERENCE = "video", "video_mask", "control_video", "reference"
+FACE_VIDEO = "face_video"
 REGION_MASK, CONTROL, CONTROL_MASK = "region_mask", "control", "control_mask"
 IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE = "image_prompt", "image_prompt_blank", "image_prompt_face"
 IMAGE_PROMPT_MASK = "image_prompt_mask"

@@ -112,10 +112,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     _shared(
         video.COSMOS_PREDICT_2, "anima", "Anima", "Anima", having(language_adapter=True), latent="wan21"
     ),
-    _shared(
-        video.WAN, "wan22_animate", "Wan 2.2 animate", "WAN22_Animate", having(model_type="animate"),
-        "WanAnimateTransformer3DModel", latent="wan21",
-    ),
     _shared(video.WAN, "wan21_camera", "Wan 2.1 camera", "WAN21_Camera", having(model_type="camera"), latent="wan21"),
     _shared(
         video.WAN, "wan22_camera", "Wan 2.2 camera", "WAN22_Camera", having(model_type="camera_2.2"), latent="wan21"

@@ -14,6 +14,7 @@ from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
     EncodeParams,
+    FaceCondition,
     GuidanceParams,
     ImageCondition,
     ModelStageParams,
@@ -27,7 +28,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.estimates.activation_estimator import empty_conditioning
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
-from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.control_video import takes_control_video, takes_face_video
 from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.modules.stable_cascade import prior_cells
 from modelpool.pool.loading.describe import native_size
@@ -59,9 +60,11 @@ def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
                 *([ImageCondition()] if imaged else []),
                 *([PriorCondition(*prior_cells(width, height))] if facts.is_decoder_stage else []),
                 *([ControlVideoCondition()] if takes_control_video(facts) else []),
+                *([FaceCondition()] if takes_face_video(facts) else []),
                 *([ReferenceCondition(width, height)] if facts.needs_reference else []),
             ]
-            shape = OutputShape(width, height, frames, rate, seconds, 0 if video is None else video.leading)
+            leading = 1 if takes_face_video(facts) else 0 if video is None else video.leading
+            shape = OutputShape(width, height, frames, rate, seconds, leading)
             schedule = SamplingSchedule(1, "euler", "normal", low_noise=role is Role.DIFFUSION_MODEL_2)
             return SampleParams(model, (), shape, schedule, GuidanceParams(5.0), 0, tuple(conditions))
         case Role.VAE:

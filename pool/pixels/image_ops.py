@@ -35,3 +35,9 @@ def pasted(new_HWC: PixelArray, kept_HWC: PixelArray, mask_HW: PixelArray) -> Pi
     share_HW1 = mask_HW[:, :, None].astype(np.float32) / 255
     mixed_HWC = new_HWC * share_HW1 + kept_HWC * (1 - share_HW1)
     return mixed_HWC.round().astype(np.uint8)
+
+
+def there_and_back(count: int, wanted: int) -> list[int]:
+    """Return the first `wanted` numbers of 0 to `count` - 1, back to 0, and so on."""
+    last = max(1, count - 1)
+    return [0 if count == 1 else last - abs(last - place % (2 * last)) for place in range(wanted)]

@@ -86,7 +86,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         module(
             hidden_states=joined(x_BCTHW, kwargs),
             timestep=level_B * TIMESTEPS,
-            encoder_hidden_states=_padded_text(kwargs),
+            encoder_hidden_states=padded_text(kwargs),
             encoder_hidden_states_image=_images(module, kwargs.get("image_context")),
             return_dict=False,
         )
@@ -108,7 +108,7 @@ def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: Mode
         module(
             hidden_states=with_image(x_BCTHW, kwargs),
             timestep=levels_BTHW.flatten(1),
-            encoder_hidden_states=_padded_text(kwargs),
+            encoder_hidden_states=padded_text(kwargs),
             return_dict=False,
         )
     )
@@ -121,7 +121,7 @@ def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: Mo
         module(
             hidden_states=x_BCTHW,
             timestep=level_B * TIMESTEPS,
-            encoder_hidden_states=_padded_text(kwargs),
+            encoder_hidden_states=padded_text(kwargs),
             control_hidden_states=kwargs["control"],
             return_dict=False,
         )
@@ -137,7 +137,7 @@ def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
     return states_BLD.reshape(-1, tokens // _IMAGES, width)
 
 
-def _padded_text(kwargs: ModelKwargs) -> Tensor:
+def padded_text(kwargs: ModelKwargs) -> Tensor:
     """Return the text states with zeros for padding, padded to `_TOKENS`. Raises UnusableField for a longer text."""
     import torch
 
@@ -148,7 +148,8 @@ def _padded_text(kwargs: ModelKwargs) -> Tensor:
     return torch.nn.functional.pad(real, (0, 0, 0, _TOKENS - context.shape[1]))
 
 
-def _flow(shift: float) -> NoiseFacts:
+def flow_noise(shift: float) -> NoiseFacts:
+    """Return the noise of a flow with this shift."""
     return NoiseFacts(NoiseKind.FLOW, shift=shift)
 
 
@@ -156,7 +157,7 @@ def _flow(shift: float) -> NoiseFacts:
 _ONE = {"transformer_2": NOTHING, "boundary_ratio": None}
 
 _FACTS = video_flow(
-    _flow(8.0),
+    flow_noise(8.0),
     Guidance.CLASSIFIER_FREE,
     cfg=5.0,
     steps=50,
@@ -170,7 +171,7 @@ _FACTS = video_flow(
 )
 _I2V_22_FACTS = replace(
     _FACTS,
-    noise=_flow(5.0),
+    noise=flow_noise(5.0),
     cfg=3.5,
     steps=40,
     boundary=0.9,
@@ -212,7 +213,7 @@ _T2V = FamilyDefinition(
         "Wan 2.2 text-to-video, both experts",
         replace(
             _FACTS,
-            noise=_flow(12.0),
+            noise=flow_noise(12.0),
             cfg=4.0,
             steps=40,
             boundary=0.875,
@@ -231,7 +232,7 @@ _TI2V_22 = replace(
     latent="wan22",
     facts=replace(
         _FACTS,
-        noise=_flow(5.0),
+        noise=flow_noise(5.0),
         width=1280,
         height=704,
         frames=121,
