@@ -143,8 +143,8 @@ def empty_image_inputs(
         channels = control_video_channels(facts, shape_CHW[0], work.shape.height // shape_CHW[-2])
         model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
     if work.has(FaceCondition):
-        size = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
-        model_kwargs[FACE] = torch.empty(size, dtype=torch.float32, device=device)
+        face = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
+        model_kwargs[FACE] = torch.empty(face, dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
         size = height * cells[-2] // work.shape.height, width * cells[-1] // work.shape.width
         model_kwargs[name] = torch.empty((batch, shape_CHW[0], *size), dtype=torch.float32, device=device)

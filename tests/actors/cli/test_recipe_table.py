@@ -20,13 +20,14 @@ OTHERS: dict[str, Any] = {
     "reference_sha256": "3x", "reference_file": "chair.png", "more_references": ("44",),
     "more_reference_files": ("table.png",), "reference_as": "whole", "last_image_sha256": "55",
     "last_image_file": "end.png", "video_sha256": "66", "video_file": "kite.mp4", "video_mask_sha256": "77",
-    "video_mask_file": "moving.mp4",
+    "video_mask_file": "moving.mp4", "face_video_sha256": "78", "face_video_file": "face.mp4",
     "image_prompts": (RecipeImagePrompt("plus", "88", "clip", "99", 0.7, 0.0, 0.5, ("aa",), ("cat.png",)),),
     "image_cfg": 1.5, "noise_level": 20,
 }  # fmt: skip
 #: names of files are shown beside hashes
 BESIDE = {"more_reference_files": "more_references", "last_image_file": "last_image_sha256"}
 BESIDE |= {"video_file": "video_sha256", "video_mask_file": "video_mask_sha256"}
+BESIDE |= {"face_video_file": "face_video_sha256"}
 
 
 def shown(recipe: Any) -> list[tuple[str, str]]:

@@ -87,6 +87,7 @@ OTHER_IMAGES = {
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
     "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
     "more_references": ("mn",), "reference_as": "numbered", "video_sha256": "op", "video_mask_sha256": "qr",
+    "face_video_sha256": "st",
 }  # fmt: skip
 IMAGES = RecipeImages("ef", "a.png", "gh", "b.png", 2, paste=True)
 
@@ -100,6 +101,7 @@ def test_what_a_image_was_made_from_is_in_the_digest_and_where_that_lay_is_not(f
         pictures=replace(
             IMAGES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
             last_image_file="e", video_file="g", video_mask_file="h",
+            face_video_file="i",
         ),
     )  # fmt: skip
     if field == "controls":
@@ -116,6 +118,7 @@ def test_what_a_image_was_made_from_is_in_the_digest_and_where_that_lay_is_not(f
         "last_image_file",
         "video_file",
         "video_mask_file",
+        "face_video_file",
     }
 
 

@@ -58,7 +58,9 @@ def edited(pool: RefusingPool, folder: Path, **texts: str) -> Answer:
     return asyncio.run(call(app, "POST", "/v1/images/edits", body, headers))
 
 
-@pytest.mark.parametrize("name", ["image", "mask", "reference", "last_image", "video", "video_mask", "controls"])
+@pytest.mark.parametrize(
+    "name", ["image", "mask", "reference", "last_image", "video", "video_mask", "face_video", "controls"]
+)
 def test_no_text_of_a_form_names_a_file_of_the_server(name: str, tmp_path: Path) -> None:
     """An existing image: a driver script may name it so."""
     path = tmp_path / PRIVATE

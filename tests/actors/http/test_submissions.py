@@ -244,6 +244,7 @@ def test_images_of_ended_submissions_are_released_whichever_field_has_them(tmp_p
         {"controls": [{"model": "inpaint", "image": file, "mask": mask}]},
         {"image_prompts": [prompted]}, {"image_prompts": [{**prompted, "image": file, "mask": mask}]},
         {"regions": [{"prompt": "a", "mask": mask}]}, {"video": frames}, {"video": file, "video_mask": frames[..., 0]},
+        {"video": file, "face_video": frames},
     ):  # fmt: skip
         request = GenerateRequest(model="shapes", prompt="a", **fields)
         known = HttpSubmission("s", "", "native", 1, lambda: None, False, requests=[request])

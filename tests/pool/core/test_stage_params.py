@@ -17,6 +17,7 @@ from modelpool.pool.core.stage_params import (
     EmbeddingRef,
     EncodeImageParams,
     EncodeParams,
+    FaceCondition,
     GuidanceParams,
     ImageCondition,
     LoraRef,
@@ -48,6 +49,7 @@ CONDITIONS: tuple[SampleCondition, ...] = (
     ReferenceCondition(64, 64),
     PriorCondition(8, 8),
     ControlVideoCondition(),
+    FaceCondition(),
     RegionParams(1.0),
     CONTROL,
 )
@@ -139,8 +141,8 @@ def test_parameters_are_grouped() -> None:
 def test_conditions_name_the_inputs_that_they_read() -> None:
     names = list(condition_inputs((*CONDITIONS, ReferenceCondition(8, 8), RegionParams(1.0, (0, 0, 1, 1)))))
     assert names == [
-        "start", "image", "mask", "mask", "masked_image", "reference.0", "prior", "control_video", "region.0",
-        "region_mask.0", "control.0", "reference.1", "region.1",
+        "start", "image", "mask", "mask", "masked_image", "reference.0", "prior", "control_video", "face_video",
+        "region.0", "region_mask.0", "control.0", "reference.1", "region.1",
     ]  # fmt: skip
     masked = dataclasses.replace(CONTROL, reads_latent=True, mask_mode=ControlMaskMode.SEPARATE)
     assert list(condition_inputs((CONTROL, masked))) == [

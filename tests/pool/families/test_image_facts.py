@@ -12,6 +12,7 @@ from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
 from modelpool.pool.detection.signatures import SIGNATURES
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.model_facts import Guidance, Level
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from tests.pool.families.modules.in_tables import image_facts_in_tables
@@ -31,7 +32,8 @@ def test_every_model_that_is_built_has_facts_and_is_recognised_under_that_name()
 @pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 def test_a_model_runs_on_what_it_must_be_told_and_on_nothing_less(case: Case) -> None:
     """Names that it may read can be left out; each that it must read is missed."""
-    facts = IMAGE_FACTS[SIZED.get(case.name, case.name)]
+    name = SIZED.get(case.name, case.name)
+    (facts,) = (family.facts for family in defined_families() if family.name == name)
     module = case.module()
     plan = plan_diffusion_model({key: tuple(value.shape) for key, value in case.file(module).items()})
     x, told = case.inputs()

@@ -316,7 +316,8 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
         opaque = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
         mean: Tensor = module.encode(opaque[:, :, None]).latent_dist.mode()[:, :, 0]
         return mean
-    if getattr(module.config, "input_channels", 3) == 4:
+    own = getattr(module, "config", None)
+    if 4 in (getattr(own, "input_channels", 3), getattr(own, "in_channels", 3)):
         pixels = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
     encoded = module.encode(pixels)
     if hasattr(encoded, "latent_dist"):
