@@ -331,7 +331,8 @@ class GpuWorker:
 
     def may_start(self, request: RunRequest) -> bool:
         """Return whether a run may start: it was not revoked, and the runs of this worker that make its inputs have
-        succeeded. Call before `run`, once, on the thread of the runs. Raises OlderEpoch."""
+        succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
+        OlderEpoch."""
         self._lease.check(request.epoch)
         return self._own_results.has(request.own) and self._revoked.start(request.run)
 
@@ -390,13 +391,17 @@ class GpuWorker:
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
-            outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
-            report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
-            if report.error is None and result is not None:
-                own_results.keep(request.run, result, report.result_bytes)
-            return report, result
+            try:
+                outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
+                report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
+                if report.error is None and result is not None:
+                    own_results.keep(request.run, result, report.result_bytes)
+                return report, result
+            finally:
+                own_results.end(request.run)
 
-        if isinstance(request.work, DecodeParams):  # only such a run may still be computed
+        if self._compute is not None and isinstance(request.work, DecodeParams):  # only such a run may be computed yet
+            own_results.expect(request.run)
             return end
         ended = end()  # at once: the run behind it may read its result here
         return lambda: ended
@@ -423,18 +428,21 @@ class GpuWorker:
         inputs: tuple[Result, ...],
         answers: list[tuple[TaskReport | None, Result | None]],
     ) -> _Ending | None:
-        """Run the requests, each decode beside the next one. Returns the end of the last one if that is not in
-        `answers`."""
-        rest, pending = iter(inputs), None
+        """Run the requests, each decode beside the next one, unless that reads what it makes. Returns the end of the
+        last one if that is not in `answers`."""
+        rest, pending, decode = iter(inputs), None, 0
         for request in requests:
             own = tuple(islice(rest, _input_count(request)))
+            if pending is not None and decode in request.own:
+                answers.append(pending())
+                pending = None
             can_start = not self._ended.is_set() and self.may_start(request)
             ending = self._begin(request, own) if can_start else None
             if pending is not None:
                 answers.append(pending())
                 pending = None
             if ending is not None and self._compute is not None and isinstance(request.work, DecodeParams):
-                pending = ending
+                pending, decode = ending, request.run
             else:
                 answers.append((None, None) if ending is None else ending())
         return pending

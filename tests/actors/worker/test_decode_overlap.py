@@ -17,7 +17,7 @@ from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.core.stage_params import DecodeParams, Result
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
-from tests.actors.fakes import FakeCatalog, FakeEngine, result_of
+from tests.actors.fakes import UPSCALER, FakeCatalog, FakeEngine, result_of
 
 PATIENCE_SECONDS = 10.0
 
@@ -137,4 +137,36 @@ def test_a_run_can_be_revoked_until_its_turn() -> None:
         is_free.set()
         assert revoked
         assert called.result(PATIENCE_SECONDS) == (None, None)
+    both.worker.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_reads_what_is_decoded_waits_for_it(together: bool, fails: bool) -> None:
+    """Found in a review: it did not find its input, as the decode had only begun, and had to be sent again."""
+    both = Overlapping(fails)
+    wanted = GenerateRequest(model="shapes", prompt="x", seed=1, steps=3, upscale=f"{UPSCALER}:2")
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
+    decode, upscale = cut.job.tasks[-2:]
+    requests = [
+        RunRequest(decode, cut.works[decode.task_id], 1, 1),
+        RunRequest(upscale, cut.works[upscale.task_id], 1, 2, own=(1,)),
+    ]
+    may_start = both.worker.may_start
+
+    def asked(request: RunRequest) -> bool:
+        if request.run == 2:
+            both.engine.other_began.set()
+        return may_start(request)
+
+    both.worker.may_start = asked  # type: ignore[method-assign]
+    if together:
+        both.engine.other_began.set()
+    call = in_one_call if together else one_by_one
+    (decoded, upscaled), results = call(both.worker, requests, [both.inputs[0], []])
+    assert (decoded.error is None) == (not fails)
+    assert (upscaled is None, results[1] is None) == (fails, fails)
+    if not fails:
+        assert upscaled.error is None
+        assert np.array_equal(results[1].pixels_HWC, result_of(requests[1].work, {"image": results[0]}).pixels_HWC)
     both.worker.close()
