@@ -334,7 +334,7 @@ class GpuWorker:
         succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
         OlderEpoch."""
         self._lease.check(request.epoch)
-        return self._own_results.has(request.own) and self._revoked.start(request.run)
+        return self._own_results.claim(request.own) and self._revoked.start(request.run)
 
     def revoke(self, run: int, epoch: int = 0) -> bool:
         """Take back a run that was sent here; return False if it has started. Returns at once, on any thread. Raises
