@@ -259,9 +259,9 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
-        #: the runs of the current call of several, and the answers of those that are over; replaced atomically, and the
-        #: answers grow by single appends
-        self._in_order: tuple[list[int], list[tuple[TaskReport | None, Result | None]]] | None = None
+        #: the answers of the runs that are over of each call of several that is under way, by its epoch and runs;
+        #: changed by single atomic operations
+        self._in_order: dict[tuple[int, ...], list[tuple[TaskReport | None, Result | None]]] = {}
         #: replaced with the controller
         self._revoked = RevokedRuns()
         #: likewise
@@ -413,13 +413,14 @@ class GpuWorker:
         `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
         after the loss of the GPU, which do not start. Raises OlderEpoch."""
         answers: list[tuple[TaskReport | None, Result | None]] = []
-        self._in_order = ([request.run for request in requests], answers)
+        call = (requests[0].epoch, *[request.run for request in requests])
+        self._in_order[call] = answers
         try:
             last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
             if last is not None:
                 answers.append(last())
         finally:
-            self._in_order = None
+            self._in_order.pop(call, None)
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
     def _begin_in_order(
@@ -453,10 +454,7 @@ class GpuWorker:
         """Return what `run_in_order` will return for the first of these runs, those that are over by now. Returns at
         once, on any thread. Raises OlderEpoch."""
         self._lease.check(epoch)
-        in_order = self._in_order
-        if in_order is None or in_order[0] != list(runs):
-            return (), ()
-        answers = tuple(in_order[1])
+        answers = tuple(self._in_order.get((epoch, *runs), ()))
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
     def run_batch(

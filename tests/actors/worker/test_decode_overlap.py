@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,4 +170,32 @@ def test_a_run_that_reads_what_is_decoded_waits_for_it(together: bool, fails: bo
     if not fails:
         assert upscaled.error is None
         assert np.array_equal(results[1].pixels_HWC, result_of(requests[1].work, {"image": results[0]}).pixels_HWC)
+    both.worker.close()
+
+
+def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() -> None:
+    """Found in a review: the worker knew one call of several runs at a time."""
+    both, is_second = Overlapping(), threading.Event()
+    sampling = replace(both.requests[1], run=3)
+    begin, seen = both.engine.begin, []
+
+    def look(task: Any, work: Any, *args: Any, **named: Any) -> Any:
+        if len(both.engine.order) == 1:
+            assert is_second.wait(PATIENCE_SECONDS)
+            seen.append(both.worker.over_in_order([2, 3])[0])
+        return begin(task, work, *args, **named)
+
+    both.engine.begin = look  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(both.worker.run_in_order, [both.requests[1], sampling], *both.inputs[1] * 2)
+        while not both.engine.order:
+            threading.Event().wait(0.001)
+        second = threads.submit(both.worker.run_in_order, [both.requests[0]], *both.inputs[0])
+        while both.worker._compute._work_queue.empty():  # type: ignore[union-attr]
+            threading.Event().wait(0.001)
+        is_second.set()
+        reports, _ = first.result(PATIENCE_SECONDS)
+        second.result(PATIENCE_SECONDS)
+    assert seen == [reports[:1]]
+    assert both.worker.over_in_order([2, 3]) == ((), ()), "the call is over"
     both.worker.close()
