@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
-from modelpool.actors.control.computed_by import setting_of
+from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
@@ -205,7 +205,8 @@ def _computed_by(pool: PoolSection) -> dict[str, str]:
     fields = PoolSection.model_fields
     usual = {name: value for name in ("products", "compile") if (value := getattr(pool, name)) != fields[name].default}
     own = {setting_of("compile", each.name): each.compile for each in pool.models if each.compile is not None}
-    return usual | {name: value for name, value in own.items() if value != pool.compile}
+    own = {name: value for name, value in own.items() if value != pool.compile}
+    return usual | {name: AS_USUAL if value == fields["compile"].default else value for name, value in own.items()}
 
 
 def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:
