@@ -177,7 +177,7 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
     """Found in a review: the worker knew one call of several runs at a time."""
     both, is_second = Overlapping(), threading.Event()
     sampling = replace(both.requests[1], run=3)
-    begin, seen = both.engine.begin, []
+    begin, seen = both.engine.begin, list[Any]()
 
     def look(task: Any, work: Any, *args: Any, **named: Any) -> Any:
         if len(both.engine.order) == 1:
