@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import webuiapi
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool import GenerateRequest
+from modelpool.actors.http.a1111_api import sampling_facts
 from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.pool.core.errors import UserError
@@ -139,6 +143,25 @@ def test_the_scale_of_forge_is_guidance_or_shift_and_an_explicit_shift_is_read()
         call, facts = parse_call(given, is_img2img=False), running_families()[family].sampling
         (made,) = requests_of(call, "some", 1, CallerImages((), 1 << 20), facts)
         assert (made.cfg, made.shift) == expected, family
+
+
+def test_the_scale_of_forge_is_read_for_a_model_under_any_of_its_names() -> None:
+    """It was ignored for a name in other letters or with a folder, and Flux dev had the guidance of `cfg_scale`."""
+    asked: list[str] = []
+
+    def recipes(wanted: list[GenerateRequest]) -> tuple[Any, ...]:
+        asked.append(wanted[0].model)
+        known = wanted[0].model.lower().endswith("flux1-dev")
+        return (SimpleNamespace(model="flux1-dev") if known else UserError("unknown model"),)
+
+    async def listings() -> Any:
+        return SimpleNamespace(models=(SimpleNamespace(name="flux1-dev", family="Flux dev"),))
+
+    services: Any = SimpleNamespace(listings=listings, pool=SimpleNamespace(recipes=recipes))
+    expected = running_families()["flux_dev"].sampling
+    for name, facts in (("flux1-dev", expected), ("Flux/Flux1-Dev", expected), ("other", None)):
+        assert asyncio.run(sampling_facts(services, name)) is facts, name
+    assert asked == ["Flux/Flux1-Dev", "other"]
 
 
 def test_a_wrong_scale_of_forge_is_named_as_the_caller_does() -> None:
