@@ -272,7 +272,7 @@ def _worker_index(state: SchedulerState) -> None:
 
 def _pinned(state: SchedulerState, task: Task) -> None:
     """A task waits for one worker after it ran out of memory or lost one: for a limited time, and only for one that may
-    take it and is not idle."""
+    take it and is not idle, or waits for the ends of the other tasks of a batch."""
     name, worker_id = task.spec.task_id, task.pinned_to
     assert task.memory_failures or task.crashed, _story(state, name, f"waits for {worker_id} without a reason")
     assert state.at < task.pinned_until, _story(state, name, f"waits for {worker_id} for too long")
@@ -283,7 +283,8 @@ def _pinned(state: SchedulerState, task: Task) -> None:
     is_idle = state.worker_table.workers[worker_id].status is WorkerState.IDLE
     first = state.demand.pinned.first(worker_id)
     may_start = first is not None and state.demand.fair_queue.may_start(first)
-    assert not (is_idle and may_start), _story(state, name, f"{worker_id} is idle")
+    can_start = is_idle and may_start and not _is_reported_in_parts(state)
+    assert not can_start, _story(state, name, f"{worker_id} is idle")
 
 
 def _results(state: SchedulerState) -> None:
@@ -330,11 +331,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
     task. In a pool that ends, all tasks wait; and those that wait for the ends of the other tasks of a batch, which are
     reported one after the other."""
     idle = state.worker_table.usable(WorkerState.IDLE)
-    batches = [
-        worker for worker in state.worker_table.usable(WorkerState.BUSY) if worker.batch_mates or worker.members > 1
-    ]
-    is_in_parts = any(len(worker.task_ids) < worker.members for worker in batches)
-    if not idle or state.ends_at is not None or is_in_parts:
+    if not idle or state.ends_at is not None or _is_reported_in_parts(state):
         return
     largest_bytes = max(w.capacity_bytes or 0 for w in idle)
     could_start = [
@@ -351,6 +348,13 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
     for task in could_start:
         soonest = [w for w in busy if w.expected_end is not None]
         assert soonest, _story(state, task.name, f"waits, while {idle[0].name} is idle, for workers of unknown end")
+
+
+def _is_reported_in_parts(state: SchedulerState) -> bool:
+    """Return whether the ends of some tasks of a batch are reported and those of others are not yet: nothing starts in
+    between."""
+    busy = state.worker_table.usable(WorkerState.BUSY)
+    return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
 
 
 def _predictions(state: SchedulerState) -> None:

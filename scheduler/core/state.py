@@ -419,12 +419,8 @@ class SchedulerState:
     def _start_pinned(self) -> None:
         """Start tasks that wait for one worker each, if it is idle; restart its process first if needed."""
         for worker in self.worker_table.usable(WorkerState.IDLE):
-            task = self.demand.pinned.first(worker.worker_id)
+            task = self._first_pinned(worker)
             if task is None or not self.demand.fair_queue.may_start(task):
-                continue
-            if self.costs.extra_seconds(task.spec, task.cost_class, worker) is None:
-                self.log.note(task, f"no longer waits for {worker.worker_id}, which cannot run it now")
-                self.demand.unpin(task)
                 continue
             if task.recycle_first:
                 task.recycle_first, task.next_oom_step = False, None
@@ -438,6 +434,17 @@ class SchedulerState:
                     self._query(), task, worker, PlacementRule.PINNED, f"it {before} before, and waited for this worker"
                 )
             )
+
+    def _first_pinned(self, worker: Worker) -> Task | None:
+        """Return the first task that waits for this worker alone and can run there. Those before it that cannot no
+        longer wait for it."""
+        while (task := self.demand.pinned.first(worker.worker_id)) is not None:
+            can_run = self.costs.extra_seconds(task.spec, task.cost_class, worker) is not None
+            if can_run or not self.demand.fair_queue.may_start(task):
+                return task
+            self.log.note(task, f"no longer waits for {worker.worker_id}, which cannot run it now")
+            self.demand.unpin(task)
+        return None
 
     def _schedule_tick(self) -> None:
         """Ready tasks wait for busy workers while others are idle: check again when one should be free."""

@@ -82,6 +82,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
             TaskStatus.RUNNING,  # the run before it ended
             TaskStatus.BLOCKED,  # it was revoked, or its worker was lost before it started
             TaskStatus.STOPPING,  # no live job needs it any more; it is not revoked yet
+            TaskStatus.ENDED,  # its worker was lost before it started, and no other can run it
         }
     ),
     TaskStatus.RUNNING: frozenset(

@@ -322,7 +322,9 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
     for path in (tmp_path / "whole").glob("tokenizer_*"):
         path.rename(tmp_path / "parts" / path.name)
     parts = TinyModel.of_folder(tmp_path / "parts")
-    assert torch.equal(parts.made(image=image(4), **FIELDS).latents[0], expected)
+    found = parts.made(image=image(4), **FIELDS).latents[0]
+    # the same weights at addresses of another alignment, which decides how matrix products round on a CPU
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-6 * float(expected.abs().max()))
     parts.close()
 
 

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.core.history import history_of
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -410,3 +411,35 @@ def test_a_long_run_is_followed_by_a_queued_task_without_any_other_event() -> No
     assert next_on(shell) == wanted(shell, "next")
     assert 0.0 < left_seconds <= 0.0501
     assert ticks == 1
+
+
+def test_every_task_that_waits_for_a_worker_waits_no_longer_once_its_machine_lacks_the_file() -> None:
+    """Found by the state machine: two runs in a row ran out of memory, so both tasks wait for the worker to start its
+    process again. The third finds that its file is unavailable. Only the first of the two stopped waiting."""
+    shell = pool(node="n1", send_ahead_seconds=60.0)
+    shell.want("a", "b")  # b may start on another machine
+    for name in ("one", "two", "three"):
+        submit(shell, name)
+    assert next_on(shell) is not None
+    shell.finish("a", RunErrorKind.OUT_OF_VRAM, residency=Residency(ROOMY))
+    shell.finish("a", RunErrorKind.OUT_OF_VRAM, residency=Residency(ROOMY))
+    waiting = [shell.state.demand.tasks[wanted(shell, name)] for name in ("one", "two")]
+    assert [task.pinned_to for task in waiting] == ["a", "a"]
+    shell.lacks("a", PAINT)
+    assert [task.pinned_to for task in waiting] == [None, None]
+
+
+def test_a_queued_task_whose_worker_is_lost_fails_if_no_other_machine_has_its_file() -> None:
+    """Found by the state machine: the move from queued to failed was not allowed."""
+    shell = pool(workers=2, node="n1")
+    for name in ("one", "two", "three"):
+        submit(shell, name)
+    (queued,) = (name for name in ("two", "three") if wanted(shell, name) in {next_on(shell, "a"), next_on(shell, "b")})
+    (holder,) = (name for name in "ab" if next_on(shell, name) == wanted(shell, queued))
+    (other,) = {"a", "b"} - {holder}
+    shell.want(other)
+    shell.up[WorkerId(other)] = (shell.up[WorkerId(other)][0], Residency(ROOMY))  # its weights are gone, too
+    shell.lacks(other, PAINT)
+    shell.lose(holder)
+    assert shell.outcome(queued) is Outcome.FAILED
+    assert shell.error(queued).kind is RunErrorKind.FILE_UNAVAILABLE
