@@ -175,7 +175,8 @@ class EndRates:
 
     def left_seconds(self, owner: str, active: Iterable[ActiveSubmission], now: float) -> dict[str, float]:
         """Take a sample of each active submission, and return the expected time until it has ended, by its id; those
-        of which fewer than LEAST_ENDS have ended since the first sample are missing. Forgets all other submissions of `owner`.
+        of which fewer than LEAST_ENDS have ended since the first sample are missing. Forgets all other submissions of
+        `owner`.
         """
         before, samples = self._samples.get(owner, {}), {}
         found = {}
