@@ -65,9 +65,7 @@ def test_what_training_left_in_a_file_does_not_matter() -> None:
     assert detect(header_of({**layouts.tiny_sd1(), **leftovers})) is SD1
 
 
-UNETS = {
-    "Lotus D (depth and normals)": lambda: layouts.ldm_unet(replace(layouts.SD21_UNET, label_width=4)),
-}
+UNETS = {}
 
 
 @pytest.mark.parametrize(("title", "layout"), [("Stable Diffusion 3", layouts.sd3), ("Flux dev", layouts.flux)])
