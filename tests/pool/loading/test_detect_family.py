@@ -65,7 +65,9 @@ def test_what_training_left_in_a_file_does_not_matter() -> None:
     assert detect(header_of({**layouts.tiny_sd1(), **leftovers})) is SD1
 
 
-UNETS = {}
+UNETS = {
+    "Stable Zero123": lambda: {**layouts.ldm_unet(layouts.LdmUnet(in_channels=8)), "cc_projection.weight": (768, 772)},
+}
 
 
 @pytest.mark.parametrize(("title", "layout"), [("Stable Diffusion 3", layouts.sd3), ("Flux dev", layouts.flux)])
