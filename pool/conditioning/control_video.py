@@ -28,7 +28,7 @@ from modelpool.pool.core.stage_params import (
     VideoMask,
 )
 from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, TaskInputs
-from modelpool.pool.families.control_video import MASK_CHANNELS
+from modelpool.pool.families.parts.video import MASK_CHANNELS
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.pixels.latent_pixels import encoded

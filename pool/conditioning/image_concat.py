@@ -36,7 +36,8 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.task_inputs import TaskInputs, numbered
-from modelpool.pool.families.control_video import CONTROL, FACE, FACE_SIDE, control_video_channels
+from modelpool.pool.families.control_video import CONTROL, FACE, control_video_channels
+from modelpool.pool.families.parts.video import FACE_SIDE
 from modelpool.pool.models.common.infer_config import image_concat_channels
 from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.pixels.latent_pixels import to_vae_scale

@@ -12,13 +12,12 @@ and the latent of the poses. The leading cell has the character and no poses. So
 from __future__ import annotations
 
 from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.families.parts.video import MASK_CHANNELS
 
 #: name of the control video in `ModelKwargs` (`pool.models.diffusion.architecture`)
 CONTROL = "control"
-#: the same of the pixels of a face, and the pixels along its sides
-FACE, FACE_SIDE = "face", 512
-#: channels of the mask of models that animate
-MASK_CHANNELS = 4
+#: the same of the pixels of a face
+FACE = "face"
 
 
 def takes_control_video(facts: SamplingFacts) -> bool:

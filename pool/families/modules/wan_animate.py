@@ -16,11 +16,11 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.detection.layouts.signature import having
-from modelpool.pool.families.control_video import FACE_SIDE, MASK_CHANNELS
 from modelpool.pool.families.modules import wan
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.video import FACE_SIDE, MASK_CHANNELS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

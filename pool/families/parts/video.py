@@ -15,6 +15,9 @@ from modelpool.pool.families.parts.model_facts import ModelFacts, image_flow
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: models that animate a character: channels of the mask of what is kept, and pixels along a side of a face
+MASK_CHANNELS, FACE_SIDE = 4, 512
+
 
 def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
     """Return the facts of a family that makes videos with a flow, in patches of 2x2 cells of 4 frames of 8x8 pixels;
