@@ -187,7 +187,8 @@ class ChangedPool(FakePool):
     ("changed", "first", "noun"),
     [
         (({},), "2 images in", "images: p "),
-        (({"frames": 5, "frame_rate": 8.0},), "2 videos in", "videos: p "),
+        (({"frames": 5, "frame_rate": 8.0, "format": "gif"},), "2 videos in", "videos: p "),
+        (({"frames": 5, "frame_rate": 1.0},), "2 images in", "images: p "),
         (({"seconds": 2.0},), "2 audio clips in", "audio clips: p "),
         (({}, {"seconds": 2.0}), "2 files in", "files: p "),
     ],
