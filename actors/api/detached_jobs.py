@@ -103,7 +103,8 @@ def submit_detached(
     """Hand requests with seeds over to the pool's job service, as they are read. When this returns, they are on its
     disk.
 
-    requests       returns them; called again, up to `most_tries` times, if the service is restarted meanwhile
+    requests       returns them; called again, up to `most_tries` times, if the service is restarted meanwhile, or
+                   another driver has taken over
     submission_id  chosen by the caller: handing over again under the same id returns the same jobs; while another
                    driver hands it over, this one waits until it has done so, or has sent nothing for some time
     check          returns the recipe or the error of requests; called with one request of each kind
@@ -114,15 +115,20 @@ def submit_detached(
     """
     name, address = submission_id or uuid.uuid4().hex[:10], str(absolute_address(output))
     new = NewSubmission(name, address, user, 0, file_name, layout)
+    reason = ""
     for _ in range(most_tries):
-        with suppress(_Forgotten):
+        try:
             _hand_over(connection, new, _checked_texts(requests(), check))
+        except _Forgotten as forgotten:
+            reason = str(forgotten)
+        else:
             return DetachedJobs(connection, new.submission_id)
-    raise UserError("the job service of the pool was restarted meanwhile; submit again")
+    raise UserError(reason)
 
 
 class _Forgotten(Exception):
-    """Raised if the service was restarted: it has forgotten what it had not acknowledged."""
+    """Raised if the service has forgotten what it had not acknowledged: it was restarted, or another driver hands over
+    the submission by now. The message says so."""
 
 
 def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:
@@ -163,11 +169,14 @@ def _begun(connection: JobsConnection, new: NewSubmission, driver: str) -> Submi
 
 @contextmanager
 def _known_to_the_service() -> Iterator[None]:
-    """Raise _Forgotten where the service does not know a submission that was begun."""
+    """Raise _Forgotten where the service does not know a submission that was begun, or receives it from another driver,
+    which may have begun first after a restart."""
     try:
         yield
     except UnknownName:
-        raise _Forgotten from None
+        raise _Forgotten("the job service of the pool was restarted meanwhile; submit again") from None
+    except BeingReceived as taken_over:
+        raise _Forgotten(str(taken_over)) from None
 
 
 def _checked_texts(requests: Iterable[GenerateRequest], check: Check) -> Iterator[tuple[str, ...]]:

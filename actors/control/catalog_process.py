@@ -123,7 +123,7 @@ class _Process:
             writer = self._writer or await self._connected()
             writer.writelines((LENGTH.pack(len(message)), message))
             await writer.drain()
-        except OSError as closed:
+        except (OSError, RuntimeError) as closed:  # the latter of uvloop, which Ray uses where it is installed
             self.end()  # now: the caller may ask again before the reader notices
             raise _Lost(str(closed)) from closed
 

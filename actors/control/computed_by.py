@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 #: between the name of a setting and that of the model that it is for
 _OF = " of "
+#: value of a setting of one model that is the default, where that of all models is not
+AS_USUAL = ""
 
 
 def setting_of(setting: str, model: str) -> str:
@@ -14,10 +16,10 @@ def setting_of(setting: str, model: str) -> str:
 
 
 def computed_by_of(computed_by: Mapping[str, str], model: str) -> dict[str, str]:
-    """Return the settings of one model: those of all, replaced by its own."""
+    """Return the settings of one model that differ from the defaults: those of all, replaced by its own."""
     found = {name: value for name, value in computed_by.items() if _OF not in name}
     for name, value in computed_by.items():
         setting, of, owner = name.partition(_OF)
         if of and owner == model:
             found[setting] = value
-    return found
+    return {name: value for name, value in found.items() if value != AS_USUAL}

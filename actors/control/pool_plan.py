@@ -10,23 +10,29 @@ from functools import partial
 from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
-from modelpool.actors.control.computed_by import setting_of
+from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import LoadRequest, RunRequest
+from modelpool.actors.wire.forms import forms_of
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.results import Result
 from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.specs.resident import Resident
+from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, RunError, TaskReport, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
+#: what a worker reads and sends, and those parts of them that compiled classes do not tell: they are in tuples
+_MESSAGES = (RunRequest, LoadRequest, Result, TaskReport, LoadReport, StateSaved, StepDone)
+_PARTS = (ComponentUse, ExecutionMode, Resident, RunError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +122,8 @@ def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str |
         plan.worker_lease_seconds,
         plan.overlaps_decode,
         code,
-        # a worker that an earlier version has started reads its own form of requests only
-        RunRequest.__match_args__,
-        LoadRequest.__match_args__,
+        # a worker that an earlier version has started reads and sends its own forms only
+        forms_of(*_MESSAGES, *_PARTS),
     )
     return hashlib.sha256(pickle.dumps(depends_on)).hexdigest()
 
@@ -205,7 +210,8 @@ def _computed_by(pool: PoolSection) -> dict[str, str]:
     fields = PoolSection.model_fields
     usual = {name: value for name in ("products", "compile") if (value := getattr(pool, name)) != fields[name].default}
     own = {setting_of("compile", each.name): each.compile for each in pool.models if each.compile is not None}
-    return usual | {name: value for name, value in own.items() if value != pool.compile}
+    own = {name: value for name, value in own.items() if value != pool.compile}
+    return usual | {name: AS_USUAL if value == fields["compile"].default else value for name, value in own.items()}
 
 
 def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:

@@ -380,8 +380,8 @@ class Journal:
         receiver = self._receivers.get(submission_id)
         if receiver is not None and receiver.driver != driver:  # None: a seal has failed on the disk
             raise BeingReceived(
-                f"another driver has taken over id {submission_id!r}, as this one sent nothing for "
-                f"{SILENCE_SECONDS:.0f} s; submit again to follow it"
+                f"another driver has taken over id {submission_id!r}: this one sent nothing for "
+                f"{SILENCE_SECONDS:.0f} s, or the job service was restarted; submit again to follow the other one"
             )
         self._receivers[submission_id] = _Receiver(driver, time.monotonic())
 

@@ -40,6 +40,8 @@ from modelpool.actors.http.upscaling import ImageToEnlarge, Upscaling
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, texts_in
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
@@ -48,6 +50,17 @@ _PATH = "/sdapi/v1"
 #: lists of what the pool does not have
 _EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae")
 _LATENT_MODES = ("Latent",)
+
+
+async def sampling_facts(services: Services, model: str) -> SamplingFacts | None:
+    """Return how a model is sampled; None if it is not known. `model` may be any name that the pool accepts."""
+    listed = {each.name: each.family for each in (await services.listings()).models}
+    if model not in listed:  # in other letters, with its folder, an alias or a hash, say
+        (found,) = await asyncio.to_thread(services.pool.recipes, [GenerateRequest(model=model, prompt="")])
+        if isinstance(found, UserError):
+            return None
+        model = found.model
+    return next((each.sampling for each in running_families().values() if each.title == listed.get(model)), None)
 
 
 def a1111_router(services: Services) -> APIRouter:
@@ -64,11 +77,8 @@ def a1111_router(services: Services) -> APIRouter:
         caller = caller_of(request)
         chosen = options.get(caller.owner, Options()).changed(call.override_settings)
         model = await services.model_or_default(chosen.model)
-        facts = None
-        if call.distilled_cfg_scale is not None:  # what it means depends on the model
-            listed = {each.name: each.family for each in (await services.listings()).models}
-            titled = {family.title: family.sampling for family in running_families().values()}
-            facts = titled.get(listed.get(model, ""))
+        # what the scale means depends on the model
+        facts = None if call.distilled_cfg_scale is None else await sampling_facts(services, model)
 
         def build() -> Sequence[GenerateRequest]:
             return requests_of(call, model, chosen.clip_layers, services.images_of_call(), facts)

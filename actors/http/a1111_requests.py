@@ -163,7 +163,8 @@ def _check_second_guidance(call: ImageCall) -> None:
         ("hr_distilled_cfg", call.hr_distilled_cfg, call.distilled_cfg_scale),
     ):
         if own is not None and own != usual:
-            raise unusable_field(name, own, f"{usual}, that of the first pass, or no value")
+            first = "" if usual is None else f"{usual}, that of the first pass, or "
+            raise unusable_field(name, own, f"{first}no value")
 
 
 def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]:
@@ -198,7 +199,10 @@ def requests_of(
         "clip_skip": clip_layers - 1,
         "controls": _controls(call.alwayson_scripts, images),
     }
-    fields |= _distilled(call, facts)
+    if call.shift is not None:
+        fields["shift"] = call.shift
+    by_scale = _by_scale(call, facts)
+    fields |= by_scale
     noise = {"eta": call.eta, "s_churn": call.s_churn, "s_noise": call.s_noise}
     fields |= {name: value for name, value in noise.items() if value is not None}
     if call.enable_hr and not call.init_images:
@@ -215,21 +219,25 @@ def requests_of(
         if resolve_sampler(first.sampler)[0] not in READS_ETA:
             first = first.model_copy(update={"eta": None})
     except UserError as problem:
-        raise _in_its_words(problem) from None
+        raise _in_its_words(problem, {**_NAMES, **dict.fromkeys(by_scale, "distilled_cfg_scale")}) from None
     others = range(1, call.batch_size * call.n_iter)
     return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
 
 
-def _distilled(call: ImageCall, facts: SamplingFacts | None) -> dict[str, Any]:
-    """Return the guidance or the shift that Forge's scale for distilled models sets, and an explicit shift. As in
-    Forge, the scale is that guidance for models that are distilled, and the shift for other flows; other models have no
-    use for it."""
-    shift = {} if call.shift is None else {"shift": call.shift}
+def _by_scale(call: ImageCall, facts: SamplingFacts | None) -> dict[str, float]:
+    """Return the field that Forge's scale for distilled models sets. As in Forge, it is the guidance of models that are
+    distilled with one, and the shift of other flows, unless the call has a shift. Models without either have no use for
+    it, such as Flux schnell, whose levels are even."""
     if call.distilled_cfg_scale is None or facts is None:
-        return shift
-    if facts.defaults is not None and facts.defaults.guidance is Guidance.DISTILLED:
-        return {"cfg": call.distilled_cfg_scale, **shift}
-    return {"shift": call.distilled_cfg_scale, **shift} if facts.prediction is Prediction.FLOW else shift
+        return {}
+    guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
+    if guidance is Guidance.DISTILLED:
+        return {"cfg": call.distilled_cfg_scale}
+    is_even = facts.noise.shift == 1.0 and facts.noise.shift_by_size is None
+    has_shift = facts.prediction is Prediction.FLOW and facts.noise.takes_shift
+    if call.shift is not None or not has_shift or (is_even and guidance is Guidance.NONE):
+        return {}
+    return {"shift": call.distilled_cfg_scale}
 
 
 def _hires_scale(call: ImageCall) -> float:
@@ -244,10 +252,10 @@ def _hires_scale(call: ImageCall) -> float:
     return scales[0]
 
 
-def _in_its_words(problem: UserError) -> UserError:
+def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
     """Return an error about a field of a request with the name of that field in this interface."""
     name, colon, rest = str(problem).partition(": ")
-    return UserError(f"{_NAMES[name]}: {rest}") if colon and name in _NAMES else problem
+    return UserError(f"{names[name]}: {rest}") if colon and name in names else problem
 
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:

@@ -42,6 +42,8 @@ MOST_VIEWERS, MOST_OF_USER = 500, 50
 _RETRY = {"Retry-After": "30"}
 #: the rate of a submission is that of the latest time, in samples of one interval
 RATE_SAMPLES = 60
+#: ends without which there is no rate: one of them would be the time of a single job, or of what it waited for
+LEAST_ENDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +175,18 @@ class EndRates:
 
     def left_seconds(self, owner: str, active: Iterable[ActiveSubmission], now: float) -> dict[str, float]:
         """Take a sample of each active submission, and return the expected time until it has ended, by its id; those
-        of which nothing has ended since the first sample are missing. Forgets all other submissions of `owner`.
+        of which fewer than LEAST_ENDS have ended since the first sample are missing. Forgets all other submissions of
+        `owner`.
         """
         before, samples = self._samples.get(owner, {}), {}
         found = {}
         for submission in active:
             mine = samples[submission.id] = before.get(submission.id, deque(maxlen=RATE_SAMPLES))
+            if not submission.ended:  # the time that it waits for other submissions is none of its rate
+                mine.clear()
             mine.append((now, submission.ended))
             seconds, ends = now - mine[0][0], submission.ended - mine[0][1]
-            if ends and seconds:
+            if ends >= LEAST_ENDS and seconds:
                 found[submission.id] = submission.unfinished * seconds / ends
         self._samples[owner] = samples
         return found

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
 
     from modelpool.actors.http.ports import HttpPool
@@ -52,6 +53,15 @@ def listen(settings: ServeSection) -> socket.socket:
     return listening
 
 
+def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
+    """Return uvicorn's protocol for calls: on httptools, which is faster, where that is installed."""
+    if find_spec("httptools") is None:
+        return "h11"
+    from modelpool.actors.http.call_protocol import BoundedHead
+
+    return BoundedHead
+
+
 def serve(
     pool: HttpPool, settings: ServeSection, folder: Path, listening: socket.socket, on_ready: Callable[[str], None]
 ) -> None:
@@ -64,6 +74,7 @@ def serve(
 
     config = uvicorn.Config(
         application(pool, settings, folder),
+        http=http_protocol(),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

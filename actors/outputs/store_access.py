@@ -39,19 +39,24 @@ class StoreAccess:
         settings = {} if config is None else {scheme: dict(options) for scheme, options in config.conf.items()}
         return cls(variables, {scheme: options for scheme, options in settings.items() if _can_travel(options)})
 
-    def apply(self) -> None:
+    def apply(self, instead_of: StoreAccess | None = None) -> None:
         """Have this process reach them in the same way, from the next file system on that it opens: fsspec keeps those
-        that it has opened, with the credentials of that time, and forgets them if anything changes."""
+        that it has opened, with the credentials of that time, and forgets them if anything changes. What was applied
+        before, `instead_of` this, is removed: a token belongs to its key."""
+        earlier = StoreAccess({}, {}) if instead_of is None else instead_of
         changed = any(os.environ.get(name) != value for name, value in self.variables.items())
+        for name in earlier.variables.keys() - self.variables.keys():
+            changed = os.environ.pop(name, None) is not None or changed
         os.environ.update(self.variables)
-        if self.settings:
+        if self.settings or earlier.settings:
             conf = importlib.import_module("fsspec.config").conf
-            for scheme, options in self.settings.items():
-                before = conf.get(scheme, {})
-                conf[scheme] = {**before, **options}
+            for scheme in self.settings.keys() | earlier.settings.keys():
+                before, options = conf.get(scheme, {}), self.settings.get(scheme, {})
+                gone = earlier.settings.get(scheme, {}).keys() - options.keys()
+                conf[scheme] = {name: value for name, value in before.items() if name not in gone} | dict(options)
                 changed = changed or conf[scheme] != before
         if changed and (registry := sys.modules.get("fsspec.registry")) is not None:
-            for library in registry.registry.values():
+            for library in tuple(registry.registry.values()):  # other threads may open the first file system of a kind
                 library.clear_instance_cache()
 
 

@@ -76,12 +76,15 @@ class OutputWriterActor:
         with suppress(OSError):
             os.nice(_NICENESS)
         self._places: dict[OutputAddress, PlaceWriter] = {}
+        #: that of the latest place
+        self._access: StoreAccess | None = None
 
     def open(self, address: OutputAddress, mark: PlaceMark, access: StoreAccess, umask: int | None) -> str:
         """Open a place; return why this process cannot write there, or "". `access` and `umask` are those of the owner
         now; arguments of the constructor, unlike these, would be kept in Ray's control service, and so on its disk.
         """
-        access.apply()
+        access.apply(self._access)
+        self._access = access
         if umask is not None:
             os.umask(umask)
         try:

@@ -36,7 +36,7 @@ class ModelSettings(Strict):
 
 def settings_of_models(tables: Any) -> tuple[ModelSettings, ...]:
     """Parse the tables [pool.models.NAME]; settings that are parsed already stay. Raises UserError."""
-    if isinstance(tables, (list, tuple)):
+    if isinstance(tables, (list, tuple)) and all(isinstance(each, (ModelSettings, Mapping)) for each in tables):
         return tuple(each if isinstance(each, ModelSettings) else ModelSettings(**each) for each in tables)
     if not isinstance(tables, Mapping):
         raise unusable_field("models", tables, "tables such as [pool.models.sdxl]")

@@ -259,9 +259,9 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
-        #: the runs of the current call of several, and the answers of those that are over; replaced atomically, and the
-        #: answers grow by single appends
-        self._in_order: tuple[list[int], list[tuple[TaskReport | None, Result | None]]] | None = None
+        #: the answers of the runs that are over of each call of several that is under way, by its epoch and runs;
+        #: changed by single atomic operations
+        self._in_order: dict[tuple[int, ...], list[tuple[TaskReport | None, Result | None]]] = {}
         #: replaced with the controller
         self._revoked = RevokedRuns()
         #: likewise
@@ -331,9 +331,10 @@ class GpuWorker:
 
     def may_start(self, request: RunRequest) -> bool:
         """Return whether a run may start: it was not revoked, and the runs of this worker that make its inputs have
-        succeeded. Call before `run`, once, on the thread of the runs. Raises OlderEpoch."""
+        succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
+        OlderEpoch."""
         self._lease.check(request.epoch)
-        return self._own_results.has(request.own) and self._revoked.start(request.run)
+        return self._own_results.claim(request.own) and self._revoked.start(request.run)
 
     def revoke(self, run: int, epoch: int = 0) -> bool:
         """Take back a run that was sent here; return False if it has started. Returns at once, on any thread. Raises
@@ -390,13 +391,17 @@ class GpuWorker:
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
-            outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
-            report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
-            if report.error is None and result is not None:
-                own_results.keep(request.run, result, report.result_bytes)
-            return report, result
+            try:
+                outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
+                report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
+                if report.error is None and result is not None:
+                    own_results.keep(request.run, result, report.result_bytes)
+                return report, result
+            finally:
+                own_results.end(request.run)
 
-        if isinstance(request.work, DecodeParams):  # only such a run may still be computed
+        if self._compute is not None and isinstance(request.work, DecodeParams):  # only such a run may be computed yet
+            own_results.expect(request.run)
             return end
         ended = end()  # at once: the run behind it may read its result here
         return lambda: ended
@@ -408,13 +413,14 @@ class GpuWorker:
         `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
         after the loss of the GPU, which do not start. Raises OlderEpoch."""
         answers: list[tuple[TaskReport | None, Result | None]] = []
-        self._in_order = ([request.run for request in requests], answers)
+        call = (requests[0].epoch, *[request.run for request in requests])
+        self._in_order[call] = answers
         try:
             last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
             if last is not None:
                 answers.append(last())
         finally:
-            self._in_order = None
+            self._in_order.pop(call, None)
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
     def _begin_in_order(
@@ -423,18 +429,21 @@ class GpuWorker:
         inputs: tuple[Result, ...],
         answers: list[tuple[TaskReport | None, Result | None]],
     ) -> _Ending | None:
-        """Run the requests, each decode beside the next one. Returns the end of the last one if that is not in
-        `answers`."""
-        rest, pending = iter(inputs), None
+        """Run the requests, each decode beside the next one, unless that reads what it makes. Returns the end of the
+        last one if that is not in `answers`."""
+        rest, pending, decode = iter(inputs), None, 0
         for request in requests:
             own = tuple(islice(rest, _input_count(request)))
+            if pending is not None and decode in request.own:
+                answers.append(pending())
+                pending = None
             can_start = not self._ended.is_set() and self.may_start(request)
             ending = self._begin(request, own) if can_start else None
             if pending is not None:
                 answers.append(pending())
                 pending = None
             if ending is not None and self._compute is not None and isinstance(request.work, DecodeParams):
-                pending = ending
+                pending, decode = ending, request.run
             else:
                 answers.append((None, None) if ending is None else ending())
         return pending
@@ -445,10 +454,7 @@ class GpuWorker:
         """Return what `run_in_order` will return for the first of these runs, those that are over by now. Returns at
         once, on any thread. Raises OlderEpoch."""
         self._lease.check(epoch)
-        in_order = self._in_order
-        if in_order is None or in_order[0] != list(runs):
-            return (), ()
-        answers = tuple(in_order[1])
+        answers = tuple(self._in_order.get((epoch, *runs), ()))
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
     def run_batch(

@@ -203,6 +203,7 @@ class TaskRunner:
                     # not the run's fault, so no step of the ladder
                     release_frames(error)
                     self.release_beside()
+                    self._forget_short_plans(progress)
                     release_unused(self._device.memory)
                     continue
                 if whose is None and self._works_around(error):
@@ -210,8 +211,7 @@ class TaskRunner:
                     continue
                 if whose is None:
                     raise
-                if self._device.memory.refusals() > progress.refusals:
-                    self._thread.renew()  # with the memory that is freed now, other convolutions may be chosen
+                self._forget_short_plans(progress)
                 # before the tensors of the failed attempt are released
                 progress.cached_bytes = self._cached_bytes(error)
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
@@ -362,6 +362,12 @@ class TaskRunner:
         is_last = run.begin is not None or run.caches_weights  # one at a time; and it would take all that is free
         if shares or is_last or not self._vram.has_room(run.wanted, wanted_bytes):
             self.release_beside()
+
+    def _forget_short_plans(self, progress: _Progress) -> None:
+        """Forget all convolutions after an attempt that ran out inside of torch: it may have chosen some with less
+        memory than the next attempt has."""
+        if self._device.memory.refusals() > progress.refusals:
+            self._thread.renew()
 
     def _forget_plans(self, run: TaskRun[Any], division: ExecutionMode) -> None:
         """Forget the convolutions that were chosen while memory was short, if such a run chose some then and has more

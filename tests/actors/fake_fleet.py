@@ -227,11 +227,13 @@ class FakeFleet:
         self.workers.pop((worker_id, incarnation), None)
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
-        worker = self.workers[worker_id, incarnation]
+        worker = self.workers.get((worker_id, incarnation))
         sent = Sent(
             worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
         )
-        if worker.running or all(not one or one in worker.made for one in request.own):
+        if worker is None:  # it died just now, and nobody has heard of it
+            sent.report.set_exception(WorkerLost("killed by the test"))
+        elif worker.running or all(not one or one in worker.made for one in request.own):
             (worker.queued if worker.running else worker.running).append(sent)
         else:
             sent.report.set_result(None)

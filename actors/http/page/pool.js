@@ -185,7 +185,8 @@ class GpuCard {
     setHidden(this.open, !task);
     setAttribute(this.open, "aria-label", task ? `Open job ${task.job}` : null);
     if (task && task.stage === "sample") this.picture.follow(task, "");
-    if (!(task && this.picture.path === `preview ${task.job}`)) this.picture.show(image ?? "", "");
+    // the latest image is of another job: next to the prompt of a run, only the run's own preview is shown
+    if (!(task && this.picture.path === `preview ${task.job}`)) this.picture.show(runs ? "" : image ?? "", "");
   }
 
   end() {

@@ -9,13 +9,15 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from modelpool.actors.control import catalog_process, catalog_service
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
@@ -269,6 +271,27 @@ def test_a_process_whose_end_is_noticed_by_a_question_is_replaced_at_once(python
             process.close()
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_question_in_the_turn_in_which_the_line_is_reset_is_asked_again(
+    run: Callable[..., Any], python, tmp_path
+) -> None:
+    """On uvloop, it failed, and with it the submission: that loop raises RuntimeError where others say nothing."""
+
+    async def talk() -> None:
+        process = opened(tmp_path, python)
+        try:
+            models = await process.models()
+            assert process._process is not None
+            assert process._process._writer is not None
+            process._process._writer.transport.abort()
+            assert await asyncio.gather(process.models(), process.models()) == [models, models]
+            assert len(pids(tmp_path)) == 2
+        finally:
+            process.close()
+
+    run(talk())
 
 
 def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_path) -> None:

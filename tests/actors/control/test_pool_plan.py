@@ -137,7 +137,7 @@ def test_settings_of_single_models_replace_those_of_all() -> None:
     ]
     assert plan.named == ("a", "b")
     recorded = {model: computed_by_of(plan.computed_by, model) for model in ("a", "b")}
-    assert recorded == {"a": {"compile": "off"}, "b": {"compile": "blocks"}}
+    assert recorded == {"a": {}, "b": {"compile": "blocks"}}, "an image of a is that of a pool with the defaults"
 
 
 def test_the_configured_products_reach_the_engine() -> None:

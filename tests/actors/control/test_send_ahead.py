@@ -339,6 +339,31 @@ def test_callers_get_their_turn_between_the_ends_of_a_call() -> None:
     asyncio.run(talk())
 
 
+def test_a_worker_that_dies_between_the_ends_of_a_call_loses_and_repeats_no_output() -> None:
+    async def talk(turns: int) -> int:
+        desk = Desk(config=AHEAD)
+        await with_call(desk)
+        while desk.fleet.running:
+            desk.fleet.finish(desk.fleet.running[0])
+        (worker_id, _), *_ = desk.fleet.workers
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        desk.fleet.kill(worker_id)
+        left = len(desk.controller._dispatcher._live[worker_id].runs)
+        for _ in range(2):
+            await settle()
+            await desk.clock.advance(20.0)
+            await desk.run_dry()
+        await desk.hear()
+        assert not desk.controller._broken
+        assert sorted(one.submission_id for one in desk.ended) == sorted(f"s{n}" for n in range(12))
+        assert {one.outcome for one in desk.ended} == {Outcome.SUCCEEDED}
+        return left
+
+    left = [asyncio.run(talk(turns)) for turns in range(4, 16)]
+    assert len(set(left)) > 3, "between several ends"
+
+
 def test_a_call_that_takes_long_is_asked_for_ever_at_bounded_intervals() -> None:
     """The end of its next run is known some seconds later at most, however long the call takes."""
     assert list(islice(poll_intervals(0.5), 8)) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]

@@ -22,8 +22,9 @@ from modelpool.actors.wire.messages import (
     Submission,
     SubmissionId,
 )
-from modelpool.pool.core.results import RunState, SamplerState
-from modelpool.pool.specs.spec import ComponentKey, Stage, WorkerId
+from modelpool.pool.core.results import Encoded, RunState, SamplerState
+from modelpool.pool.core.stage_params import DecodeParams, SamplingSchedule
+from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Stage, TaskReport, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.kept_states import state_id
 from modelpool.scheduler.tables.node_groups import NodeGroup
@@ -147,12 +148,16 @@ def test_workers_of_another_configuration_are_of_another_kind(changed: dict[str,
 
 
 def test_workers_that_read_other_requests_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of an earlier version, which was replaced while they ran, would fail with each run."""
+    """Those of an earlier version, which was replaced while they ran, would fail with each run, or read the values of
+    one field as those of another: pickles of parameters have no names."""
     plan = plan_pool(PoolConfig().override(device="sim", workers=1), 0, False)
-    kinds = [worker_kind(plan, "")]
-    monkeypatch.setattr(RunRequest, "__match_args__", RunRequest.__match_args__[:-1])
-    kinds.append(worker_kind(plan, ""))
-    assert kinds[0] != kinds[1]
+    kinds = {worker_kind(plan, "")}
+    for number, message in enumerate(
+        (RunRequest, DecodeParams, SamplingSchedule, ComponentUse, TaskReport, Encoded), 2
+    ):
+        monkeypatch.setattr(message, "__match_args__", message.__match_args__[:-1])
+        kinds.add(worker_kind(plan, ""))
+        assert len(kinds) == number, message
 
 
 @dialogue

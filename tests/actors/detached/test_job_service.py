@@ -710,6 +710,35 @@ def test_a_submission_is_handed_over_again_if_the_service_is_restarted_meanwhile
     assert not crashes
 
 
+def test_of_two_drivers_the_one_that_begins_later_after_a_restart_follows_the_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It got an error, as if it had been silent for 30 s."""
+    monkeypatch.setattr(detached_jobs, "FOLLOW_SECONDS", 0.01)
+    texts = [f'{{"model": "shapes", "prompt": "b", "seed": {seed}, "steps": 3}}' for seed in range(4)]
+    asked: list[str] = []
+    call = service.call
+
+    def crashing(question: Callable[..., Any], *args: Any) -> Any:
+        asked.append(question.__name__)
+        if asked == ["begin", "append"]:
+            service.crash()
+            service.reopen()
+            service.service.begin(NewSubmission("x", str(service.out), service.pool._user, 0), "other")
+            service.service.append("x", 0, texts, "other")
+        try:
+            return call(question, *args)
+        except BeingReceived:
+            if question is JobService.begin:
+                service.service.seal("x", 4, "other")
+            raise
+
+    monkeypatch.setattr(service, "call", crashing)
+    require_complete(service, service.submit(prompts(4), jobs_id="x"), 4)
+    assert asked[:4] == ["begin", "append", "begin", "begin"]
+    assert {entry["recipe"]["prompt"] for entry in service.manifest()} == {"b"}
+
+
 def test_a_pool_of_a_driver_has_no_detached_jobs(service: Service) -> None:
     pool = ModelPool(service.line, lambda: None, None)
     with pytest.raises(UserError, match="modelpool up"):

@@ -14,7 +14,7 @@ import uvicorn
 from modelpool import ModelPool
 from modelpool.actors.http.application import application
 from modelpool.actors.http.ports import HttpPool
-from modelpool.actors.http.server import listen
+from modelpool.actors.http.server import http_protocol, listen
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.serve_section import ServeSection
 from tests.actors.loop_connection import open_real_pool
@@ -29,7 +29,9 @@ def served(pool: HttpPool, folder: Path, port: int = 0, **settings: object) -> I
     section = ServeSection(port=port, **settings)
     listening = listen(section)
     app = application(pool, section, folder)
-    config = uvicorn.Config(app, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, http=http_protocol(), log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     ready = threading.Event()
     startup = server.startup

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import webuiapi
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool import GenerateRequest
+from modelpool.actors.http.a1111_api import sampling_facts
 from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.pool.core.errors import UserError
@@ -132,10 +136,43 @@ def test_the_scale_of_forge_is_guidance_or_shift_and_an_explicit_shift_is_read()
         ("sdxl", body, (1.0, None)),
         ("sd3", {"prompt": "x", "shift": 6.0}, (7.0, 6.0)),
         ("flux_dev", body | {"shift": 6.0}, (2.5, 6.0)),
+        ("flux_schnell", body, (1.0, None)),  # Forge ignores it
+        ("cosmos2_t2i", body, (1.0, None)),  # refuses a shift: its levels do not follow from one
+        ("z_image", body | {"shift": 6.0}, (1.0, 6.0)),
     ):
         call, facts = parse_call(given, is_img2img=False), running_families()[family].sampling
         (made,) = requests_of(call, "some", 1, CallerImages((), 1 << 20), facts)
         assert (made.cfg, made.shift) == expected, family
+
+
+def test_the_scale_of_forge_is_read_for_a_model_under_any_of_its_names() -> None:
+    """It was ignored for a name in other letters or with a folder, and Flux dev had the guidance of `cfg_scale`."""
+    asked: list[str] = []
+
+    def recipes(wanted: list[GenerateRequest]) -> tuple[Any, ...]:
+        asked.append(wanted[0].model)
+        known = wanted[0].model.lower().endswith("flux1-dev")
+        return (SimpleNamespace(model="flux1-dev") if known else UserError("unknown model"),)
+
+    async def listings() -> Any:
+        return SimpleNamespace(models=(SimpleNamespace(name="flux1-dev", family="Flux dev"),))
+
+    services: Any = SimpleNamespace(listings=listings, pool=SimpleNamespace(recipes=recipes))
+    expected = running_families()["flux_dev"].sampling
+    for name, facts in (("flux1-dev", expected), ("Flux/Flux1-Dev", expected), ("other", None)):
+        assert asyncio.run(sampling_facts(services, name)) is facts, name
+    assert asked == ["Flux/Flux1-Dev", "other"]
+
+
+def test_a_wrong_scale_of_forge_is_named_as_the_caller_does() -> None:
+    """A wrong one was reported as `cfg_scale`, which was right."""
+    for family in ("flux_dev", "qwen_image"):
+        call = parse_call({"prompt": "x", "cfg_scale": 1.0, "distilled_cfg_scale": -1.0}, is_img2img=False)
+        with pytest.raises(UserError, match=r"^distilled_cfg_scale: found -1\.0"):
+            requests_of(call, "some", 1, CallerImages((), 1 << 20), running_families()[family].sampling)
+    call = parse_call({"prompt": "x", "distilled_cfg_scale": 3.0, "shift": -1.0}, is_img2img=False)
+    with pytest.raises(UserError, match=r"^shift: found -1\.0"):
+        requests_of(call, "some", 1, CallerImages((), 1 << 20), running_families()["qwen_image"].sampling)
 
 
 def test_a_second_pass_with_another_guidance_is_refused_by_name() -> None:
@@ -145,6 +182,9 @@ def test_a_second_pass_with_another_guidance_is_refused_by_name() -> None:
         parse_call(body | {name: other, "enable_hr": False}, is_img2img=False)
         with pytest.raises(UserError, match=f"{name}: found {other}, expected {own}, that of the first pass"):
             parse_call(body | {name: other}, is_img2img=False)
+    del body["distilled_cfg_scale"]
+    with pytest.raises(UserError, match=r"hr_distilled_cfg: found 3\.5, expected no value"):
+        parse_call(body | {"hr_distilled_cfg": 3.5}, is_img2img=False)
 
 
 def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:

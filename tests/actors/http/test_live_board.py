@@ -110,6 +110,11 @@ def test_the_expected_time_follows_the_rate_of_ends() -> None:
     assert rates.left_seconds("", [ActiveSubmission("s", 10, 90)], 5.0) == {"s": 45.0}
     assert rates.left_seconds("", [], 6.0) == {}
     assert rates.left_seconds("", [ActiveSubmission("s", 20, 80)], 7.0) == {}
+    # a batch that waited 1,000 s for another one was said to take 1,000 s for each of its jobs
+    for now in (10.0, 1000.0):
+        assert rates.left_seconds("", [ActiveSubmission("late", 0, 100)], now) == {}
+    assert rates.left_seconds("", [ActiveSubmission("late", 1, 99)], 1001.0) == {}
+    assert rates.left_seconds("", [ActiveSubmission("late", 4, 96)], 1002.0) == {"late": 48.0}
 
 
 def test_a_submission_and_its_ends_are_of_one_owner(tmp_path: Any) -> None:

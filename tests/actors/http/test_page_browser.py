@@ -128,6 +128,21 @@ def test_an_empty_pool_is_described_in_both_themes(browser: Any, tmp_path: Path)
             expect(page.get_by_role("button", name="Light theme")).to_be_visible()
 
 
+def test_a_gpu_that_runs_a_job_shows_no_image_of_the_job_before(browser: Any, tmp_path: Path) -> None:
+    """A yellow square was next to the prompt "a green circle"."""
+    with open_page_pool(workers=1) as pool, served(pool, tmp_path) as address, opened(browser, address) as page:
+        live(page)
+        card, image = page.locator(".gpu"), page.locator(".gpu img")
+        submit(address, "a yellow square")
+        expect(image).to_be_visible()
+        submit(address, f"a green circle {SLOW}")
+        expect(card).to_contain_text("a green circle")
+        expect(image).to_be_hidden()
+        end_all(address)
+        expect(card.locator(".state")).to_have_text("idle")
+        expect(image).to_be_visible()
+
+
 def test_a_job_is_submitted_and_cancelled_by_keyboard_alone(browser: Any, page_server: str) -> None:
     with opened(browser, page_server) as page:
         live(page)

@@ -258,6 +258,23 @@ def test_a_file_system_with_earlier_credentials_is_not_used_again(server: Any, m
     assert key() == "third"
 
 
+def test_access_that_is_replaced_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token of earlier credentials stayed with the next ones, and the store refused both."""
+    import fsspec
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of the node")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": False})
+    first = StoreAccess(
+        {"AWS_ACCESS_KEY_ID": "a", "AWS_SESSION_TOKEN": "t"}, {"s3": {"key": "a", "token": "t"}, "gs": {"token": "g"}}
+    )
+    first.apply()
+    second = StoreAccess({"AWS_ACCESS_KEY_ID": "b"}, {"s3": {"key": "b"}})
+    second.apply(first)
+    assert (os.environ["AWS_ACCESS_KEY_ID"], os.environ.get("AWS_SESSION_TOKEN")) == ("b", None)
+    assert (fsspec.config.conf["s3"], fsspec.config.conf.pop("gs")) == ({"anon": False, "key": "b"}, {})
+
+
 def test_opening_a_folder_keeps_the_marks_of_others_while_they_are_young(tmp_path: Path) -> None:
     """Whoever opened it at that moment had the owner write all outputs itself."""
     open_outputs(tmp_path)

@@ -234,6 +234,7 @@ def test_single_models_have_settings_of_their_own(tmp_path: Path) -> None:
         ("[pool.models.sdxl]\ncuda_graphs = 1", UnusableField, "cuda_graphs: found 1, expected true or false"),
         ('[pool.models.sdxl]\nname = "x"', UnusableField, "the name is that of the table"),
         ("[pool]\nmodels = 3", UnusableField, r"\[pool\] models: found 3, expected tables"),
+        ('[pool]\nmodels = ["sdxl"]', UnusableField, r"\[pool\] models: found \['sdxl'\], expected tables"),
         ("[pool.models]\nsdxl = 3", UnusableField, r"models.sdxl: found 3, expected a table"),
     ):
         file.write_text(text)

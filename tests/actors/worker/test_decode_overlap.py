@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.core.stage_params import DecodeParams, Result
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
-from tests.actors.fakes import FakeCatalog, FakeEngine, result_of
+from tests.actors.fakes import UPSCALER, FakeCatalog, FakeEngine, result_of
 
 PATIENCE_SECONDS = 10.0
 
@@ -137,4 +138,64 @@ def test_a_run_can_be_revoked_until_its_turn() -> None:
         is_free.set()
         assert revoked
         assert called.result(PATIENCE_SECONDS) == (None, None)
+    both.worker.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_reads_what_is_decoded_waits_for_it(together: bool, fails: bool) -> None:
+    """Found in a review: it did not find its input, as the decode had only begun, and had to be sent again."""
+    both = Overlapping(fails)
+    wanted = GenerateRequest(model="shapes", prompt="x", seed=1, steps=3, upscale=f"{UPSCALER}:2")
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
+    decode, upscale = cut.job.tasks[-2:]
+    requests = [
+        RunRequest(decode, cut.works[decode.task_id], 1, 1),
+        RunRequest(upscale, cut.works[upscale.task_id], 1, 2, own=(1,)),
+    ]
+    may_start = both.worker.may_start
+
+    def asked(request: RunRequest) -> bool:
+        if request.run == 2:
+            both.engine.other_began.set()
+        return may_start(request)
+
+    both.worker.may_start = asked  # type: ignore[method-assign]
+    if together:
+        both.engine.other_began.set()
+    call = in_one_call if together else one_by_one
+    (decoded, upscaled), results = call(both.worker, requests, [both.inputs[0], []])
+    assert (decoded.error is None) == (not fails)
+    assert (upscaled is None, results[1] is None) == (fails, fails)
+    if not fails:
+        assert upscaled.error is None
+        assert np.array_equal(results[1].pixels_HWC, result_of(requests[1].work, {"image": results[0]}).pixels_HWC)
+    both.worker.close()
+
+
+def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() -> None:
+    """Found in a review: the worker knew one call of several runs at a time."""
+    both, is_second = Overlapping(), threading.Event()
+    sampling = replace(both.requests[1], run=3)
+    begin, seen = both.engine.begin, list[Any]()
+
+    def look(task: Any, work: Any, *args: Any, **named: Any) -> Any:
+        if len(both.engine.order) == 1:
+            assert is_second.wait(PATIENCE_SECONDS)
+            seen.append(both.worker.over_in_order([2, 3])[0])
+        return begin(task, work, *args, **named)
+
+    both.engine.begin = look  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(both.worker.run_in_order, [both.requests[1], sampling], *both.inputs[1] * 2)
+        while not both.engine.order:
+            threading.Event().wait(0.001)
+        second = threads.submit(both.worker.run_in_order, [both.requests[0]], *both.inputs[0])
+        while both.worker._compute._work_queue.empty():  # type: ignore[union-attr]
+            threading.Event().wait(0.001)
+        is_second.set()
+        reports, _ = first.result(PATIENCE_SECONDS)
+        second.result(PATIENCE_SECONDS)
+    assert seen == [reports[:1]]
+    assert both.worker.over_in_order([2, 3]) == ((), ()), "the call is over"
     both.worker.close()

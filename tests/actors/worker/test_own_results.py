@@ -115,10 +115,25 @@ def test_the_latest_results_are_kept_if_they_are_not_large() -> None:
     result = Latent(np.zeros((1, 1, 1), np.float32))
     for run in range(1, MOST_KEPT + 2):
         kept.keep(run, result, 4)
-    assert [kept.has((run,)) for run in (1, 2, MOST_KEPT + 1)] == [False, True, True]
+    assert [kept.claim((run,)) for run in (1, 2, MOST_KEPT + 1)] == [False, True, True]
     assert kept.complete((2, 0), (result,)) == (result, result)
-    assert not kept.has((2,)), "it was read"
+    assert not kept.claim((2,)), "it was read"
     kept.keep(98, result, MOST_BYTES)
-    assert [kept.has((run,)) for run in (MOST_KEPT + 1, 98)] == [False, True]
+    assert [kept.claim((run,)) for run in (MOST_KEPT + 1, 98)] == [False, True]
     kept.keep(99, result, MOST_BYTES + 1)
-    assert not kept.has((99,))
+    assert not kept.claim((99,))
+
+
+def test_what_a_run_is_about_to_read_is_not_replaced_by_a_decode_that_ends_meanwhile() -> None:
+    """Found in a review: between its start and its first use of them, a large video took the place of its inputs, and
+    the run failed."""
+    kept, result = OwnResults(), Latent(np.zeros((1, 1, 1), np.float32))
+    for run in (1, 2):
+        kept.keep(run, result, 4)
+    assert kept.claim((1, 0, 2))
+    kept.keep(3, result, MOST_BYTES + 1)
+    for run in range(4, 4 + MOST_KEPT):
+        kept.keep(run, result, 4)
+    assert kept.complete((1, 0, 2), (result,)) == (result, result, result)
+    kept.keep(9, result, MOST_BYTES)
+    assert [kept.claim((run,)) for run in (1, 3, 4, 9)] == [False, False, False, True]

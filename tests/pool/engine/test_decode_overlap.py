@@ -7,6 +7,7 @@ long as a test wants; and on sim and cpu as they are, which have no streams.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -196,6 +197,28 @@ def test_running_out_beside_a_decode_waits_for_it_and_costs_no_step(catalog: Cat
     latent, cost = bench.sample(replace(QUIET, on_step=runs_out_once))
     assert cost.oom_steps == ()
     assert sum(error.ran_out for error in bench.engine.activation_errors()) == 0
+    bench.check(ending, latent)
+
+
+def test_convolutions_chosen_without_the_memory_of_a_decode_are_forgotten(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: the run began again with the memory of the decode, and with the plans of cuDNN that it had
+    chosen without."""
+    bench, refusals, seen = Bench(catalog), 0, list[threading.Thread]()
+    monkeypatch.setattr(bench.engine.device.memory, "refusals", lambda: refusals)
+    ending = bench.begin()
+
+    def runs_out_once(done: int, steps: int) -> None:
+        nonlocal refusals
+        seen.append(threading.current_thread())
+        if len(seen) == 1:
+            refusals += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    latent, cost = bench.sample(replace(QUIET, on_step=runs_out_once))
+    assert cost.oom_steps == ()
+    assert seen[1] is not seen[0]
     bench.check(ending, latent)
 
 

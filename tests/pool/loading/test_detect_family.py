@@ -66,7 +66,7 @@ def test_what_training_left_in_a_file_does_not_matter() -> None:
 
 
 UNETS = {
-    "Lotus D (depth and normals)": lambda: layouts.ldm_unet(replace(layouts.SD21_UNET, label_width=4)),
+    "Stable Zero123": lambda: {**layouts.ldm_unet(layouts.LdmUnet(in_channels=8)), "cc_projection.weight": (768, 772)},
 }
 
 

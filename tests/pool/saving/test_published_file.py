@@ -23,7 +23,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import ModelRef
-from modelpool.pool.families.modules.stable_diffusion_2 import SD_X4
+from modelpool.pool.families.modules.stable_diffusion_2 import LOTUS_D, SD_X4
 from modelpool.pool.families.unet_families import FAMILIES
 from modelpool.pool.formats.safetensors_file import Shape, read_header
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -124,7 +124,9 @@ def changed(folder: Path, part: str, **said: Any) -> Path:
 
 
 def test_every_family_of_such_files_has_a_case() -> None:
-    assert {name for name, _, _ in CASES.values()} == {family.name for family in FAMILIES} - {SD_X4.name}
+    """Except the upscaler, and Lotus, which is in no pipeline of diffusers, so that its folder is refused."""
+    without = {SD_X4.name, LOTUS_D.name}
+    assert {name for name, _, _ in CASES.values()} == {family.name for family in FAMILIES} - without
 
 
 @pytest.mark.parametrize("case", CASES)
