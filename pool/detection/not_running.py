@@ -67,7 +67,7 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
     # images
-    _shared(image.PIXART, "allegro", "Allegro", "", having(hidden_size=2304), "AllegroTransformer3DModel"),
+    _shared(image.PIXART, "allegro_ti2v", "Allegro image-to-video", "", having(reads_frames=True)),
     _shared(
         image.LUMINA_2, "z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True),
         latent="pixels",

@@ -135,6 +135,11 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
         lambda s: 2800 * min(9, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
         lambda s: 1400 * min(9, s[2]) * _last_two(s),
     ),
+    # 803 numbers for each pixel of a tile, counted without computing; and the complete video
+    "allegro": (
+        lambda s: 900 * 4 * min(6, s[2]) * min(40, s[-2]) * min(40, s[-1]) * 64 + 8 * 4 * _whole(s) * 64,
+        lambda s: 900 * min(24, s[2]) * min(320, s[-2]) * min(320, s[-1]) + 8 * _whole(s),
+    ),
     "oobleck": (lambda s: 1000 * s[2] * 2048, lambda s: 1000 * s[2]),
     "mochi": (
         lambda s: 1000 * _whole(s) * 8 * 8 * 6,

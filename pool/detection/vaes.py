@@ -270,6 +270,8 @@ _COGVIDEOX = VaeFacts(
     "cogvideox", "CogVideoX", 16, 3, temporal_ratio=4, working_dtypes=BFLOAT_FIRST,
     latent_formats=("cogvideox", "cogvideox_2b"),
 )  # fmt: skip
+#: its authors decode in full precision
+_ALLEGRO = VaeFacts("allegro", "Allegro", 4, 3, temporal_ratio=4, working_dtypes=(F32,), latent_formats=("allegro",))
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
 #: facts of kinds with one architecture, by name; sizes as published
 FACTS: Mapping[str, VaeFacts] = {
@@ -277,12 +279,13 @@ FACTS: Mapping[str, VaeFacts] = {
     for facts in (
         _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _COGVIDEOX, _LTX_V0, _LTX_V1,
         _LTX_V2, _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
-        _QWEN_IMAGE_21, _QWEN_IMAGE_LAYERED,
+        _QWEN_IMAGE_21, _QWEN_IMAGE_LAYERED, _ALLEGRO,
     )
 }  # fmt: skip
 
 #: the first match wins
 SIGNATURES: tuple[VaeSignature, ...] = (
+    VaeSignature(("decoder.temp_conv_in.weight", "encoder.temp_conv_in.weight"), _ALLEGRO),
     VaeSignature(("decoder.up_blocks.0.resnets.0.norm1.weight",), _in_diffusers_naming),
     VaeSignature(("decoder.mid.block_1.mix_factor",), _KL_TEMPORAL),
     VaeSignature(("taesd_decoder.1.weight",), _taesd, encoder=("taesd_encoder.",), decoder=("taesd_decoder.",)),

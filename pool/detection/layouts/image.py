@@ -68,6 +68,8 @@ PIXART = Layout(
                 # no tensor in this naming has the maximum prompt length
                 model_max_length=always(None),
                 micro_condition=has("adaln_single.emb.aspect_ratio_embedder.linear_1.weight"),
+                out_channels=maybe("proj_out.weight", 0, 2, _PATCH),
+                reads_frames=has("pos_embed_masked_video.1.weight"),
             ),
         ),
     ),

@@ -82,6 +82,7 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "cogvideox": LatentFormat(16, 3, scale=0.7),
     "cogvideox_2b": LatentFormat(16, 3, scale=1.15258426),
     "cogview4": LatentFormat(16),
+    "allegro": LatentFormat(4, 3, scale=0.13),
     "sana": LatentFormat(32, scale=0.41407),
     "cosmos": LatentFormat(16, 3),
     "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),

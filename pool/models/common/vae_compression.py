@@ -107,6 +107,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "cosmos": _explicit_ratios,
     "dc": _dc,
     "cogvideox": _cogvideox,
+    "allegro": _cogvideox,
     "wan21": _wan,
     "wan22": _wan,
     "qwen_image_layered": lambda config: (*_wan(config)[:2], 1),

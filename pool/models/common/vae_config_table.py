@@ -34,6 +34,7 @@ CONFIGS: Mapping[str, Measure] = {
     "cosmos": video_configs.cosmos_config,
     "dc": configs.dc_config,
     "cogvideox": video_configs.cogvideox_config,
+    "allegro": video_configs.allegro_config,
     "wan21": video_configs.wan21_config,
     "qwen_image_layered": video_configs.qwen_image_layered_config,
     "wan22": video_configs.wan22_config,
@@ -72,6 +73,7 @@ FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
     "AutoencoderKLHunyuanImageRefiner": lambda config: "hunyuan_image_refiner",
     "AutoencoderDC": lambda config: "dc",
     "AutoencoderKLCogVideoX": lambda config: "cogvideox",
+    "AutoencoderKLAllegro": lambda config: "allegro",
     "AutoencoderKLCosmos": lambda config: "cosmos",
     "AutoencoderKLWan": lambda config: "wan22" if config.get("is_residual") else "wan21",
     "AutoencoderKLQwenImage": lambda config: (

@@ -241,9 +241,48 @@ def _ltx_width(shapes: Shapes, block: str) -> int:
 def cogvideox_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming. No shape tells the
     frames of a cell: they are the published four."""
+    widths, layers = _levels(shapes, "conv2.conv")
+    return {
+        "block_out_channels": widths,
+        "layers_per_block": layers,
+        "latent_channels": size_of(shapes, "decoder.conv_in.conv.weight", 1)
+        if "decoder.conv_in.conv.weight" in shapes
+        else size_of(shapes, "encoder.conv_out.conv.weight") // 2,
+        "down_block_types": ("CogVideoXDownBlock3D",) * len(widths),
+        "up_block_types": ("CogVideoXUpBlock3D",) * len(widths),
+        "norm_num_groups": norm_groups(widths),
+    }
+
+
+def allegro_config(shapes: Shapes) -> Config:
+    """Return the arguments of `diffusers.AutoencoderKLAllegro`, for a file in diffusers' naming. A missing half halves
+    time at the levels of the existing one."""
+    widths, layers = _levels(shapes, "conv2")
+    levels = range(len(widths))
+    down = [f"encoder.down_blocks.{i}.temp_convs_down.conv1.2.weight" in shapes for i in levels]
+    up = [f"decoder.up_blocks.{i}.temp_conv_up.conv1.2.weight" in shapes for i in levels]
+    has_decoder = "decoder.conv_in.weight" in shapes
+    return {
+        "block_out_channels": widths,
+        "layers_per_block": layers,
+        "latent_channels": size_of(shapes, "decoder.conv_in.weight", 1)
+        if has_decoder
+        else size_of(shapes, "encoder.conv_out.weight") // 2,
+        "down_block_types": ("AllegroDownBlock3D",) * len(widths),
+        "up_block_types": ("AllegroUpBlock3D",) * len(widths),
+        "temporal_downsample_blocks": tuple(down if any(down) else reversed(up)),
+        "temporal_upsample_blocks": tuple(up if any(up) else reversed(down)),
+        "temporal_compression_ratio": 2 ** sum(up if any(up) else down),
+        "norm_num_groups": norm_groups(widths),
+    }
+
+
+def _levels(shapes: Shapes, convolution: str) -> tuple[tuple[int, ...], int]:
+    """Return the width of each level of a file in diffusers' naming, finest first, and the residual blocks of one of
+    the encoder; the second `convolution` of a block tells its width. Raises UnknownArchitecture for no level."""
     down, up = (
         tuple(
-            size_of(shapes, f"{half}.{i}.resnets.0.conv2.conv.weight")
+            size_of(shapes, f"{half}.{i}.resnets.0.{convolution}.weight")
             for i in range(count_all(shapes, rf"{re.escape(half)}\.(\d+)\."))
         )
         for half in ("encoder.down_blocks", "decoder.up_blocks")
@@ -252,16 +291,7 @@ def cogvideox_config(shapes: Shapes) -> Config:
     if not widths:
         raise UnknownArchitecture("VAE: found no encoder.down_blocks and no decoder.up_blocks, expected a level")
     blocks = count_all(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
-    return {
-        "block_out_channels": widths,
-        "layers_per_block": blocks or count_all(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1,
-        "latent_channels": size_of(shapes, "decoder.conv_in.conv.weight", 1)
-        if up
-        else size_of(shapes, "encoder.conv_out.conv.weight") // 2,
-        "down_block_types": ("CogVideoXDownBlock3D",) * len(widths),
-        "up_block_types": ("CogVideoXUpBlock3D",) * len(widths),
-        "norm_num_groups": norm_groups(widths),
-    }
+    return widths, blocks or count_all(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1
 
 
 def wan21_config(shapes: Shapes) -> Config:

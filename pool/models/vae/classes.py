@@ -41,6 +41,7 @@ from modelpool.pool.models.common.diffusers_private import ConverterChangedError
 from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from modelpool.pool.models.common.vae_configs import Config, Shapes
 from modelpool.pool.models.vae import ldm_names, other_names
+from modelpool.pool.models.vae.allegro import AutoencoderKLAllegro
 from modelpool.pool.models.vae.weight_norm import drop_computed_weights
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
@@ -87,6 +88,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "dc": VaeArchitecture(AutoencoderDC, CONFIGS["dc"], other_names.convert_dc),
     # published in the naming of diffusers alone
     "cogvideox": VaeArchitecture(AutoencoderKLCogVideoX, CONFIGS["cogvideox"], dict),
+    "allegro": VaeArchitecture(AutoencoderKLAllegro, CONFIGS["allegro"], dict),
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
     "qwen_image_layered": VaeArchitecture(AutoencoderKLWan, CONFIGS["qwen_image_layered"], other_names.convert_wan21),
@@ -120,6 +122,7 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
         AutoencoderKLHunyuanImageRefiner,
         AutoencoderDC,
         AutoencoderKLCogVideoX,
+        AutoencoderKLAllegro,
         AutoencoderKLCosmos,
         AutoencoderKLWan,
         AutoencoderKLQwenImage,

@@ -53,6 +53,8 @@ class VaeCodec:
             x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1).unsqueeze(2)
         if self.facts.name == "qwen_image_layered":
             x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1)
+        if self.facts.name == "allegro":  # its first cell is as many frames as the others
+            x = torch.cat((x, x[:, :, -1:].expand(-1, -1, -x.shape[2] % self.facts.temporal_ratio, -1, -1)), dim=2)
         is_video = self.facts.name == "kl_temporal" and x.dim() == 5
         encoded = self.module.encode(_frames_as_batch(x) if is_video else x)
         if hasattr(encoded, "latent_dist"):
@@ -93,6 +95,8 @@ class VaeCodec:
         x: Tensor = decoded.sample
         if self.facts.name == "qwen_image_21":
             return on_white(x.squeeze(2))
+        if self.facts.name == "allegro":  # frames are before channels
+            return x.transpose(1, 2)[:, :, : self.facts.decoded_frames(z.shape[2])]
         if self.facts.name == "kl_temporal" and z.dim() == 5:
             x = x.unflatten(0, (z.shape[0], z.shape[2])).transpose(1, 2)
         return x * 2 - 1 if self.facts.name == "cascade_a" else x

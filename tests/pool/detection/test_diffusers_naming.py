@@ -182,6 +182,7 @@ def test_what_no_class_of_diffusers_runs_is_listed() -> None:
     """When diffusers learns one of these, its row is to name the class."""
     assert sorted({row.name for row in SIGNATURES if not row.runs}) == [
         "ace_step_1",
+        "allegro_ti2v",
         "anima",
         "boogu",
         "chroma_radiance",

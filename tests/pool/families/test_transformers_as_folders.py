@@ -49,6 +49,7 @@ ALL: dict[str, TinyFamily] = {
 }  # fmt: skip
 #: tried in tests/pool/families/modules
 IN_OWN_TESTS = {
+    "allegro",
     *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
     *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "kandinsky5_image", "kandinsky5_video", "krea2"),
     *("longcat_image", "ovis_image", "qwen_image_21", "sana", "sana_sprint", "skyreels_i2v"),

@@ -107,6 +107,14 @@ def _mochi_whole() -> Any:
     )  # fmt: skip
 
 
+def _allegro() -> Any:
+    module = diffusers.AutoencoderKLAllegro(block_out_channels=(8, 8, 16, 16), layers_per_block=1, norm_num_groups=2)
+    # one tile, which fills the video; diffusers runs no other
+    module.kernel = module.stride = (12, 16, 16)
+    module.enable_tiling()
+    return module
+
+
 def _ltx_v0() -> Any:
     return diffusers.AutoencoderKLLTXVideo(
         latent_channels=8, block_out_channels=(8, 16, 16, 16), decoder_block_out_channels=(8, 16, 16, 16),
@@ -266,6 +274,7 @@ CASES: dict[str, Case] = {
         ),
         dict, (1, 4, 3, 2, 2), (1, 3, 9, 16, 16),
     ),
+    "allegro": Case("allegro", _allegro, dict, (1, 4, 3, 2, 2), (1, 3, 9, 16, 16)),
     "hunyuan_video_15": Case(
         "hunyuan_video_15", lambda: _folded(diffusers.AutoencoderKLHunyuanVideo15), _UPWARDS, (1, 4, 2, 2, 2),
         (1, 3, 3, 8, 8),
@@ -307,6 +316,8 @@ def decode(case: Case, module: Any, latents: Tensor) -> Tensor:
             return torch.cat([module.decode(layer).sample for layer in latents.split(1, dim=2)], dim=2)
         case "ltx_v1" | "ltx_v2":
             return module.decode(latents, torch.full((latents.shape[0],), 0.05)).sample
+        case "allegro":  # frames are before channels, and those of its last cell are not kept
+            return module.decode(latents).sample.transpose(1, 2)[:, :, :-3]
     return module.decode(latents).sample
 
 
@@ -319,6 +330,8 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
     own = getattr(module, "config", None)
     if 4 in (getattr(own, "input_channels", 3), getattr(own, "in_channels", 3)):
         pixels = torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
+    if isinstance(module, diffusers.AutoencoderKLAllegro):  # of whole cells of time
+        pixels = torch.cat((pixels, *(pixels[:, :, -1:],) * (-pixels.shape[2] % 4)), dim=2)
     encoded = module.encode(pixels)
     if hasattr(encoded, "latent_dist"):
         return encoded.latent_dist.mode()
