@@ -82,20 +82,22 @@ def test_images_show_what_their_prompts_say(written: tuple[Path, list[ImageResul
     assert len((folder / "manifest.jsonl").read_text().splitlines()) == 8
 
 
-def test_an_image_alone_takes_its_inputs_from_its_worker_and_has_the_same_pixels(
-    pool: ModelPool, expected: list[bytes]
-) -> None:
-    """Its stages follow each other there; those of several images at a time read what the controller sends."""
-    del expected  # how long the runs take is known
-    wanted = [one.model_copy(update={"prompt": f"{one.prompt} alone"}) for one in requests(3, steps=6)]
+def test_an_image_alone_takes_its_inputs_from_its_worker_and_has_the_same_pixels() -> None:
+    """Its stages follow each other there; those of several images at a time read what the controller sends. One worker:
+    with two, the idle one may suit the next stage as well. On a busy machine, a short stage may end before the next one
+    is sent: more images are tried then."""
+    wanted = [one.model_copy(update={"prompt": f"{one.prompt} alone"}) for one in requests(30, steps=6)]
     found, followers = [], 0
-    for one in wanted:
-        jobs = pool.submit([one], output=False)
-        found += [image.pixels.tobytes() for image in jobs.images()]
-        tasks = pool.history(f"{jobs.id}-0").tasks
-        followers += sum("computed there" in attempt.why.note for task in tasks for attempt in task.attempts)
-    assert followers > 0
-    assert found == pixels_of(pool, wanted)
+    with ModelPool.start(CONFIG, device="sim", workers=1, vram="64MiB", name="alone") as alone:
+        for one in wanted:
+            jobs = alone.submit([one], output=False)
+            found += [image.pixels.tobytes() for image in jobs.images()]
+            tasks = alone.history(f"{jobs.id}-0").tasks
+            followers += sum("computed there" in attempt.why.note for task in tasks for attempt in task.attempts)
+            if followers and len(found) >= 3:
+                break
+        assert followers > 0
+        assert found == pixels_of(alone, wanted[: len(found)])
 
 
 @pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
