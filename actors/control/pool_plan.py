@@ -66,7 +66,7 @@ class PoolPlan:
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
     named            models with settings of their own
-    overlaps_decode  whether a worker decodes beside the run behind, where it can
+    overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 

@@ -106,7 +106,7 @@ class OutputWriterActor:
 
 
 class _Raised(NoWriter):
-    """A bug, or a failure of its node, has raised an unexpected error in the process, which goes on."""
+    """Raised for an unexpected error in the process, by a bug or a failure of its node; the process continues."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def _start_once(
 
 
 def worker_niceness(variables: Mapping[str, str]) -> int:
-    """Return by how much workers are nicer than this process: what the user has told Ray, else 0. Ray's own 15 would
+    """Return the niceness of workers relative to this process: the user's setting of Ray, else 0. Ray's own 15 would
     leave the controller, and the threads that launch kernels, what other programs of the machine leave: a core that
     another program keeps busy would delay every answer of the controller.
     """

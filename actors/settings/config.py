@@ -71,7 +71,7 @@ class PoolSection(Strict):
     cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs at the second use of a size
                   (`pool.patcher.graphed_calls`); only on CUDA
     models        settings for single models, each a table [pool.models.NAME] in the file
-    overlap_decode  whether a GPU decodes on a stream of its own, beside the task behind it, where there is memory for
+    overlap_decode  whether a GPU decodes on a stream of its own, while the next task begins, where there is memory for
                   both (`pool.engine.pending_run`); only on CUDA
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident

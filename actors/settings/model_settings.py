@@ -13,7 +13,7 @@ from modelpool.pool.core.errors import UserError, unusable_field
 
 
 class ModelSettings(Strict):
-    """[pool.models.NAME]: what is missing is as in [pool]. `name` is that of the model in the lists of models."""
+    """The table [pool.models.NAME]; keys that are left out are as in [pool]. `name` is that in `modelpool models`."""
 
     name: str
     compile: Literal["off", "blocks"] | None = None

@@ -235,7 +235,7 @@ class GpuWorker:
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
         receives previews that are wanted, on another thread. With `overlaps_decode`, runs may be called on several
-        threads, and a decode may be computed beside the runs behind it."""
+        threads, and a decode may overlap with the runs after it."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -361,7 +361,7 @@ class GpuWorker:
         own_results = self._own_results  # of the controller that sent it: the next one counts its runs from 1, too
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
-        begun: Callable[[], tuple[Result, RunCost]] | Exception
+        begun: Callable[[], tuple[Result, RunCost]] | Outcome
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         state: RunState | None = None
@@ -378,10 +378,9 @@ class GpuWorker:
             self._prepare_previews((request,))
             hooks = self._hooks(request)
             if self._compute is None:
-                made = self._engine.run(
+                begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
-                begun = lambda: made  # noqa: E731
             else:
                 begun = self._engine.begin(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
@@ -392,7 +391,7 @@ class GpuWorker:
 
         def end() -> tuple[TaskReport, Result | None]:
             try:
-                outcome = begun if isinstance(begun, Exception) else _outcome_of(begun)
+                outcome = _outcome_of(begun) if callable(begun) else begun
                 report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
                 if report.error is None and result is not None:
                     own_results.keep(request.run, result, report.result_bytes)
@@ -429,8 +428,8 @@ class GpuWorker:
         inputs: tuple[Result, ...],
         answers: list[tuple[TaskReport | None, Result | None]],
     ) -> _Ending | None:
-        """Run the requests, each decode beside the next one, unless that reads what it makes. Returns the end of the
-        last one if that is not in `answers`."""
+        """Run the requests, each decode overlapping with the next one, unless that reads its result. Returns the end of
+        the last one if that is not in `answers`."""
         rest, pending, decode = iter(inputs), None, 0
         for request in requests:
             own = tuple(islice(rest, _input_count(request)))

@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 
 
 class OwnResults:
-    """Results by run, latest last. Thread-safe: a decode that is computed beside other runs ends on a thread of its
+    """Results by run, latest last. Thread-safe: a decode that overlaps with the next runs ends on a thread of its
     own."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Parts "overlap ...": images of few steps one after the other, and with each decode beside the next sampling run.
+"""Parts "overlap ...": images of few steps one after the other, and with each decode overlapping the next sampling run.
 
 As a worker of the pool does it: a thread waits for what the device still decodes, while the engine begins the next run.
 """
@@ -64,27 +64,27 @@ def compare(
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    beside = make_images(jobs, extent, texts, count, overlap=True)
-    rates = [count / max(1e-9, made.seconds) for made in (alone, beside)]
+    overlapped = make_images(jobs, extent, texts, count, overlap=True)
+    rates = [count / max(1e-9, made.seconds) for made in (alone, overlapped)]
     what = f"{extent.width} x {extent.height}, {extent.steps} steps"
     record.add("images per second, one stage after the other", rates[0], "1/s", note=what)
-    record.add("images per second, decodes beside sampling", rates[1], "1/s", rates[0], "never slower",
-               setting.met(rates[1] >= rates[0]), f"{beside.overlaps} of {count} decodes overlapped")  # fmt: skip
-    record.add("decodes that overlapped", beside.overlaps, "", count, "all but the last",
-               setting.met(beside.overlaps >= count - 1))  # fmt: skip
-    worst = max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(alone.pixels, beside.pixels, strict=True))
+    record.add("images per second, decodes overlapping sampling", rates[1], "1/s", rates[0], "never slower",
+               setting.met(rates[1] >= rates[0]), f"{overlapped.overlaps} of {count} decodes overlapped")  # fmt: skip
+    record.add("decodes that overlapped", overlapped.overlaps, "", count, "all but the last",
+               setting.met(overlapped.overlaps >= count - 1))  # fmt: skip
+    worst = max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(alone.pixels, overlapped.pixels, strict=True))
     record.add("largest difference of pixels", worst, "of 255", None, "none", worst == 0)
     if setting.device != "cuda":
         record.skip("peak reserved memory, overlapping", "only on CUDA")
         return
     reserved_bytes = torch.cuda.max_memory_reserved()
-    share = reserved_bytes / max(1, beside.planned_bytes)
+    share = reserved_bytes / max(1, overlapped.planned_bytes)
     record.add("peak reserved memory, overlapping", share, "of the plan", 1.0, "never above", share <= 1.0,
-               f"planned {beside.planned_bytes / 1e9:.2f} GB")  # fmt: skip
+               f"planned {overlapped.planned_bytes / 1e9:.2f} GB")  # fmt: skip
 
 
 def make_images(jobs: EngineJobs, extent: Extent, texts: Sequence[Encoded], count: int, overlap: bool) -> Made:
-    """Make `count` images; with `overlap`, each is decoded beside the sampling of the next one."""
+    """Make `count` images; with `overlap`, each is decoded during the sampling of the next one."""
     engine, made = jobs.engine, Made()
     samplings = [jobs.sample_work(extent, seed=seed) for seed in range(count)]
     decoding = jobs.decode_work(extent)

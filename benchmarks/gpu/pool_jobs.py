@@ -19,7 +19,7 @@ STEPS = 8
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"
 #: settings of the pool that are compared, by name; the first is the default
-SETTINGS = {"pool": "", "pool, decodes beside sampling": "overlap_decode = true"}
+SETTINGS = {"pool": "", "pool, decodes overlapping sampling": "overlap_decode = true"}
 CONFIG = """
 [pool]
 device = "{device}"

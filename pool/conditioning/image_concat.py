@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
-from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, SEEN
+from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
@@ -82,7 +82,7 @@ def image_inputs(
     elif work.image is not None and facts.image_concat is ImageConcat.DEPTH:
         model_kwargs[IMAGE] = torch.stack([_depth(work, read, cells) for read in inputs])
     elif work.image is not None and facts.image_concat is ImageConcat.INSTEAD:
-        model_kwargs[SEEN] = _latents(inputs, task_inputs.IMAGE)
+        model_kwargs[IMAGE_LATENT] = _latents(inputs, task_inputs.IMAGE)
         model_kwargs[CLASS_LABELS] = torch.tensor([ESTIMATES] * len(works))
     elif work.image is not None and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
@@ -132,7 +132,7 @@ def empty_image_inputs(
     for dry runs. A model that reads an image always gets one."""
     model_kwargs, cells = dict[str, Tensor](), shape_CHW[1:]
     if facts.image_concat is ImageConcat.INSTEAD:
-        model_kwargs[SEEN] = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=device)
+        model_kwargs[IMAGE_LATENT] = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=device)
         model_kwargs[CLASS_LABELS] = torch.empty((batch, len(ESTIMATES)), dtype=torch.float32, device=device)
     elif facts.image_concat is not None:
         channels, downscale = shape_CHW[0], work.shape.height // shape_CHW[-2]
@@ -226,8 +226,8 @@ def _face(work: SampleParams, read: TaskInputs) -> Tensor:
     Source: `pad_video_frames` of diffusers' WanAnimatePipeline."""
     frames_THWC = read.read(task_inputs.FACE_VIDEO, VideoFrames).frames_THWC
     places = there_and_back(len(frames_THWC), work.shape.frames)
-    shown = [covering(frames_THWC[place], FACE_SIDE, FACE_SIDE) for place in places]
-    return torch.from_numpy(np.stack(shown)).permute(3, 0, 1, 2).float() / 127.5 - 1.0
+    faces = [covering(frames_THWC[place], FACE_SIDE, FACE_SIDE) for place in places]
+    return torch.from_numpy(np.stack(faces)).permute(3, 0, 1, 2).float() / 127.5 - 1.0
 
 
 def _latents(inputs: Sequence[TaskInputs], name: str) -> Tensor:

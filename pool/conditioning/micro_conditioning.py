@@ -33,10 +33,10 @@ FEATURES = "down_intrablock_additional_residuals"
 IMAGE = "image"
 
 #: model input: the latent of an image that is read in place of the noisy one
-SEEN = "seen"
+IMAGE_LATENT = "image_latent"
 #: the level at which it is read, and the states of the empty text that such models were trained with: begin and end.
 #: Source: infer.py and `padding_type` of EnVision-Research/Lotus
-SEEN_LEVEL, SEEN_TOKENS = 999, 2
+ESTIMATE_LEVEL, ESTIMATE_TOKENS = 999, 2
 #: class labels of a model that estimates something of an image, as Lotus: sines and cosines of its task, (1, 0).
 #: Source: `task_emb` in infer.py of EnVision-Research/Lotus
 ESTIMATES = (math.sin(1.0), 0.0, math.cos(1.0), 1.0)
@@ -90,14 +90,14 @@ def call_unet(
     residuals: Residuals | None = None,
 ) -> Tensor:
     """Call a UNet of diffusers. Sizes stay float32: half precision cannot represent 2049. The input `IMAGE` is
-    concatenated to the channels of the latent, unscaled; `SEEN` takes its place, with its level and text;
+    concatenated to the channels of the latent, unscaled; `IMAGE_LATENT` takes its place, with its level and text;
     `CLASS_LABELS` are the argument of that name."""
     dtype = x_BCHW.dtype
     added = {name: value if name == "time_ids" else value.to(dtype) for name, value in model_kwargs.items()}
     labels = {CLASS_LABELS: added.pop(CLASS_LABELS)} if CLASS_LABELS in added else {}
-    if SEEN in added:
-        x_BCHW, timestep_B = added.pop(SEEN), torch.full_like(timestep_B, SEEN_LEVEL)
-        context_BLD = context_BLD[:, :SEEN_TOKENS]
+    if IMAGE_LATENT in added:
+        x_BCHW, timestep_B = added.pop(IMAGE_LATENT), torch.full_like(timestep_B, ESTIMATE_LEVEL)
+        context_BLD = context_BLD[:, :ESTIMATE_TOKENS]
     if IMAGE in added:
         x_BCHW = torch.cat([x_BCHW, added.pop(IMAGE)], dim=1)
     added_residuals: dict[str, Any] = {}

@@ -228,7 +228,7 @@ class ImageConcat(Enum):
     PIXELS = "pixels"
     #: a depth map, one number for each cell of the latent
     DEPTH = "depth"
-    #: the image latent in place of the noisy one: what is seen, such as depths, in one step
+    #: the image latent in place of the noisy one, for models that estimate depths or normals in one step
     INSTEAD = "instead"
 
     @property

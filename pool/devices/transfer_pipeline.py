@@ -49,8 +49,8 @@ class TransferPipeline:
         self._copier = copier
         #: stream of overlapped work; created on first use
         self._side: Stream | None = None
-        #: stream of a run that is computed beside others; created on first use
-        self._beside: Stream | None = None
+        #: stream of pending runs, which overlap with the next ones; created on first use
+        self._overlap_stream: Stream | None = None
         #: the compute stream while copies overlap with it
         self._computing: Stream | None = None
         self._is_behind = False
@@ -154,9 +154,9 @@ class TransferPipeline:
         return self._streams is not None
 
     @contextmanager
-    def beside(self, is_first: bool = False) -> Iterator[None]:
-        """Work of the block is on a stream of its own, for which the compute stream does not wait. With `is_first` it
-        begins after all pending work of the compute stream, which has made what it reads.
+    def on_overlap_stream(self, is_first: bool = False) -> Iterator[None]:
+        """Put the work of the block on a stream of its own, for which the compute stream does not wait. With
+        `is_first`, it begins after all pending work of the compute stream, which computes its inputs.
 
         Memory allocated in the block belongs to that stream: pass no tensor on to the compute stream. Whatever the
         block reads must stay where it is until its work is over (`mark`); if the block raises, it is over. No effect
@@ -166,7 +166,7 @@ class TransferPipeline:
             yield
             return
         maker = self._streams.maker
-        stream = self._beside = self._beside or maker.new_stream()
+        stream = self._overlap_stream = self._overlap_stream or maker.new_stream()
         if is_first:
             stream.wait_stream(maker.current())
         try:

@@ -294,8 +294,8 @@ class Engine:
         needed_next: Sequence[ComponentKey] = (),
         resume: RunState | None = None,
     ) -> Callable[[], tuple[Result, RunCost]]:
-        """As `run`, but the device may still decode when this returns, on a stream of its own, beside the runs behind
-        it: the returned function waits for the result, on any thread. See `TaskRunner.begin`."""
+        """As `run`, but the device may still decode when this returns, on a stream of its own, while the next runs
+        begin: the returned function waits for the result, on any thread. See `TaskRunner.begin`."""
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -315,7 +315,7 @@ class Engine:
         resume: RunState | None,
     ) -> TaskRun[tuple[Result, ...]]:
         if fresh:
-            self._runner.release_beside()
+            self._runner.release_pending()
             self.vram.unload_all()
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
@@ -452,7 +452,7 @@ class Engine:
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
-        self._runner.release_beside()
+        self._runner.release_pending()
         self.vram.unload_all()
         release_unused(self._device.memory)
         self._models.clear()
@@ -519,7 +519,7 @@ class Engine:
 
     def _stops(self, hooks: RunHooks) -> bool:
         """Whether a run should stop. If not, preload weights of the next task."""
-        self._runner.poll_beside()
+        self._runner.poll_pending()
         if hooks.should_stop():
             return True
         self._runner.preloader.advance(hooks.preload_request())

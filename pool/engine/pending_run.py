@@ -1,4 +1,4 @@
-"""`PendingRun`: a run whose results the device may still be computing, beside the runs behind it.
+"""`PendingRun`: a run whose results the device may still compute while the next runs begin.
 
 The thread of the engine begins it and releases what it holds; any thread may wait for its results.
 """

@@ -75,7 +75,7 @@ class TaskRun(Generic[ResultT]):
     together     tasks in the batch. A batch is tried once: a smaller batch may fit without another load
     caches_weights  it may use `TaskRunner.cache_bytes`
     begin        as `compute`, but the device may still compute when it returns; what it returns waits for the result
-                 and returns it. None: such a run is never computed beside others
+                 and returns it. None: such a run never overlaps with others
     """
 
     task: TaskSpec
@@ -143,8 +143,8 @@ class TaskRunner:
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         self._has_run_out = False
-        #: the run that is computed beside others
-        self._beside: PendingRun[Any] | None = None
+        #: the run whose end the device may still compute while the next one begins
+        self._pending: PendingRun[Any] | None = None
         #: activations and scratch of the last run that was not
         self._usual_bytes = 0
         #: advanced from inside of runs, with the request for the next tasks
@@ -175,18 +175,18 @@ class TaskRunner:
         """
         return self._begin(run, may_overlap=True)
 
-    def release_beside(self) -> None:
-        """Wait for the run that is computed beside others, if any, and release what it holds."""
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.release()
+    def release_pending(self) -> None:
+        """Wait for the pending run, if any, and release what it holds."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.release()
 
-    def poll_beside(self) -> None:
+    def poll_pending(self) -> None:
         """Release what such a run holds if somebody has its results. Takes microseconds."""
-        if self._beside is not None:
-            self._beside.note_end()
-            if self._beside.is_over:
-                self.release_beside()
+        if self._pending is not None:
+            self._pending.note_end()
+            if self._pending.is_over:
+                self.release_pending()
 
     def _begin(self, run: TaskRun[ResultT], may_overlap: bool) -> Callable[[], tuple[ResultT, RunCost]]:
         self._make_way(run)
@@ -199,10 +199,10 @@ class TaskRunner:
                 return self._try(run, trying, progress, may_overlap)
             except Exception as error:
                 whose = exhausted_memory(error, self._device.torch_device)
-                if self._beside is not None and (whose is ExhaustedMemory.DEVICE or isinstance(error, DoesNotFit)):
+                if self._pending is not None and (whose is ExhaustedMemory.DEVICE or isinstance(error, DoesNotFit)):
                     # not the run's fault, so no step of the ladder
                     release_frames(error)
-                    self.release_beside()
+                    self.release_pending()
                     self._forget_short_plans(progress)
                     release_unused(self._device.memory)
                     continue
@@ -222,7 +222,7 @@ class TaskRunner:
 
     def load(self, wanted: Sequence[PatcherUse], kept: Sequence[ComponentKey], should_stop: Callable[[], bool]) -> int:
         """Load weights outside of runs, as `Preloader.load`. Raises RanOutOfMemory and OutOfHostMemory."""
-        self.release_beside()
+        self.release_pending()
         try:
             return self.preloader.load(wanted, kept, should_stop)
         except Exception as error:
@@ -241,7 +241,7 @@ class TaskRunner:
         Divided if memory requires it, and tried once. Raises as `run`; DoesNotFit suggests what to unload.
         """
         stop_if_asked(run.should_stop)
-        self.release_beside()
+        self.release_pending()
         room_bytes = self._vram.activation_room(run.uses, self._vram.residency().used_bytes)
         division = choose_mode(run.task, room_bytes)
         try:
@@ -267,7 +267,7 @@ class TaskRunner:
         self._has_run_out = bool(trying.oom_steps)
         memory.reset_peak()
         progress.counted_on_bytes, progress.refusals = self._available_bytes(), memory.refusals()
-        started, is_beside_another = time.perf_counter(), self._beside is not None
+        started, overlaps_pending = time.perf_counter(), self._pending is not None
         activation_bytes = self._activation_bytes(run, division)
         with ExitStack() as held:
             lease = held.enter_context(
@@ -287,7 +287,7 @@ class TaskRunner:
                 if begin is None:
                     result = self._thread.call(partial(run.compute, mode))
                 else:
-                    with self._pipeline.beside(is_first=True):
+                    with self._pipeline.on_overlap_stream(is_first=True):
                         bring, end = self._thread.call(partial(begin, mode)), self._pipeline.mark()
                 ended = time.perf_counter()
                 run_peak_bytes = memory.peak_bytes()
@@ -295,12 +295,12 @@ class TaskRunner:
                 copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
                 taken_ahead_bytes = ahead_bytes if copies_ahead else 0
                 # unknown with preloading and cached weights: the peak includes them; with graphs, which have
-                # activations of their own; and beside another run, whose results are in it
+                # activations of their own; and during a pending run, whose results are in it
                 is_measured = not (
                     self.preloader.uploaded_bytes
                     or run.caches_weights
                     or self._graph_calls() != graph_calls
-                    or is_beside_another
+                    or overlaps_pending
                 )
                 working_bytes = run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes
                 cost = RunCost(
@@ -324,19 +324,19 @@ class TaskRunner:
             if begin is None:
                 self._usual_bytes = needed_bytes(run.uses, activation_bytes)
                 return lambda: (result, cost)
-            assert end is not None, "runs beside others have streams"
+            assert end is not None, "pending runs have streams"
             keys = frozenset(use.component for use in run.uses)
             pending = PendingRun(partial(self._brought, bring), cost, end, keys, held.pop_all())
-        self._beside = pending
+        self._pending = pending
         return pending.result
 
     def _brought(self, bring: Callable[[], ResultT]) -> ResultT:
-        """The results of a run that is computed beside others."""
-        with self._pipeline.beside():
+        """Return the results of a pending run."""
+        with self._pipeline.on_overlap_stream():
             return bring()
 
     def _may_overlap(self, run: TaskRun[Any], trying: RunAttempt, lease: Lease) -> bool:
-        """Whether a run with this lease may be computed beside those behind it: one like the last one has to fit."""
+        """Whether a run with this lease may overlap with the next ones: one like the last one has to fit next to it."""
         return (
             run.begin is not None
             and self._pipeline.has_streams
@@ -349,19 +349,19 @@ class TaskRunner:
         )
 
     def _make_way(self, run: TaskRun[Any]) -> None:
-        """Wait for the run that is computed beside others unless `run` may be computed beside it, as if it was not
-        there: with all weights, nothing evicted, and undivided."""
-        self.poll_beside()
-        if self._beside is None:
+        """Wait for the pending run unless `run` may overlap with it and begin as it would without it: with all weights,
+        nothing evicted, and undivided."""
+        self.poll_pending()
+        if self._pending is None:
             return
         whole = execution_modes(run.task)[0]
         corrected_bytes = self.calibration.corrected(self._key(run, whole), whole.estimated_bytes)
         wanted_bytes = needed_bytes(run.uses, max(whole.activation_bytes, corrected_bytes))
         wanted_bytes += sum(patcher.product_bytes for patcher, _ in run.wanted)
-        shares = bool(self._beside.components.intersection(use.component for use in run.uses))
+        shares = bool(self._pending.components.intersection(use.component for use in run.uses))
         is_last = run.begin is not None or run.caches_weights  # one at a time; and it would take all that is free
         if shares or is_last or not self._vram.has_room(run.wanted, wanted_bytes):
-            self.release_beside()
+            self.release_pending()
 
     def _forget_short_plans(self, progress: _Progress) -> None:
         """Forget all convolutions after an attempt that ran out inside of torch: it may have chosen some with less
@@ -382,8 +382,8 @@ class TaskRunner:
         return self._key(run, division), division.estimated_bytes
 
     def close(self) -> None:
-        """Wait for a run beside others, and end the thread of runs, if there is one. Idempotent."""
-        self.release_beside()
+        """Wait for the pending run, and end the thread of runs, if there is one. Idempotent."""
+        self.release_pending()
         self._thread.close()
 
     def _report_plans(self, task: TaskSpec) -> None:

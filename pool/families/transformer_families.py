@@ -144,7 +144,7 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
 )
 
 
-#: the distilled models that only the index of a folder tells, by family
+#: distilled models that only the index of a folder identifies, by family
 DISTILLED: Mapping[str, Family] = MappingProxyType(
     {
         definition.name: defined_family(replace(definition, facts=definition.distilled))

@@ -262,7 +262,7 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
         if architecture is Architecture.DIFFUSION_TRANSFORMER and not _has_own_config(checkpoint, role):
             video = family.sampling.video
             cells = max(native_size(family, checkpoint.header)) // checkpoint.latent.downscale
-            # the scale of a table of positions is relative to the size that its file tells
+            # the scale of a table of positions is relative to the size in its file
             size = 0 if getattr(built.config, "interpolation_scale", None) else cells
             _configure(built, {"sample_size": size, "num_frames": None if video is None else video.frames})
         return built

@@ -188,7 +188,7 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
         "engine compiled relative to diffusers compiled",
         "diffusers hotswap of a LoRA",
         "SDXL, float16 during that load",
-        "images per second, decodes beside sampling",
+        "images per second, decodes overlapping sampling",
         *(f"sampling, {name}" for name in few),
     ):
         assert (rows[name].value or 0) > 0, name

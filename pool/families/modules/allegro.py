@@ -22,7 +22,7 @@ from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: width of a head, which no shape tells
+#: width of an attention head, which cannot be read from shapes
 _HEAD = 96
 #: width of PixArt, of which some have learned no variance either
 _PIXART = 1152

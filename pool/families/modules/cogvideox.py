@@ -37,7 +37,7 @@ _WIDTH, _HEIGHT, _FRAMES = 720, 480, 49
 _CELL, _CELL_FRAMES = 8, 4
 #: the same of version 1.5
 _WIDTH_15, _HEIGHT_15, _FRAMES_15 = 1360, 768, 81
-#: what the image-to-video model of version 1.5 reads beside the timestep. Source: its pipeline
+#: what the image-to-video model of version 1.5 reads in addition to the timestep. Source: its pipeline
 _OFFSET = 2.0
 #: frames of two cells: the decoder reads pairs of them after the first cell, and makes more frames of an even number
 _PAIR = 2 * _CELL_FRAMES
@@ -131,9 +131,9 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         more["ofs"] = x_BCTHW.new_full((1,), _OFFSET)
     x_BTCHW = joined(x_BCTHW, kwargs).transpose(1, 2)
     frames, _, rows, columns = x_BTCHW.shape[1:]
-    told, fixed = (columns * _CELL, rows * _CELL, (frames - 1) * _CELL_FRAMES + 1), fixed_extent(own)
-    if fixed is not None and told != fixed:
-        found, expected = (f"{w} x {h} pixels, {f} frames" for w, h, f in (told, fixed))
+    requested, fixed = (columns * _CELL, rows * _CELL, (frames - 1) * _CELL_FRAMES + 1), fixed_extent(own)
+    if fixed is not None and requested != fixed:
+        found, expected = (f"{w} x {h} pixels, {f} frames" for w, h, f in (requested, fixed))
         raise unusable_field("width, height and frames", found, f"{expected}, for which the model has positions")
     rotary = None
     if own.use_rotary_positional_embeddings:

@@ -180,7 +180,7 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
     if patches_NP.is_meta:
         # # nothing is computed: two windows need as much memory as all of them, in a hundredth of the time
         window_ends = torch.tensor([0, len(patches_NP) // 2, len(patches_NP)], dtype=window_ends.dtype)
-    seen: Any = module(
+    encoded: Any = module(
         patches_NP,
         grid_thw=sizes,
         position_ids=get_vision_position_ids(sizes, merged).to(patches_NP.device),
@@ -188,7 +188,7 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
         cu_window_seqlens=window_ends,
         cu_seqlens=get_vision_cu_seqlens(sizes),
     )
-    states_LD: Tensor = seen.pooler_output
+    states_LD: Tensor = encoded.pooler_output
     return states_LD
 
 
@@ -199,7 +199,7 @@ def _read_patches_3(module: Qwen3VLVisionModel, patches_NP: Tensor, sizes: Tenso
     places, shares = get_vision_interpolation_indices_and_weights(
         sizes, module.num_grid_per_side, spatial_merge_size=merged, **how
     )
-    seen: Any = module(
+    encoded: Any = module(
         patches_NP,
         grid_thw=sizes,
         interp_indices=places.to(device),
@@ -207,7 +207,7 @@ def _read_patches_3(module: Qwen3VLVisionModel, patches_NP: Tensor, sizes: Tenso
         position_ids=get_vision_position_ids(sizes, merged).to(device),
         cu_seqlens=get_vision_cu_seqlens(sizes),
     )
-    return torch.cat((seen.pooler_output, *seen.deepstack_features), dim=-1)
+    return torch.cat((encoded.pooler_output, *encoded.deepstack_features), dim=-1)
 
 
 def empty_patches(size: tuple[int, int], form: ImageForm = QWEN_25) -> Tensor:

@@ -318,7 +318,7 @@ def test_callers_get_their_turn_between_the_ends_of_a_call() -> None:
         dispatcher, turn, ended_in = desk.controller._dispatcher, 0, {}
         end_run = dispatcher._end_run
 
-        def noting(report, *rest) -> None:  # type: ignore[no-untyped-def]
+        def noting(report, *rest) -> None:
             ended_in[report.task_id] = turn
             end_run(report, *rest)
 

@@ -90,7 +90,7 @@ def one_by_one(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[
     """Two calls on the threads of Ray's group, the second when the first is under way."""
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(worker.run_unless_revoked, requests[0], *inputs[0])
-        while not worker._engine.order:  # type: ignore[union-attr]
+        while not worker._engine.order:
             threading.Event().wait(0.001)
         second = threads.submit(worker.run_unless_revoked, requests[1], *inputs[1])
         return zip(*(call.result(PATIENCE_SECONDS) for call in (first, second)), strict=True)
@@ -160,7 +160,7 @@ def test_a_run_that_reads_what_is_decoded_waits_for_it(together: bool, fails: bo
             both.engine.other_began.set()
         return may_start(request)
 
-    both.worker.may_start = asked  # type: ignore[method-assign]
+    both.worker.may_start = asked
     if together:
         both.engine.other_began.set()
     call = in_one_call if together else one_by_one
@@ -185,13 +185,13 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
             seen.append(both.worker.over_in_order([2, 3])[0])
         return begin(task, work, *args, **named)
 
-    both.engine.begin = look  # type: ignore[method-assign]
+    both.engine.begin = look
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(both.worker.run_in_order, [both.requests[1], sampling], *both.inputs[1] * 2)
         while not both.engine.order:
             threading.Event().wait(0.001)
         second = threads.submit(both.worker.run_in_order, [both.requests[0]], *both.inputs[0])
-        while both.worker._compute._work_queue.empty():  # type: ignore[union-attr]
+        while both.worker._compute._work_queue.empty():
             threading.Event().wait(0.001)
         is_second.set()
         reports, _ = first.result(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""A decode that the device computes beside the next sampling run: pixels, memory and failures are those of runs one
+"""A decode that overlaps with the next sampling run: pixels, memory and failures are those of runs one
 after the other.
 
 On the simulated device with streams whose work is over when somebody waits for it, so that a decode is pending for as
@@ -121,7 +121,7 @@ class Bench:
         assert np.array_equal(pixels_of(ending()[0]), self.pixels)
         assert isinstance(self.latent, Latent)
         assert np.array_equal(latent, self.latent.samples_CHW)
-        self.engine._runner.poll_beside()
+        self.engine._runner.poll_pending()
         assert not self.engine.vram.leased
         assert sim.memory_stats(0).used_bytes == self.engine.residency().used_bytes
         self.engine.close()
@@ -140,12 +140,12 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return Catalog([folder], [], "sim")
 
 
-def test_a_decode_beside_a_sampling_run_gives_the_usual_pixels_and_both_are_planned(catalog: Catalog) -> None:
+def test_a_decode_during_a_sampling_run_gives_the_usual_pixels_and_both_are_planned(catalog: Catalog) -> None:
     bench = Bench(catalog)
     ending = bench.begin()
-    (beside,) = bench.streams.made[2:]  # after those of copies
-    assert beside.waits == ["compute"], "it reads what the compute stream made"
-    end = next(event for event in bench.streams.events if event.on == beside.name)
+    (overlap,) = bench.streams.made[2:]  # after those of copies
+    assert overlap.waits == ["compute"], "it reads what the compute stream made"
+    end = next(event for event in bench.streams.events if event.on == overlap.name)
     held = []
     latent, cost = bench.sample(
         replace(QUIET, on_step=lambda done, steps: held.append((bench.is_pending, end.is_over)))
@@ -158,12 +158,12 @@ def test_a_decode_beside_a_sampling_run_gives_the_usual_pixels_and_both_are_plan
     _, decode_cost = ending()
     assert decode_cost.working_bytes > 0
     assert decode_cost.peak_bytes <= decode_cost.planned_bytes
-    assert beside.waits == ["compute"], "reading the result must not wait for the sampling run"
+    assert overlap.waits == ["compute"], "reading the result must not wait for the sampling run"
     bench.check(ending, latent)
 
 
 def vae_bytes(bench: Bench) -> int:
-    """The weights of the VAE, which the first sampling run did not have beside it."""
+    """The weights of the VAE, which the first sampling run did not have next to it."""
     return next(e.resident_bytes for e in bench.engine.residency().entries if e.component == bench.vae)
 
 
@@ -183,7 +183,7 @@ def test_without_streams_a_begun_run_is_over_at_once(catalog: Catalog, device: s
     engine.close()
 
 
-def test_running_out_beside_a_decode_waits_for_it_and_costs_no_step(catalog: Catalog) -> None:
+def test_running_out_during_a_decode_waits_for_it_and_costs_no_step(catalog: Catalog) -> None:
     bench, tries = Bench(catalog), 0
     ending = bench.begin()
 
@@ -251,7 +251,7 @@ def test_what_a_failed_decode_has_begun_is_over_before_its_weights_may_leave(cat
     bench.check(bench.begin(), latent)
 
 
-def test_stopping_or_failing_beside_a_decode_leaves_it_whole(catalog: Catalog) -> None:
+def test_stopping_or_failing_during_a_decode_leaves_it_whole(catalog: Catalog) -> None:
     for error in (Stopped(), RuntimeError("a bug")):
         bench = Bench(catalog)
         ending = bench.begin()
@@ -259,10 +259,10 @@ def test_stopping_or_failing_beside_a_decode_leaves_it_whole(catalog: Catalog) -
             bench.sample(replace(QUIET, on_step=lambda done, steps, error=error: (_ for _ in ()).throw(error)))
         release_frames(error)
         assert bench.is_pending
-        bench.check(ending, bench.latent.samples_CHW)  # type: ignore[union-attr]
+        bench.check(ending, bench.latent.samples_CHW)
 
 
-def test_a_decode_is_not_beside_a_run_that_would_lose_by_it(catalog: Catalog) -> None:
+def test_a_decode_does_not_overlap_with_a_run_that_would_lose_by_it(catalog: Catalog) -> None:
     """Where memory is short, decodes are computed as usual, or are over before the next run is planned."""
     bench = Bench(catalog)
     sizes = [bench.pipeline.task(work) for work in (bench.sampling, bench.decoding)]

@@ -189,7 +189,7 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class _Placed(Qwen3VLForConditionalGeneration):  # type: ignore[misc] # transformers is not typed
+class _Placed(Qwen3VLForConditionalGeneration):
     """Its own class, told which tokens stand for an image, as newer versions want it."""
 
     def forward(self, input_ids: Tensor, **given: Any) -> Any:
