@@ -11,7 +11,7 @@ layers of the language part read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
@@ -41,18 +41,8 @@ def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
 
     Raises UnknownArchitecture unless the tensors are exactly those of a possible Qwen 2.5 VL vision part.
     """
-    missing = [key for key in (SURE_KEY, _GATE, _LAST) if not named.get(key)]
-    if missing:
-        raise UnknownArchitecture(f"found no {missing[0]}, which every Qwen 2.5 VL has")
-    patches = named[SURE_KEY]
-    expected = (*patches[:1], CHANNELS, FRAMES, PATCH, PATCH)
-    if patches != expected or not patches[0] or patches[0] % (4 * HEADS):
-        raise UnknownArchitecture(
-            f"found {SURE_KEY} of shape {patches}, expected a multiple of {4 * HEADS} states of {CHANNELS} channels, "
-            f"{FRAMES} frames and {PATCH}x{PATCH} pixels"
-        )
-    depth = len({key.split(".")[1] for key in named if key.startswith("blocks.")})
-    width, inner, out = patches[0], named[_GATE][0], named[_LAST][0]
+    width, depth = _width_and_depth(named, (_GATE, _LAST), "Qwen 2.5 VL", PATCH)
+    inner, out = named[_GATE][0], named[_LAST][0]
     difference = _difference(named, dict(_tensors(depth, width, inner, out)))
     if difference:
         raise UnknownArchitecture(f"{difference} in one with {depth} blocks of width {width}")
@@ -71,22 +61,29 @@ def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
     }
 
 
-def qwen3_vision_config(named: Mapping[str, Shape]) -> Config:
-    """Return the arguments of the configuration of a Qwen 3 VL vision part. As `qwen_vision_config`."""
-    missing = [key for key in (SURE_KEY, _POSITIONS, _INNER_3, _LAST_3, DEEP_KEY) if not named.get(key)]
+def _width_and_depth(named: Mapping[str, Shape], keys: Sequence[str], model: str, patch: int) -> tuple[int, int]:
+    """Return the states of a patch and the number of blocks of a vision part that has all `keys`. Raises
+    UnknownArchitecture, which names the `model`."""
+    missing = [key for key in (SURE_KEY, *keys) if not named.get(key)]
     if missing:
-        raise UnknownArchitecture(f"found no {missing[0]}, which every Qwen 3 VL has")
+        raise UnknownArchitecture(f"found no {missing[0]}, which every {model} has")
     patches = named[SURE_KEY]
-    expected = (*patches[:1], CHANNELS, FRAMES, PATCH_3, PATCH_3)
+    expected = (*patches[:1], CHANNELS, FRAMES, patch, patch)
     if patches != expected or not patches[0] or patches[0] % (4 * HEADS):
         raise UnknownArchitecture(
             f"found {SURE_KEY} of shape {patches}, expected a multiple of {4 * HEADS} states of {CHANNELS} channels, "
-            f"{FRAMES} frames and {PATCH_3}x{PATCH_3} pixels"
+            f"{FRAMES} frames and {patch}x{patch} pixels"
         )
-    depth = len({key.split(".")[1] for key in named if key.startswith("blocks.")})
+    return patches[0], len({key.split(".")[1] for key in named if key.startswith("blocks.")})
+
+
+def qwen3_vision_config(named: Mapping[str, Shape]) -> Config:
+    """Return the arguments of the configuration of a Qwen 3 VL vision part. As `qwen_vision_config`."""
+    keys = (_POSITIONS, _INNER_3, _LAST_3, DEEP_KEY)
+    width, depth = _width_and_depth(named, keys, "Qwen 3 VL", PATCH_3)
     if depth not in _READ_BLOCKS:
         raise UnknownArchitecture(f"found {depth} blocks, expected {' or '.join(map(str, _READ_BLOCKS))}")
-    width, inner, out, positions = patches[0], named[_INNER_3][0], named[_LAST_3][0], named[_POSITIONS][0]
+    inner, out, positions = named[_INNER_3][0], named[_LAST_3][0], named[_POSITIONS][0]
     if math.isqrt(positions) ** 2 != positions:
         raise UnknownArchitecture(f"found {positions} positions, expected a square number")
     tensors = dict(_tensors_3(depth, width, inner, out, positions))

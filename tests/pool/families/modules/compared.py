@@ -17,6 +17,7 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.pixels.latent_pixels import latent_shape
@@ -24,9 +25,11 @@ from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
+from modelpool.pool.text.encode import read_texts
+from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.families.test_transformers_as_folders import assert_loaded, assert_same_model
 from tests.pool.families.tiny_pairs import write_tokenizers
-from tests.pool.families.tiny_transformers import TinyFamily, seeded
+from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded
 from tests.pool.families.whole_transformer import PROMPT, SEED, STEPS, Whole
 
 
@@ -171,3 +174,24 @@ def _is_equal(ours: object, theirs: object) -> bool:
     if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
         return list(ours) == list(theirs)
     return ours == theirs
+
+
+def check_texts_of_a_batch(
+    module: Any, tokenizer: TextTokenizer, reading: Reading, alone: Callable[[list[Any], str], dict[str, Tensor]]
+) -> None:
+    """Texts of a batch are those that `alone` returns for each, also of an empty text, and of one that is padded."""
+    prompts = ("a cat", "", "two cats and a dog " * 9)
+    for prompt, found in zip(
+        prompts, read_texts(module, tokenizer, prompts, torch.device("cpu"), reading), strict=True
+    ):
+        torch.testing.assert_close(found.context_LD, alone([module], prompt)["context"][0], rtol=1e-4, atol=2e-5)
+
+
+def check_texts_of_two_lengths(forward: Callable[..., Tensor], module: Any, channels: int) -> None:
+    """A prediction for a text that is padded, next to a longer one, is that for the text alone."""
+    generator = torch.Generator().manual_seed(0)
+    x, text = torch.randn(2, channels, 4, 6, generator=generator), torch.randn(2, 9, WIDTH, generator=generator)
+    level, mask = torch.tensor([0.4, 0.7]), torch.arange(9)[None] < torch.tensor([[9], [4]])
+    both = forward(module, x, level, {"context": text, "context_mask": mask})
+    alone = forward(module, x[1:], level[1:], {"context": text[1:, :4]})
+    torch.testing.assert_close(both[1:], alone)

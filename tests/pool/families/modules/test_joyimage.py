@@ -31,9 +31,15 @@ from modelpool.pool.models.vision.qwen import QWEN_3, grid_of
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
-from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.modules.compared import (
+    Compared,
+    FamilyTests,
+    check_texts_of_a_batch,
+    check_texts_of_two_lengths,
+    noise_of,
+    states,
+)
 from tests.pool.families.test_transformers_as_folders import assert_loaded, assert_same_model
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
@@ -149,20 +155,13 @@ class TestJoyImage(FamilyTests):
 
 def test_texts_of_a_batch_are_those_of_texts_alone() -> None:
     """States before the final norm, also of an empty text, and of one that is padded."""
-    module, own = texts.qwen3_vl(words=words("qwen")), TextTokenizer(tiny("qwen"), "qwen")
-    prompts = ("a cat", "", "two cats and a dog " * 9)
-    for prompt, found in zip(prompts, read_texts(module, own, prompts, torch.device("cpu"), READING), strict=True):
-        torch.testing.assert_close(found.context_LD, _texts([module], prompt)["context"][0], rtol=1e-4, atol=2e-5)
+    own = TextTokenizer(tiny("qwen"), "qwen")
+    check_texts_of_a_batch(texts.qwen3_vl(words=words("qwen")), own, READING, _texts)
 
 
 def test_predictions_for_texts_of_two_lengths_are_those_of_each_alone() -> None:
     """The module has no mask: padding would be read."""
-    module, generator = seeded(_model, 1), torch.Generator().manual_seed(0)
-    x, text = torch.randn(2, 16, 4, 6, generator=generator), torch.randn(2, 9, WIDTH, generator=generator)
-    level, mask = torch.tensor([0.4, 0.7]), torch.arange(9)[None] < torch.tensor([[9], [4]])
-    both = joyimage.forward(module, x, level, {"context": text, "context_mask": mask})
-    alone = joyimage.forward(module, x[1:], level[1:], {"context": text[1:, :4]})
-    torch.testing.assert_close(both[1:], alone)
+    check_texts_of_two_lengths(joyimage.forward, seeded(_model, 1), 16)
 
 
 def test_each_cell_is_rescaled_to_the_norm_of_its_prediction() -> None:

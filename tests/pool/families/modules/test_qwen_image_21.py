@@ -22,10 +22,16 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from modelpool.pool.text.tokenizer_files import find_tokenizer
-from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.modules.compared import (
+    Compared,
+    FamilyTests,
+    check_texts_of_a_batch,
+    check_texts_of_two_lengths,
+    noise_of,
+    states,
+)
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded, words
@@ -152,20 +158,13 @@ def test_published_names_are_those_that_diffusers_converts() -> None:
 
 def test_texts_of_a_batch_are_those_of_texts_alone() -> None:
     """States before the final norm, also of an empty text, and of one that is padded."""
-    module, own = texts.qwen3_vl(words=words("qwen")), TextTokenizer(tiny("qwen"), "qwen")
-    prompts = ("a cat", "", "two cats and a dog " * 9)
-    for prompt, found in zip(prompts, read_texts(module, own, prompts, torch.device("cpu"), READING), strict=True):
-        torch.testing.assert_close(found.context_LD, _texts([module], prompt)["context"][0], rtol=1e-4, atol=2e-5)
+    own = TextTokenizer(tiny("qwen"), "qwen")
+    check_texts_of_a_batch(texts.qwen3_vl(words=words("qwen")), own, READING, _texts)
 
 
 def test_predictions_for_texts_of_two_lengths_are_those_of_each_alone() -> None:
     """The image has the position after its text, which the module takes from the first row of a batch."""
-    module, generator = seeded(_model, 1), torch.Generator().manual_seed(0)
-    x, text = torch.randn(2, 64, 4, 6, generator=generator), torch.randn(2, 9, WIDTH, generator=generator)
-    level, mask = torch.tensor([0.4, 0.7]), torch.arange(9)[None] < torch.tensor([[9], [4]])
-    both = qwen_image_21.forward(module, x, level, {"context": text, "context_mask": mask})
-    alone = qwen_image_21.forward(module, x[1:], level[1:], {"context": text[1:, :4]})
-    torch.testing.assert_close(both[1:], alone)
+    check_texts_of_two_lengths(qwen_image_21.forward, seeded(_model, 1), 64)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
