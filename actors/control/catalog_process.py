@@ -31,7 +31,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.control.asked_catalog import AskedCatalog
+from modelpool.actors.control.catalog_client import CatalogClient
 from modelpool.actors.control.catalog_service import LEARN_BATCH
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import RunCost, TaskSpec
@@ -170,7 +170,7 @@ class _Process:
         self._process.wait()
 
 
-class CatalogProcess(AskedCatalog):
+class CatalogProcess(CatalogClient):
     """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
     def __init__(

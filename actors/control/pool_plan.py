@@ -15,7 +15,7 @@ from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.forms import forms_of
+from modelpool.actors.wire.message_fields import message_fields
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
@@ -123,7 +123,7 @@ def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str |
         plan.overlaps_decode,
         code,
         # a worker that an earlier version has started reads and sends its own forms only
-        forms_of(*_MESSAGES, *_PARTS),
+        message_fields(*_MESSAGES, *_PARTS),
     )
     return hashlib.sha256(pickle.dumps(depends_on)).hexdigest()
 

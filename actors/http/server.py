@@ -57,9 +57,9 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
     """Return uvicorn's protocol for calls: on httptools, which is faster, where that is installed."""
     if find_spec("httptools") is None:
         return "h11"
-    from modelpool.actors.http.call_protocol import BoundedHead
+    from modelpool.actors.http.header_limit import HeaderLimit
 
-    return BoundedHead
+    return HeaderLimit
 
 
 def serve(

@@ -18,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from modelpool.actors.control.asked_catalog import AskedCatalog
+from modelpool.actors.control.catalog_client import CatalogClient
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import (
     LEARN_BATCH,
@@ -39,7 +39,7 @@ MOST_TRIES = 5
 PROBE_SECONDS = 60.0
 
 
-class RemoteCatalog(AskedCatalog):
+class RemoteCatalog(CatalogClient):
     """See `CatalogQueries`."""
 
     def __init__(

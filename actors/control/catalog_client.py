@@ -1,4 +1,4 @@
-"""`AskedCatalog`: the questions to a catalog in another process, each by the name of a method of `CatalogService`."""
+"""`CatalogClient`: the questions to a catalog in another process, each by the name of a method of `CatalogService`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
 
 
-class AskedCatalog(ABC):
+class CatalogClient(ABC):
     """A catalog whose answers come from another process: see `CatalogQueries` for the methods."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""`BoundedHead`: uvicorn's HTTP protocol on httptools, with a bound on what precedes and follows the body of a call.
+"""`HeaderLimit`: uvicorn's HTTP protocol on httptools, with a bound on what precedes and follows the body of a call.
 
 httptools keeps any number of headers, and those of any length, before a call reaches the application and its keys: a
 caller without a key could fill the memory of the server. uvicorn's other protocol, on h11, has such a bound.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: bytes of a head, and of the trailers of a body, that have arrived and are not complete
-MOST_HEAD_BYTES = 1 << 16
+MOST_HEADER_BYTES = 1 << 16
 
 
-class BoundedHead(HttpToolsProtocol):
+class HeaderLimit(HttpToolsProtocol):
     """One connection."""
 
     #: bytes since the head of a call, a part of its body or its end was complete
@@ -22,8 +22,8 @@ class BoundedHead(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         self._open_bytes += len(data)
         super().data_received(data)
-        if self._open_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The headers have more than {MOST_HEAD_BYTES} bytes.")
+        if self._open_bytes > MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers have more than {MOST_HEADER_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         """See httptools."""

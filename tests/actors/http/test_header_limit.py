@@ -12,12 +12,12 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from modelpool.actors.http.call_protocol import MOST_HEAD_BYTES, BoundedHead
+from modelpool.actors.http.header_limit import MOST_HEADER_BYTES, HeaderLimit
 from modelpool.actors.http.server import http_protocol
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 LINE = b"a: " + b"y" * 8000 + b"\r\n"
-COUNT = 20 * MOST_HEAD_BYTES // len(LINE)
+COUNT = 20 * MOST_HEADER_BYTES // len(LINE)
 
 
 async def count_body(scope: Any, receive: Any, send: Any) -> None:
@@ -67,12 +67,12 @@ def test_a_caller_without_a_key_cannot_fill_the_memory(run: Any) -> None:
 
     async def talk() -> None:
         protocol = http_protocol()
-        assert protocol is BoundedHead
+        assert protocol is HeaderLimit
         config = uvicorn.Config(count_body, http=protocol, log_level="critical", lifespan="off", ws="none")
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: BoundedHead(config, state, {}), "127.0.0.1", 0, family=socket.AF_INET)
+        server = await loop.create_server(lambda: HeaderLimit(config, state, {}), "127.0.0.1", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         for name, parts, expected in cases():
             answer, sent = await answer_to(port, parts)
