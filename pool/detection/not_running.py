@@ -140,10 +140,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.35.mlp.all.proj_in_gate.weight"),
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
-    _shared(
-        image.COGVIEW, "cogview4_control", "CogView 4 control", "", having(in_channels=32),
-        "CogView4Transformer2DModel",
-    ),
     # CogVideoX image-to-video that also reads a face
     _marked(
         "consisid", "ConsisID", "",
