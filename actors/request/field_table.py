@@ -529,12 +529,13 @@ _ROWS = (
     RequestField(
         "video",
         "Control video: a path, a list of paths or images, or a numpy array. Missing sizes and frames follow it; if it "
-        "is shorter than the output, the rest is generated freely.",
-        requires="a control video (Wan VACE, Wan 2.2 animate)",
+        "is shorter than the output, the rest is generated freely (Wan VACE), or follows it back and forth.",
+        requires="a control video (Wan VACE, Wan 2.2 animate, CogVideoX Fun)",
         option=Option(
             "--video",
             "FILE",
-            "Control video, for models that accept one (Wan VACE, Wan 2.2 animate); sets size and frames.",
+            "Control video, for models that accept one (Wan VACE, Wan 2.2 animate, CogVideoX Fun); sets size and "
+            "frames.",
             VIDEO,
         ),
     ),

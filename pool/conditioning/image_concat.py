@@ -36,7 +36,7 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.task_inputs import TaskInputs, numbered
-from modelpool.pool.families.control_video import CONTROL, FACE, control_video_channels
+from modelpool.pool.families.control_video import FACE, control_input, control_video_channels
 from modelpool.pool.families.parts.video import FACE_SIDE
 from modelpool.pool.models.common.infer_config import image_concat_channels
 from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
@@ -94,7 +94,7 @@ def image_inputs(
         model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
     if work.has(ControlVideoCondition):
-        model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
+        model_kwargs[control_input(facts)] = _latents(inputs, task_inputs.CONTROL_VIDEO)
     if work.has(FaceCondition):
         model_kwargs[FACE] = torch.stack([_face(work, read) for read in inputs])
         # Source: diffusers' WanAnimatePipeline
@@ -142,7 +142,8 @@ def empty_image_inputs(
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
     if work.has(ControlVideoCondition):
         channels = control_video_channels(facts, shape_CHW[0], work.shape.height // shape_CHW[-2])
-        model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
+        shape = batch, channels, *cells
+        model_kwargs[control_input(facts)] = torch.empty(shape, dtype=torch.float32, device=device)
     if work.has(FaceCondition):
         face = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
         model_kwargs[FACE] = torch.empty(face, dtype=torch.float32, device=device)

@@ -150,9 +150,10 @@ NOT_RUNNING: tuple[Signature, ...] = (
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
+    # the video to follow would need an even number of latent frames
     _shared(
-        video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
-        having(in_channels=32), _COGVIDEOX,
+        video.COGVIDEOX, "cogvideox_15_fun_control", "CogVideoX 1.5 Fun control", "CogVideoX_I2V",
+        having(in_channels=32, patch_frames=2, reads_offset=False), _COGVIDEOX,
     ),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),

@@ -50,7 +50,8 @@ ALL: dict[str, TinyFamily] = {
 #: tried in tests/pool/families/modules
 IN_OWN_TESTS = {
     "allegro",
-    *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
+    *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
+    *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus"),
     *(
         "cogview4",
         "cogview4_control",
