@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
-from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT
+from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT, IMAGE_PLACES
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
@@ -112,7 +112,9 @@ def image_inputs(
         model_kwargs[PRIOR] = _latents(inputs, task_inputs.PRIOR)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
-    without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guidance.without_image else None
+    without = None
+    if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
+        without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])}
     vision_kwargs = vision_inputs(works, inputs, facts)
     if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
@@ -150,6 +152,9 @@ def empty_image_inputs(
     for name, (width, height) in reference_names(work).items():
         size = height * cells[-2] // work.shape.height, width * cells[-1] // work.shape.width
         model_kwargs[name] = torch.empty((batch, shape_CHW[0], *size), dtype=torch.float32, device=device)
+    if facts.names_images and work.references:  # on the host, which computes with them
+        places = [[place, place + 1] for place in range(len(work.references))]
+        model_kwargs[IMAGE_PLACES] = torch.tensor([places] * batch)
     return model_kwargs
 
 

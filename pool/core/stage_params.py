@@ -180,7 +180,8 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "image_embeds" for
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "unshown" if the negative text
+    names images and there is a prediction without them, "image_embeds" for
     models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
     expert, and what `conditions` names (`pool.core.sample_conditions`).
 

@@ -101,12 +101,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         diffusers("glyph_projector.net.0.proj.weight", "prior_token_embedding.weight"),
         runs="GlmImageTransformer2DModel",
     ),
-    # the first OmniGen: a language model that generates images
-    _marked(
-        "omnigen", "OmniGen", "",
-        diffusers("patch_embedding.output_image_proj.weight", "time_token.linear_1.weight"),
-        runs="OmniGenTransformer2DModel", latent="sdxl",
-    ),
     # video
     _shared(video.LTX, "ltx2", "LTX-2", "LTXAV", having(audio=True), "LTX2VideoTransformer3DModel"),
     _shared(

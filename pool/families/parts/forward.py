@@ -16,6 +16,7 @@ of time.
  guidance             [B]         guidance scale of a distilled model
  image                [B,C,H,W]   (or [B,C,T,H,W]) latents and masks, concatenated with the noisy latent along channels
  reference            [B,C,H,W]   latent of a reference image, whose patches are appended to those of the latent
+ image_places         [B,K,2]     place of each name of a reference image among the words, and its number, from 1
  image_context        [B,L,D]     states of a vision encoder
  size                 [B,2]       height and width of the output in pixels
  frame_rate           [B]         frames per second
