@@ -530,7 +530,7 @@ _ROWS = (
         "video",
         "Control video: a path, a list of paths or images, or a numpy array. Missing sizes and frames follow it; if it "
         "is shorter than the output, the rest is generated freely (Wan VACE), or follows it back and forth.",
-        requires="a control video (Wan VACE, Wan 2.2 animate, CogVideoX Fun)",
+        requires="a control video (Wan VACE, Wan 2.2 animate, CogVideoX Fun, Wan Fun)",
         option=Option(
             "--video",
             "FILE",

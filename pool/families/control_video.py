@@ -8,7 +8,8 @@ reference image latent, zeros and zeros. Source: diffusers, WanVACEPipeline.
 Of models that animate: a mask with a channel for each frame of a cell, the latent of the character and of what is kept,
 and the latent of the poses. The leading cell has the character and no poses. Source: diffusers, WanAnimatePipeline.
 
-Of models that follow a video: its latent alone. Source: diffusers, CogVideoXFunControlPipeline.
+Of models that follow a video: its latent alone. Sources: diffusers, CogVideoXFunControlPipeline; for Wan Fun, the
+pipeline of its authors.
 """
 
 from __future__ import annotations

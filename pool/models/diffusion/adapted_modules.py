@@ -155,7 +155,7 @@ class OmniGenTransformer2DModel(diffusers.OmniGenTransformer2DModel):  # type: i
         table_BND = torch.empty(1, pos_embed_max_size**2, self.config.hidden_size)
         self.patch_embedding.register_buffer("pos_embed", table_BND)
         self.patch_embedding.pos_embed_max_size = pos_embed_max_size
-        self.rope = _OmniGenPositions(self.rope)
+        self.rope = _OmniGenPositions(self.get_submodule("rope"))
 
     def _get_multimodal_embeddings(
         self, input_ids: Tensor, input_img_latents: list[Tensor], input_image_sizes: list[int]
