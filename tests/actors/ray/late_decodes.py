@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from modelpool.actors.wire.packing import unpacked
 from modelpool.pool.core.stage_params import DecodeParams, Result, StageParams
 from modelpool.pool.specs.spec import RunCost, TaskSpec
 from tests.actors.fakes import FakeEngine
@@ -57,12 +58,14 @@ def _read() -> Slow:
 
 
 class Recorder:
-    """An actor that notes its calls."""
+    """An actor that notes its calls, when it has unpacked what comes with them, as a worker does."""
 
     def __init__(self) -> None:
         self._calls: list[str] = []
 
-    def note(self, name: str, *inputs: object) -> None:
+    def note(self, name: str, *inputs: bytes) -> None:
+        for value in inputs:
+            unpacked(value)
         self._calls.append(name)
 
     def calls(self) -> list[str]:

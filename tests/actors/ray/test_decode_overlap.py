@@ -9,6 +9,7 @@ import ray
 from modelpool import GenerateRequest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.ray.actor_options import COMPUTE, worker_threads
+from modelpool.actors.wire.packing import packed
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog, image_of, start_fake_pool
 from tests.actors.ray.late_decodes import LateDecodes, Recorder, Slow
@@ -23,7 +24,7 @@ def test_calls_of_a_worker_begin_in_the_order_in_which_they_were_sent() -> None:
     run did not find its result then, and was sent again."""
     actor = ray.remote(num_cpus=0, concurrency_groups=worker_threads(True))(Recorder).remote()
     note = actor.note.options(concurrency_group=COMPUTE)
-    ray.get([note.remote("first", Slow()), note.remote("second")])
+    ray.get([note.remote("first", packed(Slow())), note.remote("second")])
     assert ray.get(actor.calls.options(concurrency_group=COMPUTE).remote()) == ["first", "second"]
     ray.kill(actor)
 

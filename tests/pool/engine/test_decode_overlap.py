@@ -23,6 +23,7 @@ from modelpool.pool.core.previews import PreviewKind, PreviewWish
 from modelpool.pool.core.stage_params import ImagePixels, Latent, Result, RunHooks, Stopped
 from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.preview_maker import CELLS_TO_FIT, small_decode_bytes
 from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRunner
 from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, release_frames
 from modelpool.pool.plan.eviction_plan import needed_bytes
@@ -289,12 +290,13 @@ def test_whoever_waits_for_a_decode_sleeps(catalog: Catalog) -> None:
 def test_previews_are_prepared_with_the_memory_of_a_pending_decode(catalog: Catalog) -> None:
     """Found in an audit: they lacked it, so that the model had no previews from then on. A map is fitted once."""
     bench, wish = Bench(catalog), PreviewWish(PreviewKind.LATENT_RGB)
-    task = bench.pipeline.task(bench.decoding)
-    bench.engine._runner._usual_bytes = 0
+    engine, model, task = bench.engine, bench.pipeline.model, bench.pipeline.task(bench.decoding)
+    vae = engine.patcher(model, Role.VAE)
+    small_bytes = small_decode_bytes(vae, (CELLS_TO_FIT, CELLS_TO_FIT), engine.latent_facts(model))
     ending = bench.begin()
-    bench.engine.vram.capacity_bytes = bench.engine.residency().used_bytes + needed_bytes(
-        task.uses, task.activation_bytes
-    )
+    engine.vram.unload_all()
+    decode_bytes = needed_bytes(task.uses, task.activation_bytes)
+    engine.vram.capacity_bytes = vae.spec().weight_bytes + decode_bytes + small_bytes - 1
     assert bench.is_pending
     bench.engine.prepare_previews(bench.pipeline.model, wish)
     assert bench.engine.preview(bench.pipeline.model, bench.latent.samples_CHW, wish)

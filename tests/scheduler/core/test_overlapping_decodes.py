@@ -88,6 +88,7 @@ def test_tasks_that_ended_a_worker_together_run_alone_until_the_cause_is_known()
     submit(shell, decoding(1), POISON)
     shell.lose("a")
     submit(shell, decoding(2), encode("dog"))
+    shell.submit(alone("urgent", decoding(3), priority=1, given=decoding(3).needs))
     while shell.outcome(POISON.task_id) is None:
         if "a" not in shell.running:
             shell.come_up("a")
