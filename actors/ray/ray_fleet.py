@@ -376,11 +376,12 @@ class RayFleet:
 
     async def _report(self, worker: _Worker, report: Any, run: int, sent: SentRun) -> TaskReport | None:
         """Wait for the report of a run. If that decodes while the next runs begin, another call waits for its end."""
-        found: TaskReport | StillDecodes | None = await self._awaited(worker, report)
+        found = await self._awaited(worker, report)
         if isinstance(found, StillDecodes):
             later, sent.result = self._ended(worker, run)
             found = await later
-        return found
+        ended: TaskReport | None = found
+        return ended
 
     def _ended(self, worker: _Worker, run: int) -> tuple[Awaitable[Any], ResultRef]:
         """Ask a worker for the report of a run that still decodes, and for its result."""
