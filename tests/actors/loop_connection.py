@@ -100,7 +100,7 @@ class ThreadFleet:
         return len(self._left)
 
     def surrender(self) -> list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]]:
-        """Return its workers, those that it had not adopted yet, too. From now on it starts none: its process is gone."""
+        """Return its workers, also those that it had not adopted yet. Its process is gone: it starts none any more."""
         with self._handing_over:
             self._is_gone = True
             left = [(WorkerOrigin(*place), *known) for place, known in self.workers.items()] + self._left
