@@ -34,12 +34,12 @@ from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
+from modelpool.pool.core.stage_params import DecodeParams
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
     RunError,
     RunErrorKind,
-    Stage,
     TaskId,
     TaskReport,
     WorkerId,
@@ -93,8 +93,9 @@ class _LiveWorker:
         self.runs: dict[TaskId, StepDone] = {}
         #: those of them that begin when the others have ended, one after the other
         self.queued: dict[TaskId, None] = {}
-        #: those of them that decode
+        #: those of them that decode; and those that wait for it: other decodes, and what reads the result
         self.decodes: set[TaskId] = set()
+        self.after_decode: set[TaskId] = set()
         #: waits for the end of the run that was sent last
         self.last_wait: asyncio.Task[None] | None = None
         #: components whose files it has checked
@@ -107,6 +108,7 @@ class _LiveWorker:
         del self.runs[task_id]
         self.queued.pop(task_id, None)
         self.decodes.discard(task_id)
+        self.after_decode.discard(task_id)
         self.begin_queued()
 
     def begin_queued(self) -> None:
@@ -118,7 +120,7 @@ class _LiveWorker:
             del self.queued[begun[0]]
         if self.queued and self.spec.overlaps_decode and len(begun) == 1 and begun[0] in self.decodes:
             following = next(iter(self.queued))
-            if following not in self.decodes:  # else it waits
+            if following not in self.after_decode:
                 del self.queued[following]
 
 
@@ -501,7 +503,10 @@ class Dispatcher:
             request.run,
             *self._tasks.steps_before(command),
         )
-        if request.task.stage is Stage.DECODE:
+        is_decode = isinstance(request.work, DecodeParams)  # an upscale is of this stage, too
+        if is_decode or not worker.decodes.isdisjoint(own):
+            worker.after_decode.add(command.task_id)
+        if is_decode:
             worker.decodes.add(command.task_id)
         return request, inputs
 

@@ -16,23 +16,47 @@ from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, P
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.wire.message_fields import message_fields
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import (
+    LoadReport,
+    LoadRequest,
+    PreviewMade,
+    RunRequest,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+    StillDecodes,
+)
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
+from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.results import Result
+from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.resident import Resident
-from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, RunError, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, FileOnDisk, RunError, TaskReport, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
 #: what a worker reads and sends, and those parts of them that compiled classes do not tell: they are in tuples
-_MESSAGES = (RunRequest, LoadRequest, Result, TaskReport, LoadReport, StartedWorker, StateSaved, StepDone)
-_PARTS = (ComponentUse, ExecutionMode, Resident, RunError, WorkerSpec)
+_MESSAGES = (
+    RunRequest,
+    LoadRequest,
+    PreloadRequest,
+    Result,
+    TaskReport,
+    StillDecodes,
+    LoadReport,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+    PreviewMade,
+    ProcessMemory,
+)
+_PARTS = (ComponentUse, ExecutionMode, FileOnDisk, Resident, RunError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import (
     NO_NODE,
+    ComponentKey,
     JobId,
     NodeId,
     OomStep,
@@ -353,8 +354,9 @@ class SchedulerState:
         before = worker.queue[-1].task_id if worker.queue else worker.task_id
         self.log.move(task, TaskStatus.QUEUED, f"queued on {worker.worker_id}, after {before}")
         self.demand.fair_queue.start(task)
-        decodes = worker.overlaps_decode and task.spec.stage is Stage.DECODE
-        overlaps = worker.overlaps_decode and not decodes  # of two decodes, the second one waits for the first
+        decodes = _decodes_with(task.spec, worker)
+        reads_decoded = any(self.demand.tasks[need].spec.stage is Stage.DECODE for need in task.follows)
+        overlaps = worker.overlaps_decode and not reads_decoded
         queued = QueuedTask(task.name, decision.seconds, decision.why, ready_at, joins, decodes, overlaps)
         self.worker_table.queue(worker, queued)
         self._out.append(
@@ -503,7 +505,7 @@ class SchedulerState:
             together_seconds = self.costs.batch_seconds(spec, task.cost_class, worker, 1 + len(batch_mates))
             expected_end += together_seconds - self.costs.resident_seconds(spec, task.cost_class, worker)
         mates = tuple([batch_mate.name for batch_mate in batch_mates])
-        decodes = worker.overlaps_decode and spec.stage is Stage.DECODE and not mates
+        decodes = None if mates else _decodes_with(spec, worker)
         self.worker_table.run_started(worker, spec.task_id, assumed, expected_end, mates, decodes)
         self._out.append(
             RunTask(
@@ -816,3 +818,8 @@ class SchedulerState:
             workers = [worker for worker in self.worker_table.workers.values() if worker.wanted]
             error = why_unavailable(spec, workers, self.costs.nodes, self.at)
         return error
+
+
+def _decodes_with(spec: TaskSpec, worker: Worker) -> ComponentKey | None:
+    """Return the weights with which a task decodes, if the worker may begin the next tasks meanwhile."""
+    return spec.uses[0].component if worker.overlaps_decode and spec.stage is Stage.DECODE else None

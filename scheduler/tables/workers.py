@@ -123,8 +123,8 @@ class QueuedTask:
     why         the reasons of the decision
     ready_at    as in the task before it was queued
     joins       it was sent in one call with the task before it, and their ends are reported together
-    decodes     it is a decode, and its worker may begin the next tasks while it is computed
-    overlaps    it may begin while such a decode in front of it is computed
+    decodes     the weights with which it decodes, if its worker may begin the next tasks meanwhile
+    overlaps    it may begin while such a decode in front of it is computed, unless it decodes with the same weights
     is_revoked  it was asked back, and the answer is not there
     may_have_started  set when its worker is lost: `Worker.begun` had it
     """
@@ -134,7 +134,7 @@ class QueuedTask:
     why: Why
     ready_at: float | None
     joins: bool = False
-    decodes: bool = False
+    decodes: ComponentKey | None = None
     overlaps: bool = False
     is_revoked: bool = False
     may_have_started: bool = False
@@ -170,8 +170,8 @@ class Worker:
     batch_mates: tuple[TaskId, ...] = ()
     #: number of tasks that its current or last run began with
     members: int = 0
-    #: its run is a decode, and it may begin queued tasks while that is computed
-    decodes: bool = False
+    #: the weights of its run, if that is a decode and it may begin queued tasks meanwhile
+    decodes: ComponentKey | None = None
     #: the tasks that it starts after its run, in order; only while BUSY
     queue: list[QueuedTask] = field(default_factory=list)
     #: their expected seconds
@@ -286,13 +286,16 @@ class Worker:
     @property
     def begun(self) -> list[QueuedTask]:
         """The queued tasks that may have started: those of `joined`, and those behind a decode that may overlap with
-        it."""
-        found, decodes = list[QueuedTask](), self.decodes
+        it. Of two decodes with the same weights, the second one waits. One with others may be an upscale, which does
+        not."""
+        found, decodes = list[QueuedTask](), [] if self.decodes is None else [self.decodes]
         for queued in self.queue:
-            if not (queued.joins or (decodes and queued.overlaps)):
+            may_overlap = bool(decodes) and queued.overlaps and queued.decodes not in decodes
+            if not (queued.joins or may_overlap):
                 break
             found.append(queued)
-            decodes = decodes or queued.decodes
+            if queued.decodes is not None:
+                decodes.append(queued.decodes)
         return found
 
 
@@ -470,7 +473,7 @@ class WorkerTable:
         assumed: Residency,
         expected_end: float | None,
         batch_mates: tuple[TaskId, ...] = (),
-        decodes: bool = False,
+        decodes: ComponentKey | None = None,
     ) -> None:
         """A task was placed, with the others of its batch; its weights are assumed to arrive. `decodes` as in
         `Worker`."""

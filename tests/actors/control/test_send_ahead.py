@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from modelpool.actors.control.dispatcher import poll_intervals
 from modelpool.actors.control.fleet import InputsLost
+from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.stage_request import UpscaleRequest
+from modelpool.actors.request.image_fields import InputImage
+from modelpool.actors.wire.messages import StageSubmission, SubmissionId
+from modelpool.pool.core.results import ImagePixels
 from modelpool.pool.specs.spec import RunErrorKind, Stage, TaskId
+from modelpool.scheduler.core.send_ahead import Calls
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.control.test_controller import expected_image, request
-from tests.actors.fake_fleet import Desk, Sent, settle
+from tests.actors.fake_fleet import ME, Desk, FakeRef, Sent, settle
+from tests.actors.fakes import UPSCALER
 
 AHEAD, ALONE = SchedulerConfig(send_ahead_seconds=60.0), SchedulerConfig(send_ahead_seconds=0.0)
 
@@ -86,6 +94,36 @@ def test_the_next_task_counts_as_running_while_the_device_decodes(overlaps: bool
         await desk.run_dry()
         lost = {one.stage for ended in desk.ended for one in ended.tasks if one.lost}
         assert lost == {Stage.DECODE, *([Stage.ENCODE] if overlaps else [])}
+
+    asyncio.run(talk())
+
+
+def test_an_upscale_counts_as_running_while_the_device_decodes_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: it counted as a decode. One that reads what is decoded waits, as other decodes do."""
+    monkeypatch.setattr(Calls, "join", lambda *args: False)
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        desk.fleet.overlaps_decode = True
+        await desk.open()
+        await desk.submit(request("known", cfg=1.0, upscale=UPSCALER), submission="before")
+        await desk.run_dry()
+        await desk.submit(request("one", cfg=1.0, upscale=UPSCALER), submission="one")
+        while (decode := desk.fleet.running[0]).request.task.stage is not Stage.DECODE:
+            await desk.finish(decode)
+        (own,) = desk.fleet.queued
+        assert (own.request.own, shown(desk)) == ((decode.request.run,), [decode.task_id])
+        await desk.finish(decode, own)
+        await desk.submit(request("two", cfg=1.0), submission="two")
+        while (decode := desk.fleet.running[0]).request.task.stage is not Stage.DECODE:
+            await desk.finish(decode)
+        small, pixels = InputImage("a" * 64, 8, 8), FakeRef(ImagePixels(np.zeros((8, 8, 3), np.uint8)))
+        stage, given = UpscaleRequest(small, request(upscale=UPSCALER).upscale), {input_image_id(small): pixels}
+        await desk.controller.submit_stage(StageSubmission(ME, SubmissionId("three"), stage, given))
+        await settle()
+        (other,) = desk.fleet.queued
+        assert shown(desk) == [decode.task_id, other.task_id]
+        await desk.run_dry()
 
     asyncio.run(talk())
 

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
-from modelpool.actors.control.pool_plan import plan_pool, worker_kind
+from modelpool.actors.control.pool_plan import _MESSAGES, _PARTS, plan_pool, worker_kind
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.wire.message_fields import message_fields
 from modelpool.actors.wire.messages import (
+    PreviewMade,
     RunRequest,
     StageSubmission,
     StartedWorker,
@@ -23,7 +26,7 @@ from modelpool.actors.wire.messages import (
     SubmissionId,
 )
 from modelpool.pool.core.results import Encoded, RunState, SamplerState
-from modelpool.pool.core.stage_params import DecodeParams, SamplingSchedule
+from modelpool.pool.core.stage_params import DecodeParams, PreloadRequest, SamplingSchedule
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Stage, TaskReport, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.kept_states import state_id
@@ -31,6 +34,7 @@ from modelpool.scheduler.tables.node_groups import NodeGroup
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
+from tests.scheduler.test_compiled import modules
 
 MODELS = ("shapes", "forms")
 
@@ -153,11 +157,24 @@ def test_workers_that_read_other_requests_are_of_another_kind(monkeypatch: pytes
     plan = plan_pool(PoolConfig().override(device="sim", workers=1), 0, False)
     kinds = {worker_kind(plan, "")}
     for number, message in enumerate(
-        (RunRequest, DecodeParams, SamplingSchedule, ComponentUse, TaskReport, Encoded), 2
+        (RunRequest, DecodeParams, SamplingSchedule, ComponentUse, TaskReport, Encoded, PreloadRequest, PreviewMade), 2
     ):
         monkeypatch.setattr(message, "__match_args__", message.__match_args__[:-1])
         kinds.add(worker_kind(plan, ""))
         assert len(kinds) == number, message
+
+
+def test_the_parts_of_messages_that_compiled_classes_do_not_tell_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: the files of a worker's disk were not. Compiled, a class knows no element types."""
+    known, hints, compiled_modules = message_fields(*_MESSAGES, *_PARTS), get_type_hints, modules()
+
+    def compiled(kind: type) -> dict[str, object]:
+        found = hints(kind)
+        is_known = kind.__module__ not in compiled_modules
+        return {name: hint if is_known or not get_args(hint) else type for name, hint in found.items()}
+
+    monkeypatch.setattr("modelpool.actors.wire.message_fields.get_type_hints", compiled)
+    assert message_fields(*_MESSAGES, *_PARTS) == known != message_fields(*_MESSAGES)
 
 
 @dialogue

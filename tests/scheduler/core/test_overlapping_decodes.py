@@ -6,16 +6,23 @@ worker cost one decode after the other their attempts.
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, TaskSpec
+from dataclasses import replace
+
+from modelpool.pool.specs.spec import ComponentUse, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
-from tests.scheduler.world import Shell, alone, decode, encode, image
+from tests.scheduler.world import DRAW, Shell, alone, decode, encode, image
 
 POISON = encode("poison")
 
 
 def decoding(seed: int) -> TaskSpec:
     return decode(TaskId(f"given:{seed}"))
+
+
+def upscaling(need: TaskId) -> TaskSpec:
+    """Another task of the stage that makes pixels, which never goes on behind the next one."""
+    return replace(decode(need), task_id=TaskId(f"u:{need}"), uses=(ComponentUse(DRAW, 1),), together="u")
 
 
 def pool(overlaps_decode: bool = True, **config) -> Shell:
@@ -72,6 +79,30 @@ def test_all_tasks_up_to_the_next_decode_may_have_started() -> None:
     assert queue(shell) == [task.task_id for task in tasks[1:]]
     shell.lose("a")
     assert [blamed(shell)[task.task_id] for task in tasks] == [(0, True)] * 3 + [(0, False)] * 2
+
+
+def test_an_upscale_may_start_while_another_image_is_decoded() -> None:
+    """Found in a review: it counted as a decode, which waits for the one before it."""
+    poison, decoded = upscaling(TaskId("given:9")), decoding(1)
+    shell = pool()
+    submit(shell, upscaling(TaskId("given:8")))
+    finish_all(shell)
+    submit(shell, decoded, poison, encode("dog"), decoding(2))
+    assert queue(shell) == [poison.task_id, encode("dog").task_id, decoding(2).task_id]
+    shell.lose("a")
+    assert list(blamed(shell).values()) == [(0, True)] * 3 + [(0, False)]
+
+
+def test_what_reads_the_decoded_image_has_not_started_before_its_end() -> None:
+    shell = pool()
+    submit(shell, upscaling(TaskId("given:8")))
+    finish_all(shell)
+    decoded = decoding(1)
+    enlarged = upscaling(decoded.task_id)
+    shell.submit(JobSpec(JobId("both"), (decoded, enlarged), enlarged.task_id, decoded.needs))
+    assert (shell.on("a"), queue(shell)) == (decoded.task_id, [enlarged.task_id])
+    shell.lose("a")
+    assert blamed(shell) == {decoded.task_id: (1, False), enlarged.task_id: (0, False)}
 
 
 def test_a_lost_device_that_a_decode_reports_may_be_the_fault_of_what_follows() -> None:
