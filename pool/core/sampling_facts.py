@@ -144,11 +144,13 @@ class FirstFrameMode(Enum):
     LEADING_CELL = "led"
     #: its latent in the first temporal cell, followed by zeros, concatenated; an image is required
     FIRST_CELL = "first cell"
+    #: its latent in an extra temporal cell after the last, which is not sampled; the model marks it
+    APPENDED = "appended"
 
     @property
     def is_required(self) -> bool:
         """The model generates no video without an image."""
-        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE)
+        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE, FirstFrameMode.APPENDED)
 
 
 class VisionEncoderUse(Enum):

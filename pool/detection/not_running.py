@@ -124,11 +124,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="WanAnimate2Transformer3DModel",
     ),
     _marked(
-        "kandinsky6", "Kandinsky 6", "",
-        diffusers("visual_embeddings.in_layer.weight", "audio_embeddings.in_layer.weight"),
-        runs="Kandinsky6Transformer3DModel",
-    ),
-    _marked(
         "minimax_h3", "MiniMax H3", "",
         published("video_patch_proj.weight", "audio_patch_proj.weight"),
         diffusers("audio_proj_in.weight", "token_refiner.final_norm.weight"),

@@ -1,0 +1,230 @@
+"""Kandinsky 6: text-to-video and image-to-video, with the text encoders of Kandinsky 5 and two branches, of which this
+version runs the one of the video. Torch-free.
+
+Patches attend to text states that blocks of the branch have refined. A first frame is appended as one more latent frame,
+which has the position of the first one and a type of its own, and which is not sampled.
+
+Sources: diffusers' Kandinsky6TI2VAPipeline; the published configurations of kandinskylab/Kandinsky-6.0-Pro-5s-Diffusers
+and kandinskylab/Kandinsky-6.0-Lite-5s-Diffusers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
+from modelpool.pool.detection.layouts.signature import Layout, anything, diffusers, published
+from modelpool.pool.families.modules import kandinsky5_video
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.lora_naming import GENERIC
+from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.text_reading import Cleaning
+from modelpool.pool.families.parts.video import video_flow
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+(_KANDINSKY_5,) = kandinsky5_video.FAMILIES
+#: misspelled, as in training; and its tokens before the prompt
+_TEMPLATE = kandinsky5_video.TEMPLATE.replace(" prompt engineer", " promt engineer")
+_BEFORE, _TOKENS = 129, 1024
+#: cells of a patch, along time, rows and columns
+_PATCH = (1, 2, 2)
+_CELLS_OF_PATCH = 4
+#: what no shape tells, of the published configurations
+_AUDIO_FREQUENCIES = 0.144
+_POSITION_SCALE = (1.0, 2.0, 2.0)
+#: type of a latent frame that is appended
+_FIRST_FRAME = 1
+
+_VIDEO_BLOCK = "video_dec_block."
+#: patterns of the names of the original code, and what diffusers has in their place
+_NAMES = (
+    (r"^visual_blocks\.", "visual_transformer_blocks."),
+    (r"\.videoT\.", f".{_VIDEO_BLOCK}"),
+    (r"\.audioT\.", ".audio_dec_block."),
+    (r"^audio_outLayer\.", "audio_out_layer."),
+    (r"^(video|audio)_time_embeddings\.in_layer\.", r"\1_time_embeddings.timestep_embedder.linear_1."),
+    (r"^(video|audio)_time_embeddings\.out_layer\.", r"\1_time_embeddings.timestep_embedder.linear_2."),
+    (r"\.feed_forward\.in_layer\.", ".feed_forward.net.0.proj."),
+    (r"\.feed_forward\.out_layer\.", ".feed_forward.net.2."),
+    (r"^((?:video|audio)_text_transformer_blocks\.\d+)\.self_attention\.", r"\1.attn."),
+)
+
+
+def _measure(blocks: str) -> Callable[[ShapeReader], Config]:
+    return sizes(
+        model_dim=dim("visual_embeddings.in_layer.weight", 0),
+        visual_embed_dim=dim("visual_embeddings.in_layer.weight", 1),
+        out_visual_dim=dim("out_layer.out_layer.weight", 0, divide=_CELLS_OF_PATCH),
+        audio_model_dim=dim("audio_embeddings.in_layer.weight", 0),
+        context_dim=dim("video_text_embeddings.in_layer.weight", 1),
+        num_text_blocks=count("video_text_transformer_blocks."),
+        num_visual_blocks=count(blocks),
+    )
+
+
+LAYOUT = Layout(
+    "Kandinsky 6",
+    (
+        published(
+            "audio_embeddings.in_layer.weight",
+            "visual_embeddings.in_layer.weight",
+            "visual_blocks.0.videoT.self_attention.query_norm.weight",
+            measure=_measure("visual_blocks."),
+        ),
+        diffusers(
+            "audio_embeddings.in_layer.weight",
+            "visual_embeddings.in_layer.weight",
+            f"visual_transformer_blocks.0.{_VIDEO_BLOCK}self_attention.query_norm.weight",
+            measure=_measure("visual_transformer_blocks."),
+        ),
+    ),
+)
+
+
+def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's parameters, of tensors under the names of the original code."""
+    converted = {}
+    for key, tensor in tensors.items():
+        for pattern, name in _NAMES:
+            key = re.sub(pattern, name, key)
+        converted[key] = tensor
+    return converted
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.Kandinsky6Transformer3DModel`. A quarter of a head is rotated by the frame, the rest
+    by row and column, as in the published configurations (32, 48 and 48 of 128)."""
+    measured: dict[str, Any] = dict(found)
+    block = "visual_transformer_blocks.0."
+    width, audio_width = measured["model_dim"], measured["audio_model_dim"]
+    read = measured["visual_embed_dim"] // _CELLS_OF_PATCH
+    types = shapes.get("visual_token_type_embeddings.weight")
+    heads = {
+        part: shapes[f"{block}{part}_dec_block.self_attention.query_norm.weight"][0] for part in ("video", "audio")
+    }
+    axes = {part: (head // 4, head * 3 // 8, head * 3 // 8) for part, head in heads.items()}
+    return {
+        # the latent, a latent that is empty, and a mask
+        "in_visual_dim": (read - 1) // 2 if read % 2 else read,
+        "out_visual_dim": measured["out_visual_dim"],
+        "in_text_dim": measured["context_dim"],
+        "in_text_dim2": shapes["video_pooled_text_embeddings.in_layer.weight"][1],
+        "time_dim": shapes["video_time_embeddings.timestep_embedder.linear_2.weight"][0],
+        "patch_size": _PATCH,
+        "model_dim": width,
+        "ff_dim": shapes[f"{block}{_VIDEO_BLOCK}feed_forward.net.0.proj.weight"][0],
+        "num_text_blocks": measured["num_text_blocks"],
+        "num_visual_blocks": measured["num_visual_blocks"],
+        "axes_dims": axes["video"],
+        "visual_cond": bool(read % 2),
+        "in_audio_dim": shapes["audio_embeddings.in_layer.weight"][1],
+        "out_audio_dim": shapes["audio_out_layer.out_layer.weight"][0],
+        "model_dim_a": audio_width,
+        "time_dim_a": shapes["audio_time_embeddings.timestep_embedder.linear_2.weight"][0],
+        "ff_dim_a": shapes[f"{block}audio_dec_block.feed_forward.net.0.proj.weight"][0],
+        "axes_dims_a": axes["audio"],
+        "audio_freqs_scaling": _AUDIO_FREQUENCIES,
+        "scale_factor": _POSITION_SCALE,
+        "text_token_padding": True,
+        "ca_rope": True,
+        "cross_gates": shapes[f"{block}va_modulation.out_layer.weight"][0] == 2 * width + audio_width,
+        "fix_modulation": True,
+        "visual_token_type_num_embeddings": types[0] if types else 0,
+    }
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. "image" is the latent of a first frame, [B,C,1,H,W]. Raises UnusableField for one that
+    the model cannot tell from the others."""
+    import torch
+
+    own, image = config_of(module), kwargs.get("image")
+    x_BTHWC = x_BCTHW.movedim(1, -1)
+    batch, frames, rows, columns, _ = x_BTHWC.shape
+    shown: dict[str, Any] = {}
+    if image is not None:
+        if not own.visual_cond or own.visual_token_type_num_embeddings <= _FIRST_FRAME:
+            raise unusable_field("image", "a first frame", "none: the model has no type of latent frames for it")
+        x_BTHWC = torch.cat((x_BTHWC, image.movedim(1, -1)), dim=1)
+        times = torch.arange(frames + 1, device=x_BCTHW.device)
+        shown = {
+            "visual_token_type_ids": (times == frames).long().expand(batch, -1) * _FIRST_FRAME,
+            "visual_rope_pos": (
+                times * (times < frames),
+                *(torch.arange(side // _PATCH[1], device=x_BCTHW.device) for side in (rows, columns)),
+            ),
+        }
+    if own.visual_cond:
+        empty = torch.zeros_like(x_BTHWC)
+        mask = torch.zeros_like(x_BTHWC[..., :1])
+        mask[:, frames:] = 1.0
+        x_BTHWC = torch.cat((x_BTHWC, empty, mask), dim=-1)
+    out_BTHWC = sample_of(
+        module(
+            hidden_states=x_BTHWC,
+            encoder_hidden_states=kwargs["context"],
+            encoder_attention_mask=kwargs.get("context_mask"),
+            pooled_projections=kwargs["pooled"],
+            timestep=level_B * TIMESTEPS,
+            **shown,
+            return_dict=False,
+        )
+    )
+    return out_BTHWC[:, :frames].movedim(-1, 1)
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="kandinsky6",
+        title="Kandinsky 6",
+        layout=LAYOUT,
+        when=anything,
+        comfyui="",
+        module="Kandinsky6Transformer3DModel",
+        config=config,
+        convert=LayoutNames("kandinsky6", converter=convert),
+        forward=forward,
+        latent="hunyuan_video",
+        texts=(
+            replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
+            replace(
+                _KANDINSKY_5.texts[1],
+                template=_TEMPLATE,
+                cleaning=Cleaning.NONE,
+                dropped_tokens=_BEFORE,
+                most_tokens=_TOKENS + _BEFORE,
+            ),
+        ),
+        text_set="kandinsky6",
+        text_folders=_KANDINSKY_5.text_folders,
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=5.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=50,
+            width=768,
+            height=512,
+            frames=121,
+            frame_rate=24.0,
+            begins=FirstFrameMode.APPENDED,
+            reads=("context", "pooled"),
+            may_read=("context_mask", "image"),
+            sources="diffusers' Kandinsky6TI2VAPipeline",
+        ),
+        schedule="normal",
+        dtypes=NO_FLOAT16,
+        lora=GENERIC,
+        pipeline="Kandinsky6TI2VAPipeline",
+        # its audio is not made
+        pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
+    ),
+)
