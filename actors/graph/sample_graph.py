@@ -59,6 +59,10 @@ def sample_params(
         if sampler in OWN_STEPS:
             expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
             raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
+    if facts.knows_steps and (sampler != "euler" or request.s_churn):
+        found = f"{request.sampler} with s_churn" if sampler == "euler" else request.sampler
+        expected = f"euler without s_churn: model {name!r} was distilled to its steps"
+        raise unusable_field("sampler", found, expected)
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)

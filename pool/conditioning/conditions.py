@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, ModelKwargs
+from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, STEP, ModelKwargs
 
 #: (hooks of a condition or None, noise level): sets the model's weights for the condition
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
@@ -21,7 +21,7 @@ ApplyHooks: TypeAlias = Callable[[object | None, float], None]
 COND, UNCOND = 0, 1
 
 #: model inputs that the host computes with: reading them from a device would wait for all of its work, in each step
-HOST_INPUTS = frozenset({FRAME_RATE})
+HOST_INPUTS = frozenset({FRAME_RATE, STEP})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -419,6 +419,11 @@ class SamplingFacts:
         return self.video is not None and self.video.layers
 
     @property
+    def knows_steps(self) -> bool:
+        """Whether it was distilled to complete steps of Euler's method, which it is told."""
+        return "step" in self.reads
+
+    @property
     def is_prior_stage(self) -> bool:
         """First of two stages (prior): another model decodes its output to an image latent."""
         return self.decoders != ()

@@ -18,7 +18,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import micro_conditioning
+from modelpool.pool.conditioning.micro_conditioning import STEP, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
@@ -47,10 +47,10 @@ from modelpool.pool.extensions.run_extension import run_extension
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
-from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
+from modelpool.pool.guidance.call_model import call_model, model_inputs, step_input, tokens_of, video_cells
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
-from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
 from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
@@ -62,7 +62,7 @@ from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, samp
 from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
-from modelpool.pool.sampling.schedules import sigma_table
+from modelpool.pool.sampling.schedules import FlowTable, sigma_table
 from modelpool.pool.specs.spec import ExecutionMode
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
@@ -209,6 +209,8 @@ def sample_batch(
         hooks, options = extension.limited(hooks), extension.model_options
         max_batch = 1 if extension.texts_apart else max_batch
     part.should_pause = hooks.should_pause
+    table = sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps)
+    levels = levels_of(work.schedule, table).tolist() if facts.knows_steps else []
     # all others change the module by themselves, or read more than the inputs of a call
     captures = extension is None and not controls and not adapters and patches_at is None
     with (
@@ -221,12 +223,16 @@ def sample_batch(
             patches.begin_call(work.schedule.first_step + part.done)
             image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
+            if levels:
+                assert isinstance(table, FlowTable), f"{facts.model} is told the steps of a flow"
+                start, end = levels[clock.now : clock.now + 2]
+                kwargs[STEP] = step_input((start, end), table.shift, len(x_BCHW))
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
 
         call = ModelCall(
             predict_noise,
-            sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
+            table,
             facts.prediction,
             options,
             apply_hooks=patches.begin_texts if has_text_loras else None,

@@ -20,14 +20,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.conditioning.conditions import HOST_INPUTS, Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs, first_frame_shape
 from modelpool.pool.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
 from modelpool.pool.conditioning.image_labels import empty_image_labels
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.micro_conditioning import (
     CONTEXT,
-    FRAME_RATE,
     IMAGE,
     Residuals,
     empty_micro_conditioning,
@@ -434,8 +433,7 @@ def _inputs(
     elif work.image is not None and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         model_inputs |= first_frame_inputs(facts.video, first, shape_CHW[1])
-    # models read the frame rate as a number
-    on_meta = {name: value if name == FRAME_RATE else value.to(META) for name, value in model_inputs.items()}
+    on_meta = {name: value if name in HOST_INPUTS else value.to(META) for name, value in model_inputs.items()}
     return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **on_meta})
 
 

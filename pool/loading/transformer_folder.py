@@ -55,7 +55,9 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
 #: schedulers of families that none of the usual ones suits
-_OWN_SCHEDULERS = {family.name: family.scheduler.name for family in defined_families() if family.scheduler is not None}
+_OWN_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
+#: a scheduler of flows that steps in another way than Euler's, with settings that this version has fixed
+_PIFLOW, _FIXED_SETTINGS = "PiflowScheduler", ("eps", "final_step_size_scale", "num_policy_substeps")
 #: the prediction of a flow in schedulers for several kinds of models
 _FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
@@ -176,8 +178,12 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
 
 def _check_scheduler(base: Family, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
-    name = str(config.get(CLASS_KEY, ""))
-    if base.sampling.noise.kind is not NoiseKind.FLOW or name == _OWN_SCHEDULERS.get(base.name):
+    name, own = str(config.get(CLASS_KEY, "")), _OWN_SCHEDULERS.get(base.name)
+    if own is not None and name == own.name == _PIFLOW:
+        for key in _FIXED_SETTINGS:
+            if config.get(key, own.settings[key]) != own.settings[key]:
+                raise wrong_value(SCHEDULER, key, config[key], f"{own.settings[key]}, as in the published models")
+    if base.sampling.noise.kind is not NoiseKind.FLOW or (own is not None and name == own.name):
         return
     is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
     if name and not name.startswith("Flow") and not is_flow:
@@ -246,7 +252,7 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
         return replace(noise, shift=_shift({"shift": config["flow_shift"]}), shift_by_size=None)
     if noise.kind is NoiseKind.ZERO_TERMINAL and config.get("snr_shift_scale") is not None:  # CogVideoX
         return replace(noise, shift=_shift({"shift": config["snr_shift_scale"]}))
-    if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith("FlowMatch"):
+    if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith(("FlowMatch", _PIFLOW)):
         return noise
     if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself
         return noise

@@ -9,6 +9,7 @@ have Euler's with the same shift. Sana's keep theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -117,7 +118,8 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
     """
     noise = family.sampling.noise
     if family.name in _SCHEDULERS:
-        return _SCHEDULERS[family.name]
+        own = _SCHEDULERS[family.name]
+        return replace(own, settings={**own.settings, "shift": noise.shift}) if "shift" in own.settings else own
     match noise.kind:
         case NoiseKind.FLOW if family.name in _MULTISTEP:
             settings = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}

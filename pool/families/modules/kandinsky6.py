@@ -2,7 +2,8 @@
 version runs the one of the video. Torch-free.
 
 Patches attend to text states that blocks of the branch have refined. A first frame is appended as one more latent frame,
-which has the position of the first one and a type of its own, and which is not sampled.
+which has the position of the first one and a type of its own, and which is not sampled. Distilled models predict the
+clean latent at several levels of a step ("pi-Flow", Chen et al. 2025), and thus know a complete step.
 
 Sources: diffusers' Kandinsky6TI2VAPipeline; the published configurations of kandinskylab/Kandinsky-6.0-Pro-5s-Diffusers
 and kandinskylab/Kandinsky-6.0-Lite-5s-Diffusers.
@@ -24,7 +25,7 @@ from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinitio
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Cleaning
 from modelpool.pool.families.parts.video import video_flow
 
@@ -43,6 +44,10 @@ _AUDIO_FREQUENCIES = 0.144
 _POSITION_SCALE = (1.0, 2.0, 2.0)
 #: type of a latent frame that is appended
 _FIRST_FRAME = 1
+#: of distilled models: parts of the range before the shift in which a step is computed, and the least level. Source:
+#: diffusers' `PiflowScheduler`
+_SUBSTEPS, _LEAST_LEVEL = 128, 1e-6
+_SHIFT = 5.0
 
 _VIDEO_BLOCK = "video_dec_block."
 #: patterns of the names of the original code, and what diffusers has in their place
@@ -106,15 +111,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     measured: dict[str, Any] = dict(found)
     block = "visual_transformer_blocks.0."
     width, audio_width = measured["model_dim"], measured["audio_model_dim"]
-    read = measured["visual_embed_dim"] // _CELLS_OF_PATCH
     types = shapes.get("visual_token_type_embeddings.weight")
     heads = {
         part: shapes[f"{block}{part}_dec_block.self_attention.query_norm.weight"][0] for part in ("video", "audio")
     }
     axes = {part: (head // 4, head * 3 // 8, head * 3 // 8) for part, head in heads.items()}
     return {
-        # the latent, a latent that is empty, and a mask
-        "in_visual_dim": (read - 1) // 2 if read % 2 else read,
+        "in_visual_dim": _channels(found),
         "out_visual_dim": measured["out_visual_dim"],
         "in_text_dim": measured["context_dim"],
         "in_text_dim2": shapes["video_pooled_text_embeddings.in_layer.weight"][1],
@@ -125,7 +128,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "num_text_blocks": measured["num_text_blocks"],
         "num_visual_blocks": measured["num_visual_blocks"],
         "axes_dims": axes["video"],
-        "visual_cond": bool(read % 2),
+        "visual_cond": _reads_mask(found),
         "in_audio_dim": shapes["audio_embeddings.in_layer.weight"][1],
         "out_audio_dim": shapes["audio_out_layer.out_layer.weight"][0],
         "model_dim_a": audio_width,
@@ -140,6 +143,25 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "fix_modulation": True,
         "visual_token_type_num_embeddings": types[0] if types else 0,
     }
+
+
+def _read(found: Config) -> int:
+    return int(dict[str, Any](found)["visual_embed_dim"]) // _CELLS_OF_PATCH
+
+
+def _reads_mask(found: Config) -> bool:
+    """Return whether a model with these sizes reads the latent, one that is empty, and a mask of one channel."""
+    return _read(found) % 2 == 1
+
+
+def _channels(found: Config) -> int:
+    """Return the channels of a latent."""
+    return (_read(found) - 1) // 2 if _reads_mask(found) else _read(found)
+
+
+def is_distilled(found: Config) -> bool:
+    """Return whether a model with these sizes predicts the latent at several levels."""
+    return found["out_visual_dim"] != _channels(found)
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -182,49 +204,106 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     return out_BTHWC[:, :frames].movedim(-1, 1)
 
 
-FAMILIES = (
-    FamilyDefinition(
-        name="kandinsky6",
-        title="Kandinsky 6",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="",
-        module="Kandinsky6Transformer3DModel",
-        config=config,
-        convert=LayoutNames("kandinsky6", converter=convert),
-        forward=forward,
-        latent="hunyuan_video",
-        texts=(
-            replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
-            replace(
-                _KANDINSKY_5.texts[1],
-                template=_TEMPLATE,
-                cleaning=Cleaning.NONE,
-                dropped_tokens=_BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-            ),
+def distilled_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the mean of noise - clean over the step "step": the model predicts it at several levels of the step, of
+    which the clean latents at the levels between follow. Raises as `forward`.
+
+    Source: diffusers' `PiflowScheduler`, with its defaults.
+    """
+    start, end, shift = kwargs["step"][0].tolist()
+    x = x_BCTHW.float()
+    predicted = forward(module, x_BCTHW, level_B, kwargs).float().unflatten(1, (-1, x.shape[1]))
+    clean_BN = x.unsqueeze(1) - start * predicted
+    del predicted
+    last = clean_BN.shape[1] - 1
+    first_time, last_time = _time(start, shift), max(_time(end, shift), _LEAST_LEVEL)
+    span = max(first_time - last_time, _LEAST_LEVEL)
+    count = max(1, round((first_time - last_time) * _SUBSTEPS))
+    level, there = start, x
+    for done in range(1, count + 1):
+        place = min(max((_time(level, shift) - last_time) / span, 0.0), 1.0) * last
+        below = min(int(place), last - 1)
+        clean = clean_BN[:, below] * (below + 1 - place) + clean_BN[:, below + 1] * (place - below)
+        time = max(first_time - (first_time - last_time) * done / count, 0.0)
+        next_level = shift * time / (1.0 + (shift - 1.0) * time)
+        there = there + (there - clean) * ((next_level - level) / max(level, _LEAST_LEVEL))
+        level = next_level
+    return (x - there) * (1.0 / (start - end))
+
+
+def _time(level: float, shift: float) -> float:
+    """Return the place of a level in the range before the shift, 0 to 1."""
+    return level / (shift - (shift - 1.0) * level)
+
+
+_BASE = FamilyDefinition(
+    name="kandinsky6",
+    title="Kandinsky 6",
+    layout=LAYOUT,
+    when=anything,
+    comfyui="",
+    module="Kandinsky6Transformer3DModel",
+    config=config,
+    convert=LayoutNames("kandinsky6", converter=convert),
+    forward=forward,
+    latent="hunyuan_video",
+    texts=(
+        replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
+        replace(
+            _KANDINSKY_5.texts[1],
+            template=_TEMPLATE,
+            cleaning=Cleaning.NONE,
+            dropped_tokens=_BEFORE,
+            most_tokens=_TOKENS + _BEFORE,
         ),
-        text_set="kandinsky6",
-        text_folders=_KANDINSKY_5.text_folders,
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=5.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            width=768,
-            height=512,
-            frames=121,
-            frame_rate=24.0,
-            begins=FirstFrameMode.APPENDED,
-            reads=("context", "pooled"),
-            may_read=("context_mask", "image"),
-            sources="diffusers' Kandinsky6TI2VAPipeline",
-        ),
-        schedule="normal",
-        dtypes=NO_FLOAT16,
-        lora=GENERIC,
-        pipeline="Kandinsky6TI2VAPipeline",
-        # its audio is not made
-        pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
     ),
+    text_set="kandinsky6",
+    text_folders=_KANDINSKY_5.text_folders,
+    facts=video_flow(
+        NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
+        Guidance.CLASSIFIER_FREE,
+        cfg=5.0,
+        steps=50,
+        width=768,
+        height=512,
+        frames=121,
+        frame_rate=24.0,
+        begins=FirstFrameMode.APPENDED,
+        reads=("context", "pooled"),
+        may_read=("context_mask", "image"),
+        sources="diffusers' Kandinsky6TI2VAPipeline",
+    ),
+    schedule="normal",
+    dtypes=NO_FLOAT16,
+    lora=GENERIC,
+    pipeline="Kandinsky6TI2VAPipeline",
+    # its audio is not made
+    pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
 )
+
+FAMILIES = (
+    replace(
+        _BASE,
+        name="kandinsky6_distilled",
+        title="Kandinsky 6 distilled",
+        when=is_distilled,
+        forward=distilled_forward,
+        facts=replace(
+            _BASE.facts,
+            guidance=Guidance.NONE,
+            cfg=1.0,
+            steps=10,
+            reads=(*_BASE.facts.reads, "step"),
+            sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
+        ),
+        schedule="half_last",
+        scheduler=SchedulerFacts(
+            "PiflowScheduler",
+            {
+                "shift": _SHIFT, "n_grid": 10, "eps": _LEAST_LEVEL, "final_step_size_scale": 0.5,
+                "num_policy_substeps": _SUBSTEPS,
+            },
+        ),
+    ),
+    _BASE,
+)  # fmt: skip

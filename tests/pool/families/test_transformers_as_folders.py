@@ -52,7 +52,8 @@ IN_OWN_TESTS = {
     "allegro",
     *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
     *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video"),
-    *("kandinsky6", "krea2", "longcat_image", "ovis_image", "qwen_image_21", "qwen_image_layered", "sana", "sana_sprint"),
+    *("kandinsky6", "kandinsky6_distilled", "krea2", "longcat_image", "ovis_image", "qwen_image_21"),
+    *("qwen_image_layered", "sana", "sana_sprint"),
     *("skyreels_i2v", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,25 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.kandinsky6 import pipeline_kandinsky6_ti2va
+from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
+from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent, VideoFrames
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import kandinsky6
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.transformer_folder import _check_scheduler, _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, _hunyuan_video_vae, seeded, words
 from tests.pool.families.whole_transformer import STEPS, Whole
 from tests.pool.models.diffusion.image_published import File, State
@@ -105,8 +112,8 @@ def _whole_pipeline(whole: Whole, scheduler: Any = None) -> Any:
     return _pipeline(modules, whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL), scheduler)
 
 
-def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
-    found: Tensor = _whole_pipeline(whole)(**_told(whole, texts)).frames
+def _latent(whole: Whole, texts: tuple[Encoded, ...], **more: Any) -> Tensor:
+    found: Tensor = _whole_pipeline(whole)(**_told(whole, texts), **more).frames
     return found
 
 
@@ -129,9 +136,31 @@ class TestKandinsky6(FamilyTests):
     case = CASE
 
 
-def test_a_video_of_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
+def _distilled_latent(whole: Whole, texts: tuple[Encoded, ...], **more: Any) -> Tensor:
+    scheduler = diffusers.PiflowScheduler(**scheduler_facts(TRANSFORMERS["kandinsky6_distilled"]).settings)
+    found: Tensor = _whole_pipeline(whole, scheduler)(guidance_scale=1.0, **_told(whole, texts), **more).frames
+    return found
+
+
+DISTILLED = Compared(
+    _tiny(
+        "kandinsky6_distilled", partial(_model, out_visual_dim=10 * CHANNELS, out_audio_dim=10 * AUDIO_CHANNELS)
+    ),
+    diffusers.Kandinsky6TI2VAPipeline,
+    _distilled_latent,
+    _texts,
+    LORA,
+)
+
+
+class TestKandinsky6Distilled(FamilyTests):
+    case = DISTILLED
+
+
+@pytest.mark.parametrize("case", [CASE, DISTILLED], ids=["plain", "distilled"])
+def test_a_video_of_an_image_is_that_of_the_pipeline(case: Compared, tmp_path: Path) -> None:
     """Its encoder draws from what it says of an image; here, as in ours, it is the mean."""
-    whole = Whole(tmp_path, CASE.tiny)
+    whole = Whole(tmp_path, case.tiny)
     texts = whole.texts()
     width, height = whole.sides
     pixels = np.random.default_rng(4).integers(0, 256, (height, width, 3), np.uint8)
@@ -139,12 +168,13 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
     assert isinstance(beginning, Latent)
     ours = whole.latent(texts, beginning=beginning).samples_CHW
     image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
-    means = partial(pipeline_kandinsky6_ti2va.retrieve_latents, sample_mode="argmax")
     whole.module(Role.VAE).register_to_config(scaling_factor=whole.opened.latent.scaling_factor)
-    with mock.patch.object(
-        pipeline_kandinsky6_ti2va, "retrieve_latents", lambda output, **_: means(output)
-    ), torch.no_grad():
-        theirs = _whole_pipeline(whole)(image=image, **_told(whole, texts)).frames[0]
+    means = partial(pipeline_kandinsky6_ti2va.retrieve_latents, sample_mode="argmax")
+    with (
+        mock.patch.object(pipeline_kandinsky6_ti2va, "retrieve_latents", lambda output, **_: means(output)),
+        torch.no_grad(),
+    ):
+        theirs = (_latent if case is CASE else _distilled_latent)(whole, texts, image=image)[0]
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(theirs.std())))
     assert not np.allclose(ours, whole.latent(texts).samples_CHW, atol=1e-3)
     whole.engine.close()
@@ -228,3 +258,63 @@ def test_videos_of_every_length_have_positions() -> None:
     with torch.no_grad():
         longer = kandinsky6.forward(built, x, level, {**told, "image": x[:, :, :1]})
     assert longer.shape == x.shape
+
+
+def test_levels_of_distilled_models_are_those_of_their_scheduler() -> None:
+    family = TRANSFORMERS["kandinsky6_distilled"]
+    scheduler = diffusers.PiflowScheduler(**scheduler_facts(family).settings)
+    defaults = family.sampling.defaults
+    assert defaults is not None
+    for steps in (1, 2, 10, 16):
+        scheduler.set_timesteps(steps)
+        ours = make_sigmas(defaults.schedule, steps, sigma_table(family.sampling.noise))
+        torch.testing.assert_close(ours, scheduler.sigmas, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_of_any_length_is_that_of_the_scheduler() -> None:
+    """Of any shift, and of as many predictions as the model makes."""
+    generator = torch.Generator().manual_seed(2)
+    for steps, shift, grids in ((1, 5.0, 10), (4, 3.0, 2), (16, 5.0, 10)):
+        scheduler = diffusers.PiflowScheduler(shift=shift, n_grid=grids)
+        scheduler.set_timesteps(steps)
+        latent = torch.randn(1, 2, 4, 6, CHANNELS, generator=generator)
+        levels = scheduler.sigmas.tolist()
+        for step in range(steps):
+            predicted = torch.randn(1, 2, 4, 6, grids * CHANNELS, generator=generator)
+            x = latent.movedim(-1, 1)
+            told = {"step": torch.tensor([[*levels[step : step + 2], shift]])}
+            with mock.patch.object(kandinsky6, "forward", lambda *_, predicted=predicted: predicted.movedim(-1, 1)):
+                velocity = kandinsky6.distilled_forward(torch.nn.Identity(), x, torch.tensor(levels[step]), told)
+            latent = scheduler.step(predicted, scheduler.timesteps[step], latent).prev_sample
+            ours = x + velocity * (levels[step + 1] - levels[step])
+            torch.testing.assert_close(ours, latent.movedim(-1, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_folders_of_distilled_models_have_the_shift_of_their_scheduler(tmp_path: Path) -> None:
+    """Settings that this version has fixed are refused."""
+    family = TRANSFORMERS["kandinsky6_distilled"]
+    settings = {"_class_name": "PiflowScheduler", **scheduler_facts(family).settings}
+    assert _noise(family.sampling.noise, {**settings, "shift": 3.0}).shift == 3.0
+    shifted = replace(family, sampling=replace(family.sampling, noise=NoiseFacts(NoiseKind.FLOW, shift=3.0)))
+    assert scheduler_facts(shifted).settings["shift"] == 3.0
+    _check_scheduler(family, settings)
+    with pytest.raises(UnknownArchitecture, match="num_policy_substeps: found 64, expected 128"):
+        _check_scheduler(family, {**settings, "num_policy_substeps": 64})
+    with pytest.raises(UnknownArchitecture, match="PiflowScheduler"):
+        _check_scheduler(TRANSFORMERS["kandinsky6"], settings)
+
+
+def test_distilled_models_refuse_other_samplers_than_that_of_their_steps(tmp_path: Path) -> None:
+    sim.install()
+    sim.configure(0, 1 << 29)
+    sim.recover(0)
+    save_file(DISTILLED.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, DISTILLED.tiny)
+    tiny = TinyModel.of_folder(tmp_path, device="sim")
+    made = tiny.made(width=96, height=64, steps=2, frames=9)
+    (video,) = (each for each in made.results.values() if isinstance(each, VideoFrames))
+    assert video.frames_THWC.shape == (9, 64, 96, 3)
+    for fields in ({"sampler": "heun"}, {"sampler": "euler", "s_churn": 1.0}):
+        with pytest.raises(UnusableField, match="sampler: found .* expected euler without s_churn"):
+            tiny.made(width=96, height=64, steps=2, frames=9, **fields)
+    tiny.close()
