@@ -29,6 +29,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StageParams,
     UpscaleParams,
+    ViewCondition,
     VisionEncodeParams,
 )
 from modelpool.pool.core.task_inputs import IMAGE_PROMPT, numbered
@@ -41,6 +42,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
     sampled = [work for work in works if isinstance(work, SampleParams)]
     sample, decoder = sampled[0], next((work for work in sampled if work.prior is not None), None)
     texts = (work for work in works if isinstance(work, EncodeParams))
+    view = next(iter(sample.all_of(ViewCondition)), ViewCondition())
     return Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -60,7 +62,10 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         frame_rate=sample.shape.frame_rate,
         motion=sample.image_numbers.motion,
         image_noise=sample.image_numbers.image_noise,
-        elevation=sample.image_numbers.elevation,
+        elevation=sample.image_numbers.elevation or view.elevation,
+        azimuth=view.azimuth,
+        camera_distance=view.distance,
+        image_elevation=view.image_elevation,
         seconds=sample.shape.seconds,
         format="" if request.format in (None, IMAGE_FORMAT) else request.format,
         quality=request.quality or 0,

@@ -232,6 +232,10 @@ class Recipe:
     motion: int = field(default=0, metadata=_LATER)
     image_noise: float = field(default=0.0, metadata=_LATER)
     elevation: float = field(default=0.0, metadata=_LATER)
+    #: another view of an object, with `elevation`
+    azimuth: float = field(default=0.0, metadata=_LATER)
+    camera_distance: float = field(default=0.0, metadata=_LATER)
+    image_elevation: float | None = field(default=None, metadata=_LATER)
     #: of an audio clip, whose width and height are 0
     seconds: float = field(default=0.0, metadata=_LATER)
     #: file format; empty for images in `IMAGE_FORMAT`

@@ -47,8 +47,10 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "clip_skip": recipe.clip_skip,
     }
     sizes = ("width", "height", "frames", "frame_rate", "seconds")
-    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift")
+    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift", "azimuth", "camera_distance")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
+    if recipe.image_elevation is not None:
+        fields["image_elevation"] = recipe.image_elevation
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
     if recipe.noise is not None:

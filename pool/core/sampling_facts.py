@@ -424,6 +424,11 @@ class SamplingFacts:
         return "step" in self.reads
 
     @property
+    def takes_view(self) -> bool:
+        """Whether it shows the object of an image from a requested view."""
+        return "view" in self.reads
+
+    @property
     def is_prior_stage(self) -> bool:
         """First of two stages (prior): another model decodes its output to an image latent."""
         return self.decoders != ()

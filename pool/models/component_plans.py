@@ -17,7 +17,7 @@ from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import converter
+from modelpool.pool.models.common.diffusers_private import Converter, converter
 from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.common.module_classes import (
     config_of,
@@ -28,6 +28,7 @@ from modelpool.pool.models.common.module_classes import (
 )
 from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
 from modelpool.pool.models.common.vae_compression import recognised_for
+from modelpool.pool.models.common.view_projection import PROJECTION, empty_projection, projection_tensors
 from modelpool.pool.models.diffusion.audio_seconds import converted_seconds, plan_seconds
 from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
@@ -106,8 +107,22 @@ def plan_component(
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)
             module = (module_from_config if role in family.configs else empty_module)(architecture, found)
+            if family.sampling.takes_view and role is Role.DIFFUSION_MODEL:
+                return _view_plan(module, shapes, prefix, converter(architecture, found, prefix))
             key_map = discover(shapes, converter(architecture, found, prefix))
             return ComponentPlan(module, key_map, fill_tables)
+
+
+def _view_plan(module: nn.Module, shapes: Mapping[str, Shape], prefix: str, convert_unet: Converter) -> ComponentPlan:
+    """Plan a UNet that shows an object from a requested view, including the projection of the numbers of views."""
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        return {**convert_unet(own), **projection_tensors(tensors)}
+
+    key_map = discover(shapes, convert)
+    module.add_module(PROJECTION, empty_projection(key_map.shapes))
+    return ComponentPlan(module, key_map, fill_tables)
 
 
 def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
