@@ -58,8 +58,8 @@ def check_video_numbers(request: GenerateRequest, facts: SamplingFacts) -> None:
 
 
 def view_condition(request: GenerateRequest, model: str) -> ViewCondition:
-    """Return the view from which `model` shows the object of the image. Raises UnusableField for a distance that it does
-    not read."""
+    """Return the view from which `model` shows the object of the image. Raises UnusableField for a distance that it
+    does not read."""
     image_elevation = request.image_elevation
     if image_elevation is None and _READS_ELEVATION in model.lower():
         image_elevation = _LEVEL_CAMERA

@@ -515,8 +515,8 @@ _ROWS = (
     ),
     RequestField(
         "elevation",
-        "Camera elevation of an orbit, or of another view: above that of the image, or with `image_elevation` above the "
-        "ground. Default: 0.",
+        "Camera elevation of an orbit, or of another view: above that of the image, or with `image_elevation` above "
+        "the ground. Default: 0.",
         unit="degrees",
         check=Number(-90.0, 90.0),
         requires="an orbit around an object (SV3D) or another view of it (Zero123)",
@@ -557,8 +557,8 @@ _ROWS = (
     ),
     RequestField(
         "image_elevation",
-        "Camera elevation of the image, which Stable Zero123 reads in the place of `camera_distance`. Default: 0 if the "
-        "model's name has \"stable\" in it, else none.",
+        "Camera elevation of the image, which Stable Zero123 reads in the place of `camera_distance`. Default: 0 if "
+        'the name of the model has "stable" in it, else none.',
         unit="degrees",
         check=Number(-90.0, 90.0),
         requires=_VIEW,

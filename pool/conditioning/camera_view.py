@@ -1,5 +1,5 @@
-"""The view from which a model shows the object of an image: the numbers that it reads, and what the UNet reads of them. Knows
-the form in which Zero123 was trained; does not know requests.
+"""The view from which a model shows the object of an image: its numbers, and what the UNet reads of them. Knows the
+form in which Zero123 was trained; does not know requests.
 
 Shape legend: B batch, L states, D width of a state.
 """
@@ -7,6 +7,7 @@ Shape legend: B batch, L states, D width of a state.
 from __future__ import annotations
 
 import math
+
 import torch
 from torch import Tensor, nn
 

@@ -32,8 +32,8 @@ def first_frame_inputs(
     video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False
 ) -> dict[str, Tensor]:
     """Return the inputs of a model of `video` for a video of `cells` latent frames. `image_BC` is the latent of the
-    image, [B, C, H, W], if it is kept, appended or leads the video; the latent of a video of it and grey, [B, C, T, H, W], if it
-    is concatenated. `has_last_frame`: the last frame of that video is an image too."""
+    image, [B, C, H, W], if it is kept, appended or leads the video; the latent of a video of it and grey,
+    [B, C, T, H, W], if it is concatenated. `has_last_frame`: the last frame of that video is an image too."""
     match video.begins:
         case FirstFrameMode.KEPT | FirstFrameMode.KEPT_WITH_NOISE:
             whole = image_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)

@@ -1,9 +1,9 @@
 """Kandinsky 6: text-to-video and image-to-video, with the text encoders of Kandinsky 5 and two branches, of which this
 version runs the one of the video. Torch-free.
 
-Patches attend to text states that blocks of the branch have refined. A first frame is appended as one more latent frame,
-which has the position of the first one and a type of its own, and which is not sampled. Distilled models predict the
-clean latent at several levels of a step ("pi-Flow", Chen et al. 2025), and thus know a complete step.
+Patches attend to text states that blocks of the branch have refined. A first frame is appended as one more latent
+frame, which has the position of the first one and a type of its own, and which is not sampled. Distilled models predict
+the clean latent at several levels of a step ("pi-Flow", Chen et al. 2025), and thus know a complete step.
 
 Sources: diffusers' Kandinsky6TI2VAPipeline; the published configurations of kandinskylab/Kandinsky-6.0-Pro-5s-Diffusers
 and kandinskylab/Kandinsky-6.0-Lite-5s-Diffusers.

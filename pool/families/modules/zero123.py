@@ -1,8 +1,8 @@
-"""Zero123 and Stable Zero123: UNets of Stable Diffusion 1 that show the object of an image from another view, and read no
-text. Torch-free.
+"""Zero123 and Stable Zero123: UNets of Stable Diffusion 1 that show the object of an image from another view, and read
+no text. Torch-free.
 
-The embedding of the image by CLIP L and four numbers of the view are projected to one state ("cc_projection"), which the
-UNet reads in the place of a text; the latent of the image is concatenated. The unguided prediction sees neither.
+The embedding of the image by CLIP L and four numbers of the view are projected to one state ("cc_projection"), which
+the UNet reads in the place of a text; the latent of the image is concatenated. The unguided prediction sees neither.
 
 Sources: cvlab-columbia/zero123, `sample_model` of gradio_new.py; stabilityai/stable-zero123, whose number of the
 distance is the angle of the image's camera from straight above.

@@ -1,5 +1,5 @@
-"""The projection of an image embedding and the numbers of a view to what a UNet reads in the place of a text: a part of the
-module of the UNet, and a component of its own in files and folders."""
+"""The projection of an image embedding and the numbers of a view to what a UNet reads in the place of a text: a part of
+the module of the UNet, and a component of its own in files and folders."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def projection_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def empty_projection(shapes: Mapping[str, Shape]) -> nn.Module:
-    """Return the projection without weights, on the meta device, for the parameters of `shapes`. Raises UnknownArchitecture for
-    others than those of a linear layer."""
+    """Return the projection without weights, on the meta device, for the parameters of `shapes`. Raises
+    UnknownArchitecture for others than those of a linear layer."""
     shape = shapes.get(f"{VIEW_PREFIX}weight", ())
     if len(shape) != 2:
         raise UnknownArchitecture(f"found {VIEW_PREFIX}weight of shape {shape}, expected two dimensions")
