@@ -77,17 +77,17 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
         yield "length", f"{recipe.seconds:g} seconds"
         return
     yield "size", f"{recipe.width}x{recipe.height}"
-    view = (("elevation", recipe.elevation), ("azimuth", recipe.azimuth), ("camera distance", recipe.camera_distance))
-    yield from ((name, f"{value:g}") for name, value in view if value)
-    if recipe.image_elevation is not None:
-        yield "image elevation", f"{recipe.image_elevation:g}"
+    if recipe.view is not None:
+        names = ("azimuth", "elevation", "camera_distance", "image_elevation")
+        numbers = ((name.replace("_", " "), getattr(recipe.view, name)) for name in names)
+        yield "view", ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
     if not recipe.frames:
         return
     if recipe.is_layers:
         yield "layers", str(recipe.frames)
         return
     yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} per second"
-    extras = (("motion", recipe.motion), ("image noise", recipe.image_noise))
+    extras = (("motion", recipe.motion), ("image noise", recipe.image_noise), ("elevation", recipe.elevation))
     yield from ((name, f"{value:g}") for name, value in extras if value)
 
 

@@ -18,6 +18,7 @@ from modelpool.actors.graph.recipe import (
     RecipeNoise,
     RecipeRegion,
     RecipeUpscale,
+    RecipeView,
 )
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
@@ -42,7 +43,6 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
     sampled = [work for work in works if isinstance(work, SampleParams)]
     sample, decoder = sampled[0], next((work for work in sampled if work.prior is not None), None)
     texts = (work for work in works if isinstance(work, EncodeParams))
-    view = next(iter(sample.all_of(ViewCondition)), ViewCondition())
     return Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -62,10 +62,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         frame_rate=sample.shape.frame_rate,
         motion=sample.image_numbers.motion,
         image_noise=sample.image_numbers.image_noise,
-        elevation=sample.image_numbers.elevation or view.elevation,
-        azimuth=view.azimuth,
-        camera_distance=view.distance,
-        image_elevation=view.image_elevation,
+        elevation=sample.image_numbers.elevation,
         seconds=sample.shape.seconds,
         format="" if request.format in (None, IMAGE_FORMAT) else request.format,
         quality=request.quality or 0,
@@ -73,6 +70,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
         decoder=None if decoder is None else _decoder(decoder),
         noise=_noise(sample.schedule),
+        view=next((_view(each) for each in sample.all_of(ViewCondition)), None),
         sigmas=sample.schedule.sigmas,
         shift=sample.schedule.shift,
         low_noise=_low_noise(request.low_noise),
@@ -95,6 +93,10 @@ def _lora(lora: LoraRef) -> RecipeLora:
         interpolation=lora.interpolation,
         only=lora.only,
     )
+
+
+def _view(view: ViewCondition) -> RecipeView:
+    return RecipeView(view.azimuth, view.elevation, view.distance, view.image_elevation)
 
 
 def _noise(schedule: SamplingSchedule) -> RecipeNoise | None:

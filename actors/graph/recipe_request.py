@@ -47,12 +47,14 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "clip_skip": recipe.clip_skip,
     }
     sizes = ("width", "height", "frames", "frame_rate", "seconds")
-    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift", "azimuth", "camera_distance")
+    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
-    if recipe.image_elevation is not None:
-        fields["image_elevation"] = recipe.image_elevation
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
+    if recipe.view is not None:
+        last = "camera_distance" if recipe.view.image_elevation is None else "image_elevation"
+        names = ("azimuth", "elevation", last)
+        fields |= {name: getattr(recipe.view, name) for name in names}
     if recipe.noise is not None:
         fields |= {name: getattr(recipe.noise, name) for name in ("eta", "s_noise", "s_churn")}
     if recipe.sigmas:
