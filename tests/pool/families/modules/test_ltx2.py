@@ -274,7 +274,10 @@ def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
     latent = whole.latent(whole.texts()[:1], beginning=first)
     assert latent.sound_LA is not None
     video, _ = _noises(whole)
-    with mock.patch.object(pipeline_ltx2_image2video, "randn_tensor", return_value=video):
+    drawn = {video.shape: video}
+    with mock.patch.object(
+        pipeline_ltx2_image2video, "randn_tensor", side_effect=lambda shape, **_: drawn.get(shape, torch.zeros(shape))
+    ):
         theirs, their_sound = _run(
             whole, "latent", diffusers.LTX2ImageToVideoPipeline, image=Image.fromarray(pixels), image_crf=0,
             latents=None, guidance_scale=1.0, audio_guidance_scale=1.0,
