@@ -24,7 +24,7 @@ from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_fiel
 from modelpool.pool.core.stage_params import AudioSamples
 
 if TYPE_CHECKING:
-    from av import Packet
+    from av import AudioStream, Packet
     from av.container import OutputContainer
 
 #: frames, height, width, red green blue
@@ -170,7 +170,9 @@ def _encoded(
     return buffer.getvalue()
 
 
-def _audio_track(container: OutputContainer, encoding: _Encoding, sound: AudioSamples) -> Iterator[list[Packet]]:
+def _audio_track(
+    container: OutputContainer, encoding: _Encoding, sound: AudioSamples
+) -> Iterator[list[Packet[AudioStream]]]:
     """Add an audio track to a file; the returned iterator encodes it."""
     import av
 
@@ -180,7 +182,7 @@ def _audio_track(container: OutputContainer, encoding: _Encoding, sound: AudioSa
     assert isinstance(stream, av.AudioStream)
     stream.bit_rate = bit_rate
 
-    def packets() -> Iterator[list[Packet]]:
+    def packets() -> Iterator[list[Packet[AudioStream]]]:
         for frame in audio_frames(samples_CL, sound.samples_per_second, layout):
             yield stream.encode(frame)
         yield stream.encode(None)

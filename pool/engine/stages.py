@@ -104,7 +104,8 @@ def encode_batch(
 ) -> tuple[Encoded, ...]:
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are the textual inversions
     that the texts name, `images` the reference images that the text encoders read."""
-    texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
+    texts, negative = [work.text for work in works], [work.is_negative for work in works]
+    read: list[tuple[ReadText, ...]] = []
     for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):

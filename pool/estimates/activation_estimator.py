@@ -224,9 +224,11 @@ class ActivationEstimator:
         shape: TextShape | tuple[int, ...] = lengths
         if isinstance(work, EncodeParams):
             shape = self._text_read(work).shape
-        if isinstance(work, SampleParams | DecodeParams):  # audio depends on the frame rate
-            shape = (*shape, sound_length_of(work.shape, self._open(model).latent))
-        sizes = (*_size_of(work), shape, mode.batch, mode.tile)
+        # audio depends on the frame rate
+        length = 0
+        if isinstance(work, SampleParams | DecodeParams):
+            length = sound_length_of(work.shape, self._open(model).latent)
+        sizes = (*_size_of(work), shape, length, mode.batch, mode.tile)
         parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
         key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
