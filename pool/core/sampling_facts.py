@@ -259,6 +259,22 @@ class AudioFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundFacts:
+    """Facts about the audio track that a model generates with its videos.
+
+    cells_per_second  positions of its latent
+    width             numbers of each position
+    cfg               guidance scale of the audio, if the video is guided
+    rescale           share of guided predictions, of both, that has the standard deviation of those for the prompt
+    """
+
+    cells_per_second: float
+    width: int
+    cfg: float
+    rescale: float
+
+
+@dataclass(frozen=True, slots=True)
 class VideoFacts:
     """Facts about a diffusion model that generates videos.
 
@@ -271,6 +287,7 @@ class VideoFacts:
     cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
     unseen    latent frames before those of the video that are sampled with them and not decoded
     layers    its frames are transparent layers of one image, not of a video
+    sound     the audio track that is sampled with them; None if there is none
     """
 
     frames: int
@@ -282,6 +299,7 @@ class VideoFacts:
     cell: int = 0
     unseen: int = 0
     layers: bool = False
+    sound: SoundFacts | None = None
 
     @property
     def frames_per_cell(self) -> int:

@@ -102,7 +102,7 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="OmniGenTransformer2DModel", latent="sdxl",
     ),
     # video
-    _shared(video.LTX, "ltx2", "LTX-2", "LTXAV", having(audio=True), "LTX2VideoTransformer3DModel"),
+    _shared(video.LTX, "ltx23", "LTX-2.3", "LTXAV", having(audio=True, gated=True), "LTX2VideoTransformer3DModel"),
     _shared(
         video.COSMOS_PREDICT_2, "anima", "Anima", "Anima", having(language_adapter=True), latent="wan21"
     ),

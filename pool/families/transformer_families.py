@@ -47,6 +47,10 @@ _NOT_SAID = frozenset({"image"})
 _TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text_vision for family in defined_families() if family.text_vision is not None
 }
+#: families whose text encoder is connected to the model by a part in its file
+_CONNECTED: Mapping[str, FamilyDefinition] = {
+    family.name: family for family in defined_families() if family.connector is not None
+}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
@@ -63,18 +67,22 @@ def defined_family(definition: FamilyDefinition) -> Family:
     name, facts = definition.name, definition.facts
     reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
+    connectors = [role for role, reading in zip(TEXT_ROLES, definition.texts, strict=False) if reading.connects]
+    connector = definition.connector
     latent = LATENT_FORMATS[definition.latent]
     return Family(
         name=name,
         title=definition.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
+            **({} if connector is None else dict.fromkeys(connectors, connector.prefix)),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
             Role.VAE: _VAE_PREFIX,
         },
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
+            **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
             if facts.seconds
@@ -108,11 +116,20 @@ def defined_family(definition: FamilyDefinition) -> Family:
             defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
-        extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
+        extra_prefixes={
+            **({Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {}),
+            **({Role.VAE: definition.sound_prefixes} if definition.sound_prefixes else {}),
+            **dict.fromkeys(connectors, _inside(definition, _MODEL_PREFIX)),
+        },
         latent_format=definition.latent,
         dtypes=definition.dtypes,
         relative=name,
     )
+
+
+def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
+    """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
+    return () if definition.connector is None else tuple(prefix + part for part in definition.connector.inside)
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -127,6 +144,7 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
         cell=facts.cell_frames,
         unseen=facts.unseen_cells,
         layers=facts.layers,
+        sound=facts.sound,
     )
 
 
@@ -163,7 +181,7 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     prefixes = {**family.prefixes, Role.DIFFUSION_MODEL: found.prefix}
     parts = split(others)
     for kind, prefix in parts:
-        if kind is Kind.VAE and Role.VAE in prefixes:
+        if kind is Kind.VAE and Role.VAE in prefixes and prefix not in family.extra_prefixes.get(Role.VAE, ()):
             prefixes[Role.VAE] = prefix
         if kind is Kind.VISION_ENCODER and Role.VISION_ENCODER in prefixes:
             prefixes[Role.VISION_ENCODER] = prefix
@@ -175,7 +193,11 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
         elif facts.encoder in optional and encoders:
             del prefixes[role]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
-    return with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes)
+    extra = dict(family.extra_prefixes)
+    if family.name in _CONNECTED:
+        inside = _inside(_CONNECTED[family.name], found.prefix)
+        extra |= {role: inside for role, kind in family.architectures.items() if kind is Architecture.TEXT_CONNECTOR}
+    return with_text_vision(replace(family, prefixes=prefixes, texts=texts, extra_prefixes=extra), shapes)
 
 
 def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:

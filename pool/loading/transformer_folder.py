@@ -14,7 +14,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
@@ -104,7 +104,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
+    sound = tuple(prefix.removesuffix(".") for prefix in base.extra_prefixes.get(Role.VAE, ()))
+    needed = [*folders.values(), *(PROJECTION for role in base.extra_prefixes if role.is_diffusion_model), *sound]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
@@ -120,9 +121,10 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{PROJECTION}.",)) | _projector_prefixes(base),
+        extra_prefixes=_extra_prefixes(base),
+        sound_configs={folder: header.configs[folder] for folder in sound if folder in header.configs},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={**_models(folders, header.configs), Role.VAE: config, **vision},
+        configs={**_models(base, folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
@@ -194,9 +196,13 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
-def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
-    """Return the configurations of the diffusion models."""
-    return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
+def _models(base: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
+    """Return the configurations of the diffusion models, and of the part that joins the states of a text encoder."""
+    return {
+        role: configs.get(folder, {})
+        for role, folder in folders.items()
+        if role.is_diffusion_model or base.architectures[role] is Architecture.TEXT_CONNECTOR
+    }
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
@@ -228,6 +234,13 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     vision = {} if vision_use is None else {Role.VISION_ENCODER: VISION if vision_use.is_model_input else LLAVA_TOWER}
     second = {Role.DIFFUSION_MODEL_2: SECOND} if Role.DIFFUSION_MODEL_2 in family.prefixes else {}
     return {**texts, **vision, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
+
+
+def _extra_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
+    """Return the key prefixes of further tensors of components, in folders."""
+    found = {role: (f"{PROJECTION}.",) for role in family.extra_prefixes if role.is_diffusion_model}
+    sound = family.extra_prefixes.get(Role.VAE)
+    return found | ({} if sound is None else {Role.VAE: sound}) | _projector_prefixes(family)
 
 
 def _projector_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
-from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.folder_header import CONNECTORS, PROJECTION, VOCODER
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
@@ -36,6 +36,8 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
+#: the same with models of LTX-2 that are no part of the transformer
+LTX_2_LIBRARY = "ltx2"
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
@@ -89,7 +91,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={PROJECTION: PROJECTION_LIBRARY},
+        libraries={PROJECTION: PROJECTION_LIBRARY, CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY},
         guiders=_guiders(family),
         missing=missing,
     )
