@@ -264,14 +264,18 @@ class SoundFacts:
 
     cells_per_second  positions of its latent
     width             numbers of each position
-    cfg               guidance scale of the audio, if the video is guided
+    cfg               guidance scale of the audio, if the video is guided; 0: that of the video
     rescale           share of guided predictions, of both, that has the standard deviation of those for the prompt
+    rounds_up         whether a part of a position at the end is one
+    scale             of its latent, if its decoder has no statistics; a folder may state another one
     """
 
     cells_per_second: float
     width: int
-    cfg: float
-    rescale: float
+    cfg: float = 0.0
+    rescale: float = 0.0
+    rounds_up: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _guider_of_model(
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
-    if facts.video is not None and facts.video.sound is not None:
+    if facts.video is not None and facts.video.sound is not None and facts.video.sound.cfg:
         sound, frames = facts.video.sound, work.shape.frames
         length = sound_length(sound, frames, work.shape.frame_rate)
         return SoundGuidance(work.guidance.cfg, sound, video_cells(facts.video, frames), length)

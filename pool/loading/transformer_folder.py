@@ -52,6 +52,8 @@ _BY_PIPELINE = {
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     family.name: family.text_folders for family in defined_families() if family.text_folders
 }
+#: families whose pipelines run without what decodes audio
+_SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.pipeline_entries)
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
 #: schedulers of families that none of the usual ones suits
@@ -105,6 +107,9 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     sound = tuple(prefix.removesuffix(".") for prefix in base.extra_prefixes.get(Role.VAE, ()))
+    # of a family whose pipeline does without, both or neither
+    if not any(key.startswith(base.extra_prefixes.get(Role.VAE, ())) for key in shapes) and base.name in _SILENT:
+        sound = ()
     needed = [*folders.values(), *(PROJECTION for role in base.extra_prefixes if role.is_diffusion_model), *sound]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing and (whole or PROJECTION in missing):

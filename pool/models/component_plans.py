@@ -148,7 +148,9 @@ def _with_sound(family: Family, shapes: Mapping[str, Shape], plan: ComponentPlan
     UnknownArchitecture."""
     if not any(key.startswith(sound_prefixes(family)) for key in shapes):
         return plan
-    sound, key_map = plan_sound(shapes, sound_configs(family))
+    video = family.sampling.video
+    scale = 1.0 if video is None or video.sound is None else video.sound.scale
+    sound, key_map = plan_sound(shapes, sound_configs(family), scale)
     plan.module.add_module(SOUND, sound)
     origins = {f"{SOUND}.{name}": origin for name, origin in key_map.origins.items()}
     return replace(plan, key_map=key_map_of(shapes, {**plan.key_map.origins, **origins}))

@@ -39,6 +39,8 @@ PROJECTION_LIBRARY = "stable_audio"
 #: the same with models of LTX-2 that are no part of the transformer
 LTX_2_LIBRARY = "ltx2"
 
+_LIBRARIES: Mapping[str, Mapping[str, str]] = {"ltx2": {CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY}}
+
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -91,7 +93,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={PROJECTION: PROJECTION_LIBRARY, CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY},
+        libraries={PROJECTION: PROJECTION_LIBRARY, **_LIBRARIES.get(family.name, {})},
         guiders=_guiders(family),
         missing=missing,
     )

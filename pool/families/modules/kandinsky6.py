@@ -1,5 +1,5 @@
-"""Kandinsky 6: text-to-video and image-to-video, with the text encoders of Kandinsky 5 and two branches, of which this
-version runs the one of the video. Torch-free.
+"""Kandinsky 6: text-to-video and image-to-video with an audio track, with the text encoders of Kandinsky 5 and a branch
+for each of video and audio. Torch-free.
 
 Patches attend to text states that blocks of the branch have refined. A first frame is appended as one more latent
 frame, which has the position of the first one and a type of its own, and which is not sampled. Distilled models predict
@@ -17,17 +17,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, SoundFacts
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.modules import kandinsky5_video
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
+from modelpool.pool.families.parts.sound import cells_of_frames, joined, parted, rest_of, sound_length
 from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.video import video_flow
+from modelpool.pool.families.parts.video import frame_rate, video_flow
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,6 +40,14 @@ _BEFORE, _TOKENS = 129, 1024
 #: cells of a patch, along time, rows and columns
 _PATCH = (1, 2, 2)
 _CELLS_OF_PATCH = 4
+#: frames of a latent frame
+_CELL_FRAMES = 4
+#: a position is two spectra of 512 of 44,100 samples per second. Source: the published configurations of its parts; the
+#: scales are those of models before and after their distillation
+SOUND = SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
+_DISTILLED_SOUND = replace(SOUND, scale=0.417)
+#: positions of the longest audio that requests may name; longer videos are refused
+MOST_SOUND = 1 << 15
 #: what no shape tells, of the published configurations
 _AUDIO_FREQUENCIES = 0.144
 _POSITION_SCALE = (1.0, 2.0, 2.0)
@@ -165,8 +174,30 @@ def is_distilled(found: Config) -> bool:
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Predict noise - clean. "image" is the latent of a first frame, [B,C,1,H,W]. Raises UnusableField for one that
-    the model cannot tell from the others."""
+    """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. "image" is the
+    latent of a first frame, [B,C,1,H,W]. Raises UnusableField for one that the model cannot tell from the others, and
+    for videos with too much audio."""
+    how = _parts(x_BCTHW, kwargs)
+    video_BCTHW, sound_BLA = _predict(module, *parted(x_BCTHW, *how), level_B, kwargs)
+    return joined(video_BCTHW, sound_BLA, rest_of(x_BCTHW, *how) / level_B.unsqueeze(-1))
+
+
+def _parts(x_BCTHW: Tensor, kwargs: ModelKwargs) -> tuple[int, int, int]:
+    """Return the cells of frames in a latent, the positions of audio behind them, and the numbers of each."""
+    _, channels, total, rows, columns = x_BCTHW.shape
+    rate = frame_rate(kwargs)
+    cells = cells_of_frames(SOUND, total, channels * rows * columns, _CELL_FRAMES, rate)
+    length = sound_length(SOUND, 1 + (cells - 1) * _CELL_FRAMES, rate)
+    if length > MOST_SOUND:
+        most = MOST_SOUND / SOUND.cells_per_second
+        raise unusable_field("frames", 1 + (cells - 1) * _CELL_FRAMES, f"a video of at most {most:.0f} seconds")
+    return cells, length, SOUND.width
+
+
+def _predict(
+    module: nn.Module, x_BCTHW: Tensor, sound_BLA: Tensor, level_B: Tensor, kwargs: ModelKwargs
+) -> tuple[Tensor, Tensor]:
+    """Return the predictions for frames and audio."""
     import torch
 
     own, image = config_of(module), kwargs.get("image")
@@ -190,31 +221,40 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         mask = torch.zeros_like(x_BTHWC[..., :1])
         mask[:, frames:] = 1.0
         x_BTHWC = torch.cat((x_BTHWC, empty, mask), dim=-1)
-    out_BTHWC = sample_of(
-        module(
-            hidden_states=x_BTHWC,
-            encoder_hidden_states=kwargs["context"],
-            encoder_attention_mask=kwargs.get("context_mask"),
-            pooled_projections=kwargs["pooled"],
-            timestep=level_B * TIMESTEPS,
-            **shown,
-            return_dict=False,
-        )
+    out_BTHWC, out_BLA = module(
+        hidden_states=x_BTHWC,
+        audio_hidden_states=sound_BLA,
+        encoder_hidden_states=kwargs["context"],
+        encoder_attention_mask=kwargs.get("context_mask"),
+        pooled_projections=kwargs["pooled"],
+        timestep=level_B * TIMESTEPS,
+        **shown,
+        return_dict=False,
     )
-    return out_BTHWC[:, :frames].movedim(-1, 1)
+    return out_BTHWC[:, :frames].movedim(-1, 1), out_BLA
 
 
 def distilled_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Predict the mean of noise - clean over the step "step": the model predicts it at several levels of the step, of
-    which the clean latents at the levels between follow. Raises as `forward`.
+    """Predict the mean of noise - clean over the step "step", of frames and audio: the model predicts it at several
+    levels of the step, of which the clean latents at the levels between follow. Raises as `forward`.
 
     Source: diffusers' `PiflowScheduler`, with its defaults.
     """
     start, end, shift = kwargs["step"][0].tolist()
-    x = x_BCTHW.float()
-    predicted = forward(module, x_BCTHW, level_B, kwargs).float().unflatten(1, (-1, x.shape[1]))
-    clean_BN = x.unsqueeze(1) - start * predicted
-    del predicted
+    how = _parts(x_BCTHW, kwargs)
+    x, sound = parted(x_BCTHW, *how)
+    predicted, predicted_sound = _predict(module, x, sound, level_B, kwargs)
+    return joined(
+        mean_over_step(x, predicted.unflatten(1, (-1, x.shape[1])), start, end, shift),
+        mean_over_step(sound, predicted_sound.unflatten(2, (-1, sound.shape[2])).movedim(2, 1), start, end, shift),
+        rest_of(x_BCTHW, *how) / level_B.unsqueeze(-1),
+    )
+
+
+def mean_over_step(x_B: Tensor, predicted_BN: Tensor, start: float, end: float, shift: float) -> Tensor:
+    """Return the mean of noise - clean from the level `start` to `end`, for predictions of it at N levels between."""
+    x = x_B.float()
+    clean_BN = x.unsqueeze(1) - start * predicted_BN.float()
     last = clean_BN.shape[1] - 1
     first_time, last_time = _time(start, shift), max(_time(end, shift), _LEAST_LEVEL)
     span = max(first_time - last_time, _LEAST_LEVEL)
@@ -269,7 +309,8 @@ _BASE = FamilyDefinition(
         frames=121,
         frame_rate=24.0,
         begins=FirstFrameMode.APPENDED,
-        reads=("context", "pooled"),
+        sound=SOUND,
+        reads=("context", "pooled", "frame_rate"),
         may_read=("context_mask", "image"),
         sources="diffusers' Kandinsky6TI2VAPipeline",
     ),
@@ -277,8 +318,9 @@ _BASE = FamilyDefinition(
     dtypes=NO_FLOAT16,
     lora=GENERIC,
     pipeline="Kandinsky6TI2VAPipeline",
-    # its audio is not made
+    # without what decodes audio, videos are silent
     pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
+    sound_prefixes=("audio_vae.", "vocoder."),
 )
 
 FAMILIES = (
@@ -293,6 +335,7 @@ FAMILIES = (
             guidance=Guidance.NONE,
             cfg=1.0,
             steps=10,
+            sound=_DISTILLED_SOUND,
             reads=(*_BASE.facts.reads, "step"),
             sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         ),

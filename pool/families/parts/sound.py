@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:
-    """Return the positions of the audio's latent for a video. Source: diffusers' LTX2Pipeline."""
+    """Return the positions of the audio's latent for a video. Sources: diffusers' LTX2Pipeline; those that round up:
+    its Kandinsky6TI2VAPipeline."""
     # models read the frame rate in this precision, and have to find the same length
-    return max(1, round(frames / float(np.float32(frame_rate)) * sound.cells_per_second))
+    length = frames / float(np.float32(frame_rate)) * sound.cells_per_second
+    return max(1, math.ceil(length) if sound.rounds_up else round(length))
 
 
 def sound_cells(sound: SoundFacts, shape: OutputShape, numbers: int) -> int:

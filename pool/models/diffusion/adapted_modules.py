@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.pinned_memory import sent
+from modelpool.pool.families.modules.kandinsky6 import MOST_SOUND
 
 
 class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[misc]
@@ -126,6 +127,8 @@ class Kandinsky6Transformer3DModel(diffusers.Kandinsky6Transformer3DModel):  # t
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self.visual_rope_embeddings = _larger_tables(self.visual_rope_embeddings, self.config.axes_dims)
+        audio: Any = self.audio_rope_embeddings
+        self.audio_rope_embeddings = type(audio)(audio.dim, MOST_SOUND, freqs_scaling=audio.freqs_scaling)
         for part in self.modules():
             if type(part) is Kandinsky6TimeEmbeddings:
                 part.__class__ = _Kandinsky6Times

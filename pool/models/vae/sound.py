@@ -1,5 +1,5 @@
-"""What decodes the audio tracks of LTX-2's videos: an autoencoder of spectrograms, and a vocoder that makes samples of
-them. It is a part of the module of the autoencoder of frames.
+"""What decodes the audio tracks of videos of LTX-2, and of Kandinsky 6 (MMAudio): an autoencoder of spectrograms, and a
+vocoder that makes samples of them. It is a part of the module of the autoencoder of frames.
 
 Knows its names in single files and in folders, and its classes in diffusers.
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLLTX2Audio
+from diffusers import AutoencoderKLLTX2Audio, MMAudioVAE, MMAudioVocoder
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from torch import Tensor, nn
 
@@ -30,6 +30,8 @@ from modelpool.pool.models.diffusion.meta_module import empty_module
 #: name of the part in the module of the autoencoder of frames
 SOUND = "sound"
 _VAE, _VOCODER = "vae", "vocoder"
+#: a tensor of the autoencoder of MMAudio
+_MMAUDIO = "audio_vae.vae.decoder.conv_in.weight"
 _VAE_FOLDER, _ = AUDIO_FOLDERS
 #: spectra per second. Source: diffusers' AutoencoderKLLTX2Audio
 _SPECTRA = 100
@@ -75,12 +77,39 @@ def sound_of(vae: nn.Module) -> SoundDecoder | None:
     return found if isinstance(found, SoundDecoder) else None
 
 
-def plan_sound(shapes: Mapping[str, Shape], configs: Mapping[str, Mapping[str, Any]]) -> tuple[SoundDecoder, KeyMap]:
+class MMAudioDecoder(SoundDecoder):
+    """Decodes latents of MMAudio, which have one scale, to samples of one channel; in full precision, as its filters
+    are."""
+
+    def __init__(self, vae: nn.Module, vocoder: nn.Module, scale: float) -> None:
+        super().__init__(vae, vocoder)
+        self._scale = scale
+
+    @property
+    def samples_per_second(self) -> int:
+        """Of its channel."""
+        own: Any = self.vae
+        return int(own.config.sample_rate)
+
+    def forward(self, scaled_BLA: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the samples of latents in the scale of the diffusion model, -1 to 1, [B, 1, S]."""
+        vae: Any = self.vae
+        spectra = vae.decode(scaled_BLA.float().transpose(1, 2) / self._scale, return_dict=False)[0]
+        samples_B1S: Tensor = self.vocoder(spectra.float(), return_dict=False)[0]
+        return samples_B1S
+
+
+def plan_sound(
+    shapes: Mapping[str, Shape], configs: Mapping[str, Mapping[str, Any]], scale: float = 1.0
+) -> tuple[SoundDecoder, KeyMap]:
     """Return the decoder of audio among `shapes` (keys as in the file) without weights, and its key map. `configs` are
-    the configurations of its parts, by folder, if there are any: they supply what shapes do not tell.
+    the configurations of its parts, by folder, if there are any: they supply what shapes do not tell. `scale` is that
+    of latents, if neither they nor tensors have one.
 
     Raises UnknownArchitecture if a part is missing.
     """
+    if _MMAUDIO in shapes:
+        return _plan_mmaudio(shapes, configs, scale)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(tuple(f"{f}." for f in AUDIO_FOLDERS))}
     key_map = discover(own, _converted)
     parts = {
@@ -100,6 +129,57 @@ def plan_sound(shapes: Mapping[str, Shape], configs: Mapping[str, Mapping[str, A
             arguments[part] |= config_arguments(classes[part], configs[folder], len(own))
     module = SoundDecoder(*(empty_module(classes[part], arguments[part]) for part in parts))
     return module, fitted(key_map, module, "recognised as the decoder of audio of LTX-2, but")
+
+
+def _plan_mmaudio(
+    shapes: Mapping[str, Shape], configs: Mapping[str, Mapping[str, Any]], scale: float
+) -> tuple[SoundDecoder, KeyMap]:
+    """Return `plan_sound` of a decoder of MMAudio: its tensors have the names of diffusers."""
+    folders = dict(zip((_VAE, _VOCODER), AUDIO_FOLDERS, strict=True))
+    starts = tuple(f"{folder}." for folder in folders.values())
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(starts)}
+    if "vocoder.conv_pre.weight" not in own:
+        raise UnknownArchitecture("MMAudio: found no vocoder, expected it next to its autoencoder")
+    key_map = discover(own, lambda tensors: {key.removeprefix("audio_"): tensor for key, tensor in tensors.items()})
+    coder, levels = f"{AUDIO_FOLDERS[0]}.vae.", count_all(own, r"vocoder\.ups\.(\d+)\.")
+    width = size_of(own, f"{coder}encoder.conv_in.weight")
+    multiples = count_all(own, r"audio_vae\.vae\.encoder\.down\.(\d+)\.")
+    blocks = count_all(own, r"vocoder\.resblocks\.(\d+)\.") // max(1, levels)
+    kernels = [size_of(own, f"vocoder.ups.{level}.0.weight", 2) for level in range(levels)]
+    # each convolution is twice as wide as the factor by which it lengthens, in the published configuration
+    rates = [kernel // 2 for kernel in kernels]
+    dilations = [1, 3, 5][: count_all(own, r"vocoder\.resblocks\.0\.convs1\.(\d+)\.")]
+    arguments: dict[str, Arguments] = {
+        _VAE: {
+            "mel_bins": size_of(own, f"{coder}encoder.conv_in.weight", 1),
+            "latent_channels": size_of(own, f"{coder}decoder.conv_in.weight", 1),
+            "hidden_channels": width,
+            "channel_multipliers": tuple(
+                size_of(own, f"{coder}encoder.down.{level}.block.0.conv1.weight") // width for level in range(multiples)
+            ),
+            "layers_per_block": count_all(own, r"audio_vae\.vae\.encoder\.down\.0\.block\.(\d+)\."),
+            "n_fft": size_of(own, "audio_vae.mel_converter.hann_window"),
+            "hop_length": math.prod(rates),
+            "scaling_factor": scale,
+        },
+        _VOCODER: {
+            "num_mels": size_of(own, "vocoder.conv_pre.weight", 1),
+            "upsample_initial_channel": size_of(own, "vocoder.conv_pre.weight"),
+            "upsample_rates": rates,
+            "upsample_kernel_sizes": kernels,
+            "resblock_kernel_sizes": [
+                size_of(own, f"vocoder.resblocks.{block}.convs1.0.weight", 2) for block in range(blocks)
+            ],
+            "resblock_dilation_sizes": [dilations] * blocks,
+        },
+    }
+    classes = {_VAE: MMAudioVAE, _VOCODER: MMAudioVocoder}
+    for part, folder in folders.items():
+        if folder in configs:
+            arguments[part] |= config_arguments(classes[part], configs[folder], len(own))
+    parts = (empty_module(classes[part], arguments[part]) for part in folders)
+    module = MMAudioDecoder(*parts, float(arguments[_VAE]["scaling_factor"]))
+    return module, fitted(key_map, module, "recognised as the decoder of audio of MMAudio, but")
 
 
 def _vae_arguments(shapes: Shapes, rows: int) -> Arguments:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,29 +22,40 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
-from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent, VideoFrames
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    Encoded,
+    EncodeImageParams,
+    ImagePixels,
+    Latent,
+    OutputShape,
+    VideoFrames,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import kandinsky6
+from modelpool.pool.families.parts.sound import parted, sound_cells, sound_length
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.transformer_folder import _check_scheduler, _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
-from modelpool.pool.specs.spec import Role
-from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from modelpool.pool.specs.spec import Role, Stage
+from tests.pool.families.modules.compared import Compared, FamilyTests, states
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
-from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, _hunyuan_video_vae, seeded, words
-from tests.pool.families.whole_transformer import STEPS, Whole
+from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, _hunyuan_video_vae, prefixed, seeded, words
+from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
 from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.models.text import cases as texts
 from tests.pool.models.text.pipelines import L, clip_tokenizer, encoded
 from tests.pool.models.vae import published
 from tests.pool.text.tiny_tokenizers import for_transformers
 
-CHANNELS, AUDIO_CHANNELS = 16, 8
+CHANNELS, AUDIO_CHANNELS = 16, kandinsky6.SOUND.width
 #: names of diffusers, and those of the original code
 _RENAMED = (
     (r"^visual_transformer_blocks\.", "visual_blocks."),
@@ -62,7 +75,7 @@ def _model(**more: Any) -> Any:
             "in_visual_dim": CHANNELS, "out_visual_dim": CHANNELS, "in_text_dim": WIDTH, "in_text_dim2": WIDTH,
             "time_dim": 24, "model_dim": 64, "ff_dim": 48, "num_text_blocks": 1, "num_visual_blocks": 2,
             "axes_dims": (8, 12, 12), "in_audio_dim": AUDIO_CHANNELS, "out_audio_dim": AUDIO_CHANNELS,
-            "model_dim_a": 32, "time_dim_a": 16, "ff_dim_a": 40, "axes_dims_a": (4, 6, 6),
+            "model_dim_a": 32, "time_dim_a": 16, "ff_dim_a": 40, "axes_dims_a": (8, 12, 12),
             "audio_freqs_scaling": 0.144, "text_token_padding": True, "ca_rope": True, "cross_gates": True,
             "fix_modulation": True, "visual_token_type_num_embeddings": 2,
         }
@@ -79,11 +92,48 @@ def _publish(state: State) -> File:
     return file
 
 
+def _audio_vae() -> Any:
+    return diffusers.MMAudioVAE(mel_bins=16, hidden_channels=8, channel_multipliers=(1, 2), layers_per_block=1)
+
+
+def _vocoder() -> Any:
+    return diffusers.MMAudioVocoder(num_mels=16, upsample_initial_channel=64)
+
+
+@functools.cache
+def _sound_file() -> File:
+    """Its samples can be heard, and are not all as loud as can be."""
+    vocoder = seeded(_vocoder, 5)
+    vocoder.conv_post.weight.mul_(4.0)
+    parts = prefixed("audio_vae.", seeded(_audio_vae, 4).state_dict()) | prefixed("vocoder.", vocoder.state_dict())
+    return {key: value.contiguous().clone() for key, value in parts.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _TinySounding(TinyFamily):
+    """A family whose file has what decodes audio."""
+
+    def file(self, left_out: tuple[str, ...] = ()) -> File:
+        """The whole file."""
+        return {**super().file(left_out), **_sound_file()}
+
+
+def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
+    """The noise that a run starts from: of frames, and of audio."""
+    width, height = whole.sides
+    own = latent_shape(width, height, whole.frames, whole.opened.latent)
+    shape = OutputShape(width, height, whole.frames, FRAME_RATE)
+    more = sound_cells(kandinsky6.SOUND, shape, own[0] * own[2] * own[3])
+    noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
+    return parted(noise, own[1], sound_length(kandinsky6.SOUND, whole.frames, FRAME_RATE), AUDIO_CHANNELS)
+
+
 def _pipeline(modules: list[Any], vae: Any, model: Any, scheduler: Any = None) -> Any:
     tokenizer = for_transformers("qwen")
     return diffusers.Kandinsky6TI2VAPipeline(
         model, vae, modules[1], lambda images, videos, **call: tokenizer(**call), modules[0], clip_tokenizer(L),
         scheduler or FlowMatchEulerDiscreteScheduler(**scheduler_facts(TRANSFORMERS["kandinsky6"]).settings),
+        None if vae is None else vae.sound.vae, None if vae is None else vae.sound.vocoder,
     )  # fmt: skip
 
 
@@ -95,7 +145,7 @@ def _texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
 
 
 def _told(whole: Whole, texts: tuple[Encoded, ...]) -> dict[str, Any]:
-    width, height = whole.sides
+    (width, height), (video, audio) = whole.sides, _noises(whole)
     told: dict[str, Any] = {}
     for side, text in zip(("", "negative_"), texts, strict=False):
         assert text.pooled_V is not None
@@ -103,7 +153,7 @@ def _told(whole: Whole, texts: tuple[Encoded, ...]) -> dict[str, Any]:
         told[f"{side}pooled_prompt_embeds"] = torch.from_numpy(text.pooled_V)[None]
     return told | {
         "height": height, "width": width, "num_frames": whole.frames, "num_inference_steps": STEPS,
-        "latents": noise_of(whole), "output_type": "latent", "sample_audio": False,
+        "frame_rate": FRAME_RATE, "latents": video, "audio_latents": audio.transpose(1, 2), "output_type": "latent",
     }  # fmt: skip
 
 
@@ -112,13 +162,23 @@ def _whole_pipeline(whole: Whole, scheduler: Any = None) -> Any:
     return _pipeline(modules, whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL), scheduler)
 
 
-def _latent(whole: Whole, texts: tuple[Encoded, ...], **more: Any) -> Tensor:
-    found: Tensor = _whole_pipeline(whole)(**_told(whole, texts), **more).frames
+def _run(whole: Whole, texts: tuple[Encoded, ...], **more: Any) -> Any:
+    """What the pipeline makes: frames and audio."""
+    told, scheduler = _told(whole, texts), None
+    if whole.family.name == "kandinsky6_distilled":
+        told["guidance_scale"] = 1.0
+        scheduler = diffusers.PiflowScheduler(**scheduler_facts(TRANSFORMERS["kandinsky6_distilled"]).settings)
+    with torch.no_grad():
+        return _whole_pipeline(whole, scheduler)(**{**told, **more})
+
+
+def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    found: Tensor = _run(whole, texts).frames
     return found
 
 
 def _tiny(name: str, model: Any) -> TinyFamily:
-    return TinyFamily(
+    return _TinySounding(
         name,
         model,
         _publish,
@@ -126,12 +186,6 @@ def _tiny(name: str, model: Any) -> TinyFamily:
         _hunyuan_video_vae,
         partial(published.ldm, dimensions=3),
     )
-
-
-def _distilled_latent(whole: Whole, texts: tuple[Encoded, ...], **more: Any) -> Tensor:
-    scheduler = diffusers.PiflowScheduler(**scheduler_facts(TRANSFORMERS["kandinsky6_distilled"]).settings)
-    found: Tensor = _whole_pipeline(whole, scheduler)(guidance_scale=1.0, **_told(whole, texts), **more).frames
-    return found
 
 
 def _distilled() -> Any:
@@ -150,7 +204,7 @@ CASES = {
     "kandinsky6_distilled": Compared(
         _tiny("kandinsky6_distilled", _distilled),
         diffusers.Kandinsky6TI2VAPipeline,
-        _distilled_latent,
+        _latent,
         _texts,
         LORAS["kandinsky6_distilled"],
     ),
@@ -163,6 +217,28 @@ class TestKandinsky6(FamilyTests):
 
 class TestKandinsky6Distilled(FamilyTests):
     case = CASES["kandinsky6_distilled"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_audio_is_that_of_the_pipeline(name: str, tmp_path: Path) -> None:
+    """Its latent and its samples."""
+    whole = Whole(tmp_path, CASES[name].tiny)
+    texts = whole.texts()
+    latent, theirs = whole.latent(texts), _run(whole, texts).audio
+    assert latent.sound_LA is not None
+    np.testing.assert_allclose(latent.sound_LA.T, theirs[0], atol=1e-5 * max(1.0, float(theirs.std())))
+    made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
+    assert isinstance(made, VideoFrames)
+    assert made.sound is not None
+    sound = whole.module(Role.VAE).sound
+    assert sound.vae.config.scaling_factor == (0.5302 if name == "kandinsky6" else 0.417)
+    with torch.no_grad():
+        samples = sound.vocoder(sound.vae.decode(theirs / sound.vae.config.scaling_factor).sample).sample[0]
+    assert float(samples.std()) > 0.01
+    assert float(samples.abs().max()) < 1.0
+    np.testing.assert_allclose(made.sound.samples_SC, samples.T, atol=1e-5)
+    assert made.sound.samples_per_second == 44100
+    whole.engine.close()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -182,7 +258,7 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) 
         mock.patch.object(pipeline_kandinsky6_ti2va, "retrieve_latents", lambda output, **_: means(output)),
         torch.no_grad(),
     ):
-        theirs = (_latent if name == "kandinsky6" else _distilled_latent)(whole, texts, image=image)[0]
+        theirs = _run(whole, texts, image=image).frames[0]
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(theirs.std())))
     assert not np.allclose(ours, whole.latent(texts).samples_CHW, atol=1e-3)
     whole.engine.close()
@@ -193,7 +269,7 @@ def test_a_model_without_types_of_frames_refuses_an_image() -> None:
     module = seeded(partial(_model, visual_token_type_num_embeddings=0), 1)
     plan = plan_diffusion_model({key: tuple(value.shape) for key, value in _publish(module.state_dict()).items()})
     assert plan.config["visual_token_type_num_embeddings"] == 0
-    x, told = torch.zeros(1, CHANNELS, 2, 4, 6), {"context": torch.zeros(1, 3, WIDTH), "pooled": torch.zeros(1, WIDTH)}
+    x, _, told = _inputs()
     assert kandinsky6.forward(module, x, torch.tensor([0.5]), told).shape == x.shape
     with pytest.raises(UnusableField, match="image: found 'a first frame', expected none"):
         kandinsky6.forward(module, x, torch.tensor([0.5]), {**told, "image": x[:, :, :1]})
@@ -202,13 +278,14 @@ def test_a_model_without_types_of_frames_refuses_an_image() -> None:
 def test_a_text_that_is_padded_is_that_text_alone() -> None:
     module = seeded(_model, 1)
     generator = torch.Generator().manual_seed(0)
-    x, context = torch.randn(2, CHANNELS, 2, 4, 6, generator=generator), torch.randn(2, 9, WIDTH, generator=generator)
+    x, context = _inputs()[0].repeat(2, 1, 1, 1, 1), torch.randn(2, 9, WIDTH, generator=generator)
     pooled, level = torch.randn(2, WIDTH, generator=generator), torch.tensor([0.4, 0.7])
-    mask = torch.arange(9)[None] < torch.tensor([[9], [4]])
-    both = kandinsky6.forward(module, x, level, {"context": context, "context_mask": mask, "pooled": pooled})
-    alone = kandinsky6.forward(module, x[1:], level[1:], {"context": context[1:, :4], "pooled": pooled[1:]})
+    mask, rate = torch.arange(9)[None] < torch.tensor([[9], [4]]), torch.tensor([24.0])
+    told = {"context": context, "pooled": pooled, "frame_rate": rate}
+    both = kandinsky6.forward(module, x, level, {**told, "context_mask": mask})
+    alone = kandinsky6.forward(module, x[1:], level[1:], {**told, "context": context[1:, :4], "pooled": pooled[1:]})
     torch.testing.assert_close(both[1:], alone)
-    unmasked = kandinsky6.forward(module, x, level, {"context": context, "pooled": pooled})
+    unmasked = kandinsky6.forward(module, x, level, told)
     assert not torch.allclose(both[1:], unmasked[1:], atol=1e-3)
 
 
@@ -229,10 +306,13 @@ def test_published_sizes_are_recognised() -> None:
 
 
 def _inputs(cells: int = 2) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """A latent, its level and what the model is told."""
+    """A latent of so many cells of frames, with audio, its level and what the model is told."""
     generator = torch.Generator().manual_seed(0)
-    x, context = (torch.randn(1, *shape, generator=generator) for shape in ((CHANNELS, cells, 4, 6), (9, WIDTH)))
-    return x, torch.tensor([0.4]), {"context": context, "pooled": torch.randn(1, WIDTH, generator=generator)}
+    shape = OutputShape(48, 32, 1 + 4 * (cells - 1), 24.0)
+    total = cells + sound_cells(kandinsky6.SOUND, shape, CHANNELS * 4 * 6)
+    x, context = (torch.randn(1, *shape, generator=generator) for shape in ((CHANNELS, total, 4, 6), (9, WIDTH)))
+    told = {"context": context, "pooled": torch.randn(1, WIDTH, generator=generator)}
+    return x, torch.tensor([0.4]), {**told, "frame_rate": torch.tensor([24.0])}
 
 
 def test_weights_in_few_bits_compute_in_full() -> None:
@@ -249,9 +329,9 @@ def test_weights_in_few_bits_compute_in_full() -> None:
     with torch.no_grad():
         expected = plan.call(plan.build({key: value.float() for key, value in file.items()}), x, level, told)
         with compute(device, torch.float32):
-            elsewhere = {name: value.to(device) for name, value in told.items()}
+            elsewhere = {name: value if name == "frame_rate" else value.to(device) for name, value in told.items()}
             found = plan.call(streamed, x.to(device), level.to(device), elsewhere)
-            short = {name: value.bfloat16() for name, value in elsewhere.items()}
+            short = {name: value if name == "frame_rate" else value.bfloat16() for name, value in elsewhere.items()}
         with compute(device, torch.bfloat16):
             half = plan.call(streamed, x.to(device, torch.bfloat16), level.to(device), short)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
@@ -291,13 +371,11 @@ def test_a_step_of_any_length_is_that_of_the_scheduler() -> None:
         for step in range(steps):
             about, more = (torch.randn(1, 2, 4, 6, count * CHANNELS, generator=generator) for count in (1, grids))
             predicted = about.repeat(1, 1, 1, 1, grids) + 0.05 * more
-            x = latent.movedim(-1, 1)
-            told = {"step": torch.tensor([[*levels[step : step + 2], shift]])}
-            with mock.patch.object(kandinsky6, "forward", lambda *_, predicted=predicted: predicted.movedim(-1, 1)):
-                velocity = kandinsky6.distilled_forward(torch.nn.Identity(), x, torch.tensor(levels[step]), told)
+            scaled = predicted.unflatten(-1, (grids, CHANNELS)).movedim(-2, 1)
+            velocity = kandinsky6.mean_over_step(latent, scaled, *levels[step : step + 2], shift)
+            ours = latent + velocity * (levels[step + 1] - levels[step])
             latent = scheduler.step(predicted, scheduler.timesteps[step], latent).prev_sample
-            ours = x + velocity * (levels[step + 1] - levels[step])
-            torch.testing.assert_close(ours, latent.movedim(-1, 1), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, latent, rtol=1e-4, atol=1e-5)
 
 
 def test_folders_of_distilled_models_have_the_shift_of_their_scheduler(tmp_path: Path) -> None:
@@ -324,6 +402,12 @@ def test_distilled_models_refuse_other_samplers_than_that_of_their_steps(tmp_pat
     made = tiny.made(width=96, height=64, steps=2, frames=9)
     (video,) = (each for each in made.results.values() if isinstance(each, VideoFrames))
     assert video.frames_THWC.shape == (9, 64, 96, 3)
+    assert video.sound is not None
+    # as many positions as begin in the video
+    assert video.sound.samples_SC.shape == (1024 * math.ceil(9 / 24 * 44100 / 1024), 1)
+    for task, cost in zip(made.tasks, made.costs, strict=True):
+        if task.stage is not Stage.ENCODE:
+            assert 0.9 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes, task.stage
     for fields in ({"sampler": "heun"}, {"sampler": "euler", "s_churn": 1.0}):
         with pytest.raises(UnusableField, match=r"sampler: found .* expected euler without s_churn"):
             tiny.made(width=96, height=64, steps=2, frames=9, **fields)
