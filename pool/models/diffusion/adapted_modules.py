@@ -91,7 +91,8 @@ class Kandinsky5Transformer3DModel(diffusers.Kandinsky5Transformer3DModel):  # t
     @functools.wraps(diffusers.Kandinsky5Transformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        self.visual_rope_embeddings = _larger_tables(self.visual_rope_embeddings, self.config.axes_dims)
+        shorter = self.get_submodule("visual_rope_embeddings")
+        self.visual_rope_embeddings = _larger_tables(shorter, self.config.axes_dims)
 
 
 def _larger_tables(positions: Any, axes: Sequence[int]) -> Any:
@@ -126,8 +127,9 @@ class Kandinsky6Transformer3DModel(diffusers.Kandinsky6Transformer3DModel):  # t
     @functools.wraps(diffusers.Kandinsky6Transformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        self.visual_rope_embeddings = _larger_tables(self.visual_rope_embeddings, self.config.axes_dims)
-        audio: Any = self.audio_rope_embeddings
+        shorter = self.get_submodule("visual_rope_embeddings")
+        self.visual_rope_embeddings = _larger_tables(shorter, self.config.axes_dims)
+        audio: Any = self.get_submodule("audio_rope_embeddings")
         self.audio_rope_embeddings = type(audio)(audio.dim, MOST_SOUND, freqs_scaling=audio.freqs_scaling)
         for part in self.modules():
             if type(part) is Kandinsky6TimeEmbeddings:
