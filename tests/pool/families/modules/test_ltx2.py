@@ -26,6 +26,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
@@ -41,11 +42,17 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules.ltx2 import SOUND
 from modelpool.pool.families.parts.sound import cells_of_frames, joined, parted, rest_of, sound_cells, sound_length
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.models.text.connectors import plan_connectors
+from modelpool.pool.models.vae.build import plan_vae
+from modelpool.pool.models.vae.sound import plan_sound
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.modules.compared import Compared
+from tests.pool.families.test_transformers_as_folders import assert_same_model
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import TinyFamily, prefixed, seeded
@@ -184,7 +191,7 @@ class _TinySounding(TinyFamily):
         return {**super().file(left_out), **_sound_file()}
 
 
-TINY = _TinySounding(
+SOUNDING = _TinySounding(
     "ltx2", _model, _publish, {"gemma3_12b": (_gemma, texts.under("model."))}, vaes.CASES["ltx2"].make, published.ltx
 )
 
@@ -234,14 +241,15 @@ def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found
 
 
-CASE = Compared(
-    TINY, diffusers.LTX2Pipeline, _latent, lambda *_: {}, ("transformer_blocks.0.attn1.to_q", "diffusion_model.{}")
-)
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {"ltx2": ("transformer_blocks.0.attn1.to_q", "diffusion_model.{}")}
+#: the first test compares texts and latents
+CASES = {"ltx2": Compared(SOUNDING, diffusers.LTX2Pipeline, _latent, lambda *_: {}, LORAS["ltx2"])}
 
 
 def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """From the words of a prompt on: texts, latents, frames and samples."""
-    whole = Whole(tmp_path, TINY)
+    whole = Whole(tmp_path, SOUNDING)
     latent = whole.latent(whole.texts())
     made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
     vae = whole.module(Role.VAE)
@@ -270,7 +278,7 @@ def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
 
 def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
     """Without guidance, which the pipeline scales by a prediction for the frame that it keeps as well."""
-    whole = Whole(tmp_path, TINY)
+    whole = Whole(tmp_path, SOUNDING)
     width, height = whole.sides
     pixels = np.random.default_rng(7).integers(0, 256, (height, width, 3), np.uint8)
     first = whole.run(EncodeImageParams(whole.model, width, height), ImagePixels(pixels))
@@ -297,7 +305,7 @@ def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
 
 
 def test_both_namings_are_one_model_and_the_published_is_that_of_diffusers() -> None:
-    CASE.check_namings()
+    CASES["ltx2"].check_namings()
     state = seeded(_model, 1).state_dict()
     assert convert_ltx2_transformer_to_diffusers(dict(_publish(state))).keys() == state.keys()
     state = seeded(_audio_vae, 4).state_dict()
@@ -305,11 +313,11 @@ def test_both_namings_are_one_model_and_the_published_is_that_of_diffusers() -> 
 
 
 def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
-    CASE.check_files(tmp_path)
+    CASES["ltx2"].check_files(tmp_path)
 
 
 def test_a_lora_gives_what_the_merged_file_gives(tmp_path: Path) -> None:
-    CASE.check_lora(tmp_path)
+    CASES["ltx2"].check_lora(tmp_path)
 
 
 def test_the_next_version_is_recognised_and_does_not_run() -> None:
@@ -343,8 +351,8 @@ def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(tmp_
     sim.install()
     sim.configure(0, 1 << 30)
     sim.recover(0)
-    save_file(TINY.file(), tmp_path / "tiny.safetensors")
-    write_tokenizers(tmp_path, TINY)
+    save_file(SOUNDING.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, SOUNDING)
     model = TinyModel.of_folder(tmp_path, device="sim")
     made = model.made(width=96, height=64, steps=1, frames=9)
     (latent,) = made.of(SampleParams)
@@ -363,10 +371,10 @@ def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(tmp_
 
 
 def test_a_file_without_what_decodes_audio_makes_silent_videos(tmp_path: Path) -> None:
-    file = {key: x for key, x in TINY.file().items() if not key.startswith(("audio_vae.", "vocoder."))}
+    file = {key: x for key, x in SOUNDING.file().items() if not key.startswith(("audio_vae.", "vocoder."))}
     save_file(file, tmp_path / "tiny.safetensors")
-    whole = Whole(tmp_path, TINY, write=False)
-    write_tokenizers(tmp_path, TINY)
+    whole = Whole(tmp_path, SOUNDING, write=False)
+    write_tokenizers(tmp_path, SOUNDING)
     made = whole.run(
         DecodeParams(whole.model, OutputShape(96, 64, 9, FRAME_RATE)),
         Latent(np.zeros((8, 2, 2, 3), np.float32), np.zeros((19, 128), np.float32)),
@@ -374,3 +382,54 @@ def test_a_file_without_what_decodes_audio_makes_silent_videos(tmp_path: Path) -
     assert isinstance(made, VideoFrames)
     assert made.sound is None
     whole.engine.close()
+
+
+def test_published_sizes_are_read_from_shapes() -> None:
+    """The arguments of every part, without a configuration."""
+    with torch.device("meta"):
+        model = diffusers.LTX2VideoTransformer3DModel(num_layers=1, rope_type="split")
+        connectors = LTX2TextConnectors(rope_type="split")
+        audio_vae, vocoder = diffusers.AutoencoderKLLTX2Audio(), LTX2Vocoder()
+        ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+        vae = diffusers.AutoencoderKLLTX2Video(decoder_causal=False, **ratios)
+    plan = plan_diffusion_model(_shapes(_publish(model.state_dict())))
+    assert_has(model.config, plan.config)
+    assert_has(vae.config, plan_vae(_shapes(published.ltx(vae.state_dict()))).config)
+    found, _ = plan_connectors(_shapes(_published_connectors(connectors.state_dict())))
+    assert_has(connectors.config, _own(found))
+    file = {**_published_audio_vae(audio_vae.state_dict()), **_published_vocoder(vocoder.state_dict())}
+    sound, key_map = plan_sound(_shapes(file), {})
+    assert not key_map.unused
+    assert_has(audio_vae.config, _own(sound.vae))
+    assert_has(vocoder.config, _own(sound.vocoder))
+
+
+def _shapes(file: State) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in file.items()}
+
+
+def _own(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in module.config.items() if name[0] != "_"}
+
+
+def assert_has(config: Any, arguments: dict[str, Any]) -> None:
+    """A configuration has all of the arguments."""
+    as_lists = {name: (config[name], value) for name, value in arguments.items()}
+    differing = {
+        name: pair
+        for name, pair in as_lists.items()
+        if not (list(pair[0]) == list(pair[1]) if isinstance(pair[1], list | tuple) else pair[0] == pair[1])
+    }
+    assert not differing
+
+
+def test_the_text_encoder_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    """As it is published: the checkpoint has everything else."""
+    save_file(SOUNDING.file(("gemma3_12b",)), tmp_path / "checkpoint.safetensors")
+    make, file = SOUNDING.encoders["gemma3_12b"]
+    save_file({key: x.contiguous().clone() for key, x in file(make()).items()}, tmp_path / "gemma.safetensors")
+    assembly = Assembly(
+        "tiny", str(tmp_path / "checkpoint.safetensors"), text_encoders=(str(tmp_path / "gemma.safetensors"),)
+    )
+    save_file(SOUNDING.file(), tmp_path / "whole.safetensors")
+    assert_same_model(open_checkpoint(tmp_path / "whole.safetensors"), open_checkpoint(assembly))
