@@ -177,8 +177,8 @@ def _plan_mmaudio(
     for part, folder in folders.items():
         if folder in configs:
             arguments[part] |= config_arguments(classes[part], configs[folder], len(own))
-    parts = (empty_module(classes[part], arguments[part]) for part in folders)
-    module = MMAudioDecoder(*parts, float(arguments[_VAE]["scaling_factor"]))
+    vae, vocoder = (empty_module(classes[part], arguments[part]) for part in folders)
+    module = MMAudioDecoder(vae, vocoder, float(arguments[_VAE]["scaling_factor"]))
     return module, fitted(key_map, module, "recognised as the decoder of audio of MMAudio, but")
 
 
