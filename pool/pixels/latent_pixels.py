@@ -67,7 +67,8 @@ def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tup
     if latent.sound is None or not work.shape.frames or isinstance(work, DecodeParams):
         return own
     channels, cells, *sides = own
-    return channels, cells + sound_cells(latent.sound, work.shape, channels * math.prod(sides)), *sides
+    shape, numbers = work.shape, channels * math.prod(sides)
+    return channels, cells + sound_cells(latent.sound, shape.frames, shape.frame_rate, numbers), *sides
 
 
 def sound_length_of(shape: OutputShape, latent: LatentFacts) -> int:

@@ -10,12 +10,10 @@ Legend: B batch, C channels, T H W cells of a latent, L positions of the audio's
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from modelpool.pool.core.sampling_facts import SoundFacts
-from modelpool.pool.core.stage_params import OutputShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,23 +22,24 @@ if TYPE_CHECKING:
 def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:
     """Return the positions of the audio's latent for a video. Sources: diffusers' LTX2Pipeline; those that round up:
     its Kandinsky6TI2VAPipeline."""
-    # models read the frame rate in this precision, and have to find the same length
-    length = frames / float(np.float32(frame_rate)) * sound.cells_per_second
+    # models read the frame rate in float32, and have to find the same length
+    rate: float = struct.unpack("f", struct.pack("f", frame_rate))[0]
+    length = frames / rate * sound.cells_per_second
     return max(1, math.ceil(length) if sound.rounds_up else round(length))
 
 
-def sound_cells(sound: SoundFacts, shape: OutputShape, numbers: int) -> int:
+def sound_cells(sound: SoundFacts, frames: int, frame_rate: float, numbers: int) -> int:
     """Return the cells of time behind those of the frames of a video, of `numbers` numbers each, that have its audio
     while it is sampled."""
-    return math.ceil(sound_length(sound, shape.frames, shape.frame_rate) * sound.width / numbers)
+    return math.ceil(sound_length(sound, frames, frame_rate) * sound.width / numbers)
 
 
 def cells_of_frames(sound: SoundFacts, cells: int, numbers: int, frames_per_cell: int, frame_rate: float) -> int:
     """Return how many of `cells` cells of time, of `numbers` numbers each, are frames; the others are audio. The
     inverse of `sound_cells`."""
     for own in range(cells - 1, 0, -1):
-        shape = OutputShape(0, 0, 1 + (own - 1) * frames_per_cell, frame_rate)
-        if own + sound_cells(sound, shape, numbers) == cells:
+        frames = 1 + (own - 1) * frames_per_cell
+        if own + sound_cells(sound, frames, frame_rate, numbers) == cells:
             return own
     raise AssertionError(
         f"{cells} cells of {numbers} numbers are no video with sound at {frame_rate} frames per second"

@@ -122,8 +122,7 @@ def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
     """The noise that a run starts from: of frames, and of audio."""
     width, height = whole.sides
     own = latent_shape(width, height, whole.frames, whole.opened.latent)
-    shape = OutputShape(width, height, whole.frames, FRAME_RATE)
-    more = sound_cells(kandinsky6.SOUND, shape, own[0] * own[2] * own[3])
+    more = sound_cells(kandinsky6.SOUND, whole.frames, FRAME_RATE, own[0] * own[2] * own[3])
     noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
     return parted(noise, own[1], sound_length(kandinsky6.SOUND, whole.frames, FRAME_RATE), AUDIO_CHANNELS)
 
@@ -308,8 +307,7 @@ def test_published_sizes_are_recognised() -> None:
 def _inputs(cells: int = 2) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """A latent of so many cells of frames, with audio, its level and what the model is told."""
     generator = torch.Generator().manual_seed(0)
-    shape = OutputShape(48, 32, 1 + 4 * (cells - 1), 24.0)
-    total = cells + sound_cells(kandinsky6.SOUND, shape, CHANNELS * 4 * 6)
+    total = cells + sound_cells(kandinsky6.SOUND, 1 + 4 * (cells - 1), 24.0, CHANNELS * 4 * 6)
     x, context = (torch.randn(1, *shape, generator=generator) for shape in ((CHANNELS, total, 4, 6), (9, WIDTH)))
     told = {"context": context, "pooled": torch.randn(1, WIDTH, generator=generator)}
     return x, torch.tensor([0.4]), {**told, "frame_rate": torch.tensor([24.0])}

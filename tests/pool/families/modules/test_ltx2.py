@@ -214,8 +214,7 @@ def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
     """The noise that a run starts from: of frames, and of audio."""
     width, height = whole.sides
     own = latent_shape(width, height, whole.frames, whole.opened.latent)
-    shape = OutputShape(width, height, whole.frames, FRAME_RATE)
-    more = sound_cells(SOUND, shape, own[0] * own[2] * own[3])
+    more = sound_cells(SOUND, whole.frames, FRAME_RATE, own[0] * own[2] * own[3])
     noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
     return parted(noise, own[1], sound_length(SOUND, whole.frames, FRAME_RATE), SOUND.width)
 
@@ -337,9 +336,9 @@ def test_audio_is_behind_the_frames_and_found_there() -> None:
         (1, 60.0, (128, 1, 1)),
         (33, 29.97, (128, 3, 5)),
     ):
-        numbers, shape = channels * height * width, OutputShape(width, height, frames, rate)
+        numbers = channels * height * width
         cells, length = 1 + (frames - 1) // 8, sound_length(SOUND, frames, rate)
-        total = cells + sound_cells(SOUND, shape, numbers)
+        total = cells + sound_cells(SOUND, frames, rate, numbers)
         assert cells_of_frames(SOUND, total, numbers, 8, float(torch.tensor(rate, dtype=torch.float32))) == cells
         x = torch.randn(2, channels, total, height, width, generator=torch.Generator().manual_seed(0))
         video, sound = parted(x, cells, length, SOUND.width)
