@@ -121,4 +121,4 @@ def call_unet(
 CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
 
 
-SECONDS, IMAGE_CONTEXT, STEP = "seconds", "image_context", "step"
+SECONDS, IMAGE_CONTEXT, IMAGE_PLACES, STEP = "seconds", "image_context", "image_places", "step"
