@@ -26,7 +26,7 @@ from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
-from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
+from modelpool.actors.outputs.file_content import is_lossless, read_content, read_sound, samples_per_second
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels, labels_of
@@ -728,7 +728,8 @@ class FollowedJobs:
                 return ImageResult(content=partial(_itself, output.pixels_HWC), **about)
             case VideoFrames():
                 content = partial(_itself, output.frames_THWC)
-                return VideoResult(content=content, frame_rate=output.frame_rate, **about)
+                track = partial(_itself, output.sound)
+                return VideoResult(content=content, frame_rate=output.frame_rate, track=track, **about)
             case AudioSamples():
                 content = partial(_itself, output.samples_SC)
                 return AudioResult(content=content, samples_per_second=output.samples_per_second, **about)
@@ -843,11 +844,17 @@ def _content_of(place: OutputPlace, file: str) -> Any:
         return read_content(path)
 
 
+def _sound_of(place: OutputPlace, file: str) -> AudioSamples | None:
+    with place.local_file(file) as path:
+        return read_sound(path)
+
+
 def _result_in_file(recipe: Recipe, place: OutputPlace, file: str, about: dict[str, Any]) -> OutputResult:
     """Return a written result whose pixels are read from its file."""
     content = partial(_content_of, place, file)
     if recipe.frames:
-        return VideoResult(content=content, frame_rate=recipe.frame_rate, **about)
+        track = partial(_sound_of, place, file)
+        return VideoResult(content=content, frame_rate=recipe.frame_rate, track=track, **about)
     if recipe.seconds:
         with place.local_file(file) as path:
             return AudioResult(content=content, samples_per_second=samples_per_second(path), **about)

@@ -77,6 +77,10 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
         yield "length", f"{recipe.seconds:g} seconds"
         return
     yield "size", f"{recipe.width}x{recipe.height}"
+    if recipe.view is not None:
+        names = ("azimuth", "elevation", "camera_distance", "image_elevation")
+        numbers = ((name.replace("_", " "), getattr(recipe.view, name)) for name in names)
+        yield "view", ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
     if not recipe.frames:
         return
     if recipe.is_layers:

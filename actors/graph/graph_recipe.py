@@ -18,6 +18,7 @@ from modelpool.actors.graph.recipe import (
     RecipeNoise,
     RecipeRegion,
     RecipeUpscale,
+    RecipeView,
 )
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
@@ -29,6 +30,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StageParams,
     UpscaleParams,
+    ViewCondition,
     VisionEncodeParams,
 )
 from modelpool.pool.core.task_inputs import IMAGE_PROMPT, numbered
@@ -68,6 +70,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
         decoder=None if decoder is None else _decoder(decoder),
         noise=_noise(sample.schedule),
+        view=next((_view(each) for each in sample.all_of(ViewCondition)), None),
         sigmas=sample.schedule.sigmas,
         shift=sample.schedule.shift,
         low_noise=_low_noise(request.low_noise),
@@ -90,6 +93,10 @@ def _lora(lora: LoraRef) -> RecipeLora:
         interpolation=lora.interpolation,
         only=lora.only,
     )
+
+
+def _view(view: ViewCondition) -> RecipeView:
+    return RecipeView(view.azimuth, view.elevation, view.distance, view.image_elevation)
 
 
 def _noise(schedule: SamplingSchedule) -> RecipeNoise | None:

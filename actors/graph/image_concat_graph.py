@@ -53,11 +53,13 @@ def check_image_concat(request: GenerateRequest, facts: SamplingFacts) -> None:
     if facts.image_concat is None or facts.image_concat.is_inpaint:
         return
     others = {"mask": request.mask, "strength": request.strength, "hires": request.hires}
-    if facts.image_concat in (ImageConcat.PIXELS, ImageConcat.INSTEAD):
+    if facts.image_concat in (ImageConcat.PIXELS, ImageConcat.INSTEAD) or facts.takes_view:
         others["controls"] = request.controls or None
     if facts.image_concat is ImageConcat.INSTEAD and request.prompt.strip():
         expected = f"an empty text: model {request.model!r} reads an image alone"
         raise unusable_field("prompt", request.prompt, expected)
+    if facts.takes_view:
+        others |= {"regions": request.regions or None, "image_prompts": request.image_prompts or None}
     for name, value in others.items():
         if value is not None:
             raise unsupported_field(name, request.model, "reads the complete image unchanged")

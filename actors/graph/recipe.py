@@ -150,6 +150,16 @@ class RecipeNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeView:
+    """The view from which the object of an image is shown. The names are the fields of a request."""
+
+    azimuth: float = 0.0
+    elevation: float = 0.0
+    camera_distance: float = 0.0
+    image_elevation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeImages:
     """The input images of an output; the names are the fields of a request. Hashes are of the pixels as used; file
     names are informative and not part of the digest."""
@@ -245,6 +255,7 @@ class Recipe:
     decoder: RecipeDecoder | None = field(default=None, metadata=_LATER)
     #: None for the sampler's defaults
     noise: RecipeNoise | None = field(default=None, metadata=_LATER)
+    view: RecipeView | None = field(default=None, metadata=_LATER)
     #: noise levels that the request listed
     sigmas: tuple[float, ...] = field(default=(), metadata=_LATER)
     #: None for a model without experts

@@ -51,6 +51,10 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
+    if recipe.view is not None:
+        last = "camera_distance" if recipe.view.image_elevation is None else "image_elevation"
+        names = ("azimuth", "elevation", last)
+        fields |= {name: getattr(recipe.view, name) for name in names}
     if recipe.noise is not None:
         fields |= {name: getattr(recipe.noise, name) for name in ("eta", "s_noise", "s_churn")}
     if recipe.sigmas:

@@ -16,7 +16,7 @@ from modelpool.actors.graph.region_graph import region_params
 from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.graph.schedule_guidance import resolve_guidance, resolve_schedule
 from modelpool.actors.graph.video_output_graph import first_frame_mode
-from modelpool.actors.graph.vision_graph import video_conditioning
+from modelpool.actors.graph.vision_graph import video_conditioning, view_condition
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.stage_params import (
@@ -59,6 +59,10 @@ def sample_params(
         if sampler in OWN_STEPS:
             expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
             raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
+    if facts.knows_steps and (sampler != "euler" or request.s_churn):
+        found = f"{request.sampler} with s_churn" if sampler == "euler" else request.sampler
+        expected = f"euler without s_churn: model {name!r} was distilled to its steps"
+        raise unusable_field("sampler", found, expected)
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)
@@ -85,6 +89,8 @@ def sample_params(
         conditions.append(ControlVideoCondition())
     if takes_face_video(facts):
         conditions.append(FaceCondition())
+    if facts.takes_view:
+        conditions.append(view_condition(request, name))
     conditions += [ReferenceCondition(*size) for size in references.sizes]
     conditions += [region_params(region, whole) for region in request.regions]
     conditions += control_refs(request, catalog.controls)

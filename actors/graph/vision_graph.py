@@ -12,8 +12,9 @@ from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
-from modelpool.pool.core.stage_params import EncodeImageParams
+from modelpool.pool.core.stage_params import EncodeImageParams, ViewCondition
 from modelpool.pool.core.task_inputs import LAST_IMAGE
 from modelpool.pool.specs.spec import TaskId
 
@@ -27,7 +28,15 @@ _MEANINGS = {
     "motion": "accepts no amount of motion",
     "image_noise": "adds no noise to the first frame",
     "elevation": "accepts no camera elevation",
+    "azimuth": "shows no object from another view",
+    "camera_distance": "shows no object from another view",
+    "image_elevation": "shows no object from another view",
 }
+#: fields of a view
+_VIEW = ("azimuth", "elevation", "camera_distance", "image_elevation")
+#: a part of the names of models that read the elevation of the image's camera, in place of the distance, and its usual
+#: value. Source: stabilityai/stable-zero123
+_READS_ELEVATION, _LEVEL_CAMERA = "stable", 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +51,24 @@ class VideoConditioning:
 def check_video_numbers(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for a conditioning number that models of `facts` do not accept."""
     known = None if facts.video is None else facts.video.numbers
-    for name, kinds in _NUMBERS.items():
-        value = getattr(request, name)
-        if value is not None and known not in kinds:
-            raise unsupported_field(name, request.model, _MEANINGS[name], value)
+    for name, meaning in _MEANINGS.items():
+        value, is_view = getattr(request, name), facts.takes_view and name in _VIEW
+        if value is not None and not is_view and known not in _NUMBERS.get(name, ()):
+            raise unsupported_field(name, request.model, meaning, value)
+
+
+def view_condition(request: GenerateRequest, model: str) -> ViewCondition:
+    """Return the view from which `model` shows the object of the image. Raises UnusableField for a distance that it
+    does not read."""
+    image_elevation = request.image_elevation
+    if image_elevation is None and _READS_ELEVATION in model.lower():
+        image_elevation = _LEVEL_CAMERA
+    if request.camera_distance is not None and image_elevation is not None:
+        expected = "none with image_elevation, which Stable Zero123 reads in its place"
+        raise unusable_field("camera_distance", request.camera_distance, expected)
+    return ViewCondition(
+        request.azimuth or 0.0, request.elevation or 0.0, request.camera_distance or 0.0, image_elevation
+    )
 
 
 def video_conditioning(request: GenerateRequest, facts: SamplingFacts) -> VideoConditioning:

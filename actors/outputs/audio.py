@@ -6,15 +6,19 @@ Knows formats, by the suffix of a file name; not recipes, folders or where anyth
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
+
+if TYPE_CHECKING:
+    from av import AudioFrame
 
 #: channels, samples
 SampleArray: TypeAlias = npt.NDArray[np.int16]
@@ -86,16 +90,8 @@ def encode_audio(
     """
     import av  # imported late: it is slow, and most programs write no audio
 
-    if samples_CL.dtype != np.int16 or samples_CL.ndim != 2 or samples_CL.shape[0] not in _LAYOUTS:
-        found = f"{samples_CL.dtype} {samples_CL.shape}"
-        raise unusable_field("samples", found, "int16 numbers [channels, samples] of one or two channels")
-    if not samples_CL.shape[1]:
-        raise unusable_field("samples", 0, "at least one")
-    if not 0 < samples_per_second <= _MOST_SAMPLES_PER_SECOND:
-        raise unusable_field("samples per second", samples_per_second, f"more than 0, up to {_MOST_SAMPLES_PER_SECOND}")
+    layout = layout_of(samples_CL, samples_per_second)
     container_name, codec = _CODECS[kind]
-    layout = _LAYOUTS[samples_CL.shape[0]]
-    interleaved_1N = np.ascontiguousarray(samples_CL.T).reshape(1, -1)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container_name) as container:
         texts = {"title": title, "comment": comment}
@@ -103,11 +99,32 @@ def encode_audio(
         stream = container.add_stream(codec, rate=samples_per_second, layout=layout)
         assert isinstance(stream, av.AudioStream)
         stream.format = av.AudioFormat("s16")
-        channels = samples_CL.shape[0]
-        for start in range(0, samples_CL.shape[1], _CHUNK):
-            part = interleaved_1N[:, start * channels : (start + _CHUNK) * channels]
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), format="s16", layout=layout)
-            frame.sample_rate, frame.pts = samples_per_second, start
+        for frame in audio_frames(samples_CL, samples_per_second, layout):
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return buffer.getvalue()
+
+
+def layout_of(samples_CL: SampleArray, samples_per_second: int) -> str:
+    """Return the name of the channels of `samples_CL`. Raises UnusableField for invalid samples or rates."""
+    if samples_CL.dtype != np.int16 or samples_CL.ndim != 2 or samples_CL.shape[0] not in _LAYOUTS:
+        found = f"{samples_CL.dtype} {samples_CL.shape}"
+        raise unusable_field("samples", found, "int16 numbers [channels, samples] of one or two channels")
+    if not samples_CL.shape[1]:
+        raise unusable_field("samples", 0, "at least one")
+    if not 0 < samples_per_second <= _MOST_SAMPLES_PER_SECOND:
+        raise unusable_field("samples per second", samples_per_second, f"more than 0, up to {_MOST_SAMPLES_PER_SECOND}")
+    return _LAYOUTS[samples_CL.shape[0]]
+
+
+def audio_frames(samples_CL: SampleArray, samples_per_second: int, layout: str) -> Iterator[AudioFrame]:
+    """Yield `samples_CL` with channels of `layout` in pieces that an encoder takes."""
+    import av
+
+    channels = samples_CL.shape[0]
+    interleaved_1N = np.ascontiguousarray(samples_CL.T).reshape(1, -1)
+    for start in range(0, samples_CL.shape[1], _CHUNK):
+        part = interleaved_1N[:, start * channels : (start + _CHUNK) * channels]
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), format="s16", layout=layout)
+        frame.sample_rate, frame.pts = samples_per_second, start
+        yield frame

@@ -23,7 +23,7 @@ from modelpool.actors.outputs.video import VideoKind
 from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import FloatArray, PixelArray
+from modelpool.pool.core.stage_params import AudioSamples, FloatArray, PixelArray
 
 #: the last chunk of every complete PNG. Source: PNG specification, section 11.2.5
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -64,6 +64,26 @@ def read_content(path: Path) -> PixelArray | FloatArray:
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise OutputFailed(f"{path}: cannot be read ({reason})") from error
+
+
+def read_sound(path: Path) -> AudioSamples | None:
+    """Return the audio track of a video; None if it has none. Raises OutputFailed for a file that is missing or
+    damaged."""
+    import av  # imported late: it is slow, and most programs read no audio
+
+    if path.suffix.lower() == VideoKind.GIF.value:
+        return None
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.audio:
+                return None
+            rate = int(container.streams.audio[0].codec_context.sample_rate)
+            resampler = av.AudioResampler(format="fltp")
+            frames = [own for frame in container.decode(audio=0) for own in resampler.resample(frame)]
+            parts = [np.asarray(frame.to_ndarray(), np.float32) for frame in frames]
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        raise OutputFailed(f"{path}: cannot be read ({error})") from error
+    return AudioSamples(np.concatenate(parts, axis=1).T.clip(-1.0, 1.0), rate)
 
 
 def samples_per_second(path: Path) -> int:

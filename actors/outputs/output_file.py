@@ -87,7 +87,7 @@ def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes
             return encode_layers(output.frames_THWC, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
-            return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe))
+            return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe), sound=output.sound)
         case AudioSamples():
             samples = as_16_bits(output.samples_SC.T)
             return encode_audio(samples, output.samples_per_second, AudioKind(f".{recipe.ending}"), **texts_of(recipe))

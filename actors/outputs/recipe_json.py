@@ -18,6 +18,7 @@ from modelpool.actors.graph.recipe import (
     RecipeNoise,
     RecipeRegion,
     RecipeUpscale,
+    RecipeView,
 )
 from modelpool.actors.request.json_text import parse_json
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
@@ -48,7 +49,7 @@ def recipe_from_json(fields: Any) -> Recipe:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     _check_types(fields)
     pictures, second, low = fields.get("pictures"), fields.get("decoder"), fields.get("low_noise")
-    noise, upscale = fields.get("noise"), fields.get("upscale")
+    noise, upscale, view = fields.get("noise"), fields.get("upscale"), fields.get("view")
     try:
         return Recipe(
             **{
@@ -60,6 +61,7 @@ def recipe_from_json(fields: Any) -> Recipe:
                 "decoder": None if second is None else RecipeDecoder(**second),
                 "low_noise": None if low is None else RecipeLowNoise(**low),
                 "noise": None if noise is None else RecipeNoise(**noise),
+                "view": None if view is None else RecipeView(**view),
                 "sigmas": tuple(fields.get("sigmas", ())),
                 "upscale": None if upscale is None else RecipeUpscale(**upscale),
                 "options": {

@@ -1,4 +1,4 @@
-"""Encodes frames as a video: MP4 (H.264), WebM (VP9), GIF.
+"""Encodes frames as a video: MP4 (H.264), WebM (VP9), GIF; with an audio track, except for GIFs: AAC, or Opus in WebM.
 
 Knows formats, by the suffix of a file name; not recipes, folders or where anything ran. MP4 and WebM lose a little
 quality and keep size and frames; a GIF keeps 256 colours per frame, and times in hundredths of a second.
@@ -7,19 +7,25 @@ quality and keep size and frames; a GIF keeps 256 colours per frame, and times i
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.audio import as_16_bits, audio_frames, layout_of
 from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
+from modelpool.pool.core.stage_params import AudioSamples
+
+if TYPE_CHECKING:
+    from av import AudioStream, Packet
+    from av.container import OutputContainer
 
 #: frames, height, width, red green blue
 FrameArray: TypeAlias = npt.NDArray[np.uint8]
@@ -48,17 +54,23 @@ class _Encoding:
     container  name of the format
     codec      the encoder
     options    its options: no visible loss at normal speed, not the smallest file
+    audio      the encoder of an audio track, and its bits per second
+    audio_rate samples per second that it takes; 0: those of the track
     """
 
     container: str
     codec: str
     options: dict[str, str]
+    audio: tuple[str, int]
+    audio_rate: int = 0
 
 
 _ENCODINGS = {
     # the index goes first, so that a browser can play while downloading
-    VideoKind.MP4: _Encoding("mp4", "libx264", {"crf": "17", "preset": "medium"}),
-    VideoKind.WEBM: _Encoding("webm", "libvpx-vp9", {"crf": "24", "b": "0", "row-mt": "1", "cpu-used": "4"}),
+    VideoKind.MP4: _Encoding("mp4", "libx264", {"crf": "17", "preset": "medium"}, ("aac", 192_000)),
+    VideoKind.WEBM: _Encoding(
+        "webm", "libvpx-vp9", {"crf": "24", "b": "0", "row-mt": "1", "cpu-used": "4"}, ("libopus", 160_000), 48_000
+    ),
 }
 
 
@@ -71,15 +83,23 @@ def video_kind(path: str | Path) -> VideoKind:
 
 
 def write_video(
-    path: str | Path, frames_THWC: FrameArray, frames_per_second: float, *, title: str = "", comment: str = ""
+    path: str | Path,
+    frames_THWC: FrameArray,
+    frames_per_second: float,
+    *,
+    title: str = "",
+    comment: str = "",
+    sound: AudioSamples | None = None,
 ) -> Path:
-    """Write `frames_THWC` to `path` atomically, in the format of its suffix, with `title` and `comment` as metadata.
+    """Write `frames_THWC` to `path` atomically, in the format of its suffix, with `title` and `comment` as metadata and
+    `sound` as the audio track.
 
-    A GIF has only the comment. Returns the path. Raises UnknownName for another suffix, UnusableField for invalid
-    frames or rates, OutputFailed naming the file if it cannot be written.
+    A GIF has only the comment, and no sound. Returns the path. Raises UnknownName for another suffix, UnusableField for
+    invalid frames, samples or rates, OutputFailed naming the file if it cannot be written.
     """
     whole = Path(path)
-    content = encode_video(frames_THWC, frames_per_second, video_kind(whole), title=title, comment=comment)
+    texts = {"title": title, "comment": comment}
+    content = encode_video(frames_THWC, frames_per_second, video_kind(whole), **texts, sound=sound)
     try:
         write_atomically(whole, content)
     except OSError as error:
@@ -94,8 +114,10 @@ def encode_video(
     *,
     title: str = "",
     comment: str = "",
+    sound: AudioSamples | None = None,
 ) -> bytes:
-    """Encode at least one frame as a video. Raises UnusableField for invalid frames or rates."""
+    """Encode at least one frame as a video, with `sound` as its audio track. Raises UnusableField for invalid frames,
+    samples or rates."""
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[-1] != 3:
         found = f"{frames_THWC.dtype} {frames_THWC.shape}"
         raise unusable_field("frames", found, "uint8 numbers [frames, height, width, 3]")
@@ -105,10 +127,17 @@ def encode_video(
         raise unusable_field("frames per second", frames_per_second, f"more than 0, up to {_MOST_FRAMES_PER_SECOND}")
     if kind is VideoKind.GIF:
         return _gif(frames_THWC, frames_per_second, comment)
-    return _encoded(frames_THWC, frames_per_second, _ENCODINGS[kind], {"title": title, "comment": comment})
+    texts = {"title": title, "comment": comment}
+    return _encoded(frames_THWC, frames_per_second, _ENCODINGS[kind], texts, sound)
 
 
-def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encoding, texts: Mapping[str, str]) -> bytes:
+def _encoded(
+    frames_THWC: FrameArray,
+    frames_per_second: float,
+    encoding: _Encoding,
+    texts: Mapping[str, str],
+    sound: AudioSamples | None,
+) -> bytes:
     import av  # imported late: it is slow, and most programs write no videos
     from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
@@ -126,6 +155,8 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
         coded = stream.codec_context
         coded.colorspace, coded.color_range = Colorspace.ITU709, ColorRange.MPEG
         coded.color_primaries, coded.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
+        # both streams exist before anything is written; the container puts in order what is written
+        track = None if sound is None else _audio_track(container, encoding, sound)
         for pixels_HWC in frames_THWC:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels_HWC), format="rgb24")
             # one thread: it is faster than starting one per core for each frame, and the bytes depend on no timing
@@ -134,7 +165,29 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
             )
             container.mux(stream.encode(coloured))
         container.mux(stream.encode(None))
+        for packets in track or ():
+            container.mux(packets)
     return buffer.getvalue()
+
+
+def _audio_track(
+    container: OutputContainer, encoding: _Encoding, sound: AudioSamples
+) -> Iterator[list[Packet[AudioStream]]]:
+    """Add an audio track to a file; the returned iterator encodes it."""
+    import av
+
+    samples_CL, (codec, bit_rate) = as_16_bits(sound.samples_SC.T), encoding.audio
+    layout = layout_of(samples_CL, sound.samples_per_second)
+    stream = container.add_stream(codec, rate=encoding.audio_rate or sound.samples_per_second, layout=layout)
+    assert isinstance(stream, av.AudioStream)
+    stream.bit_rate = bit_rate
+
+    def packets() -> Iterator[list[Packet[AudioStream]]]:
+        for frame in audio_frames(samples_CL, sound.samples_per_second, layout):
+            yield stream.encode(frame)
+        yield stream.encode(None)
+
+    return packets()
 
 
 def _gif(frames_THWC: FrameArray, frames_per_second: float, comment: str) -> bytes:

@@ -116,6 +116,7 @@ def _size(text: str) -> dict[str, Any]:
 
 _SIDE = Whole(SIZE_STEP, MAX_SIZE, step=SIZE_STEP)
 _OF_MODEL = "(default: depends on the model)"
+_VIEW = "another view of an object (Zero123)"
 
 _ROWS = (
     RequestField(
@@ -514,15 +515,58 @@ _ROWS = (
     ),
     RequestField(
         "elevation",
-        "Camera elevation of an orbit. Default: 0.",
+        "Camera elevation of an orbit, or of another view: above that of the image, or with `image_elevation` above "
+        "the ground. Default: 0.",
         unit="degrees",
         check=Number(-90.0, 90.0),
-        requires="an orbit around an object (SV3D)",
+        requires="an orbit around an object (SV3D) or another view of it (Zero123)",
         option=Option(
             "--elevation",
             "X",
-            "Camera elevation in degrees, -90 to 90, for orbit videos (default: 0).",
+            "Camera elevation in degrees, -90 to 90, for orbit videos and other views (default: 0).",
             VIDEO,
+            "number",
+        ),
+    ),
+    RequestField(
+        "azimuth",
+        "Angle around the object from the camera of the image, for another view. Default: 0.",
+        unit="degrees",
+        check=Number(-360.0, 360.0),
+        requires=_VIEW,
+        option=Option(
+            "--azimuth",
+            "X",
+            "Angle in degrees around the object of --image, -360 to 360, for another view (default: 0).",
+            INPUTS,
+            "number",
+        ),
+    ),
+    RequestField(
+        "camera_distance",
+        "Distance of the camera, less that of the image's camera, for another view. Default: 0.",
+        check=Number(-2.0, 2.0),
+        requires=_VIEW,
+        option=Option(
+            "--camera-distance",
+            "X",
+            "Distance of the camera, less that of the camera of --image, -2 to 2, for another view (default: 0).",
+            INPUTS,
+            "number",
+        ),
+    ),
+    RequestField(
+        "image_elevation",
+        "Camera elevation of the image, which Stable Zero123 reads in the place of `camera_distance`. Default: 0 if "
+        'the name of the model has "stable" in it, else none.',
+        unit="degrees",
+        check=Number(-90.0, 90.0),
+        requires=_VIEW,
+        option=Option(
+            "--image-elevation",
+            "X",
+            "Camera elevation of --image in degrees, -90 to 90, for Stable Zero123 (default: 0).",
+            INPUTS,
             "number",
         ),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.previews import ImagePreview
-from modelpool.pool.core.stage_params import FloatArray, PixelArray
+from modelpool.pool.core.stage_params import AudioSamples, FloatArray, PixelArray
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.tables.placement_record import Why
 
@@ -151,20 +151,33 @@ class ImageResult(OutputResult):
         return buffer.getvalue()
 
 
+def no_track() -> AudioSamples | None:
+    """Return the audio track of a video without one."""
+    return None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class VideoResult(OutputResult):
-    """One finished video: frames [T, H, W, 3] and frames per second; or the layers of one image, [T, H, W, 4]. If a
-    program is more than 1 GiB of written results behind, the frames are those of the file, which most formats of videos
-    do not keep exactly.
+    """One finished video: frames [T, H, W, 3] and frames per second; or the layers of one image, [T, H, W, 4]. Some
+    models generate an audio track with it. If a program is more than 1 GiB of written results behind, frames and
+    samples are those of the file, which most formats of videos do not keep exactly.
     """
 
     frame_rate: float
+    #: returns the audio track
+    track: Callable[[], AudioSamples | None] = field(default=no_track, repr=False)
 
     @cached_property
     def frames(self) -> PixelArray:
         """The frames [T, H, W, C]."""
         frames_THWC: PixelArray = self.content()
         return frames_THWC
+
+    @cached_property
+    def sound(self) -> AudioSamples | None:
+        """The audio track: samples [S, channels] in -1 to 1 (`samples_SC`), and samples per second; None if the model
+        generates none."""
+        return self.track()
 
     def save(self, path: str | Path) -> Path:
         """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif, for layers .png) selects the format.
@@ -177,7 +190,7 @@ class VideoResult(OutputResult):
         from modelpool.actors.outputs.output_file import texts_of
         from modelpool.actors.outputs.video import write_video
 
-        return write_video(path, self.frames, self.frame_rate, **texts_of(self.recipe))
+        return write_video(path, self.frames, self.frame_rate, **texts_of(self.recipe), sound=self.sound)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -911,16 +911,12 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | SamplerState() | RunState():
+        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes
-        case Latent():
-            return result.samples_CHW.nbytes
         case ImagePixels():
             return result.pixels_HWC.nbytes
-        case VideoFrames():
-            return result.frames_THWC.nbytes
         case AudioSamples():
             return result.samples_SC.nbytes
         case Mask():

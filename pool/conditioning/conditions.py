@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, IMAGE_PLACES, ModelKwargs
+from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, IMAGE_PLACES, STEP, ModelKwargs
 
 #: (hooks of a condition or None, noise level): sets the model's weights for the condition
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
@@ -21,7 +21,7 @@ ApplyHooks: TypeAlias = Callable[[object | None, float], None]
 COND, UNCOND = 0, 1
 
 #: model inputs that the host computes with: reading them from a device would wait for all of its work, in each step
-HOST_INPUTS = frozenset({FRAME_RATE, IMAGE_PLACES})
+HOST_INPUTS = frozenset({FRAME_RATE, IMAGE_PLACES, STEP})
 
 
 def inputs_on(model_kwargs: ModelKwargs, device: torch.device) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ def first_frame_inputs(
     video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False
 ) -> dict[str, Tensor]:
     """Return the inputs of a model of `video` for a video of `cells` latent frames. `image_BC` is the latent of the
-    image, [B, C, H, W], if it is kept or leads the video; the latent of a video of it and grey, [B, C, T, H, W], if it
-    is concatenated. `has_last_frame`: the last frame of that video is an image too."""
+    image, [B, C, H, W], if it is kept, appended or leads the video; the latent of a video of it and grey,
+    [B, C, T, H, W], if it is concatenated. `has_last_frame`: the last frame of that video is an image too."""
     match video.begins:
         case FirstFrameMode.KEPT | FirstFrameMode.KEPT_WITH_NOISE:
             whole = image_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
@@ -52,6 +52,8 @@ def first_frame_inputs(
             empty = image_BC.new_zeros(*image_BC.shape[:2], cells - 1, *image_BC.shape[2:])
             led = torch.cat([image_BC.unsqueeze(2), empty], dim=2)
             return {IMAGE: torch.cat([led, _first_cell(led, 1)], dim=1)}
+        case FirstFrameMode.APPENDED:
+            return {IMAGE: image_BC.unsqueeze(2)}
         case FirstFrameMode.REPEATED | None:
             raise AssertionError("this model reads no first frame")
 

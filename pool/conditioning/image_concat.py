@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from modelpool.pool.conditioning.camera_view import VIEW, view_inputs
 from modelpool.pool.conditioning.image_embeds import vision_inputs
 from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT, IMAGE_PLACES
 from modelpool.pool.core import task_inputs
@@ -90,6 +91,9 @@ def image_inputs(
             model_kwargs[IMAGE] = _with_noise(model_kwargs[IMAGE], works)
         if facts.image_concat is ImageConcat.UNSCALED:
             model_kwargs[IMAGE] = to_vae_scale(model_kwargs[IMAGE], latent)
+        if facts.takes_view:
+            model_kwargs[VIEW] = view_inputs(work, len(works))
+            negative |= {name: torch.zeros_like(model_kwargs[name]) for name in (IMAGE, VIEW)}
     elif work.image is not None and repeats_image(facts):
         model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
@@ -140,6 +144,8 @@ def empty_image_inputs(
         channels, downscale = shape_CHW[0], work.shape.height // shape_CHW[-2]
         shape = batch, image_concat_channels(facts.image_concat, channels, downscale), *cells
         model_kwargs[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
+    if facts.takes_view:
+        model_kwargs[VIEW] = view_inputs(work, batch).to(device or "cpu")
     if facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
     if work.has(ControlVideoCondition):

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.conditioning.camera_view import VIEW, projected
 from modelpool.pool.core.sampling_facts import MicroConditioning
 from modelpool.pool.families.parts.unet import NUMBER_WIDTH
 from modelpool.pool.models.common.infer_config import SIZE_NUMBERS
@@ -91,9 +92,12 @@ def call_unet(
 ) -> Tensor:
     """Call a UNet of diffusers. Sizes stay float32: half precision cannot represent 2049. The input `IMAGE` is
     concatenated to the channels of the latent, unscaled; `IMAGE_LATENT` takes its place, with its level and text;
-    `CLASS_LABELS` are the argument of that name."""
+    `CLASS_LABELS` are the argument of that name; with `VIEW`, the context is that of an image."""
     dtype = x_BCHW.dtype
     added = {name: value if name == "time_ids" else value.to(dtype) for name, value in model_kwargs.items()}
+    if VIEW in added:
+        del added[VIEW]
+        context_BLD = projected(module, context_BLD, model_kwargs[VIEW])
     labels = {CLASS_LABELS: added.pop(CLASS_LABELS)} if CLASS_LABELS in added else {}
     if IMAGE_LATENT in added:
         x_BCHW, timestep_B = added.pop(IMAGE_LATENT), torch.full_like(timestep_B, ESTIMATE_LEVEL)
@@ -117,4 +121,4 @@ def call_unet(
 CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
 
 
-SECONDS, IMAGE_CONTEXT, IMAGE_PLACES = "seconds", "image_context", "image_places"
+SECONDS, IMAGE_CONTEXT, IMAGE_PLACES, STEP = "seconds", "image_context", "image_places", "step"

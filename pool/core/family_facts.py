@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.core.sampling_facts import AudioFacts
+from modelpool.pool.core.sampling_facts import AudioFacts, SoundFacts
 
 #: padding tokens of CLIP: the end token in OpenAI's models, 0 in open_clip
 CLIP_END_ID, OPEN_CLIP_PAD_ID = 49407, 0
@@ -25,6 +25,7 @@ class LatentFacts:
     audio           length and format of audio; None for others
     frames_per_cell frames of one temporal cell; the first cell of a video is one frame
     cells           cells along one side of `downscale` pixels, if one cell is not a whole number of pixels
+    sound           latent of the audio track of a video; None if it has none
     """
 
     channels: int
@@ -38,6 +39,7 @@ class LatentFacts:
     frames_per_cell: int = 1
     audio: AudioFacts | None = None
     cells: int = 1
+    sound: SoundFacts | None = None
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
         """Return height and width of the latent of an image of this size in pixels."""

@@ -3,7 +3,7 @@
 Torch-free values; numpy arrays carry them between processes.
 
 Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, T
-frames, S samples of audio.
+frames, S samples of audio, A numbers of a position of an audio latent.
 """
 
 from __future__ import annotations
@@ -50,9 +50,18 @@ class ImageEmbeds:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """A denoised latent in the scale of the diffusion model (the VAE reads it after un-scaling)."""
+    """A denoised latent in the scale of the diffusion model (the VAE reads it after un-scaling).
+
+    sound_LA  the latent of its audio track, for models that generate videos with sound; else None
+    """
 
     samples_CHW: FloatArray
+    sound_LA: FloatArray | None = None
+
+    @property
+    def arrays(self) -> tuple[FloatArray, ...]:
+        """All arrays that it consists of."""
+        return (self.samples_CHW,) if self.sound_LA is None else (self.samples_CHW, self.sound_LA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +141,26 @@ class ImagePixels:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoFrames:
-    """Frames of RGB pixels, 0 to 255, and frames per second; or the layers of an image, with opacity as a fourth
-    channel."""
-
-    frames_THWC: PixelArray
-    frame_rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class AudioSamples:
     """Samples of each channel, -1 to 1, and samples per second."""
 
     samples_SC: FloatArray
     samples_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFrames:
+    """Frames of RGB pixels, 0 to 255, and frames per second; or the layers of an image, with opacity as a fourth
+    channel. `sound` is the audio track, if the model generates one."""
+
+    frames_THWC: PixelArray
+    frame_rate: float
+    sound: AudioSamples | None = None
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays that it consists of."""
+        return (self.frames_THWC,) if self.sound is None else (self.frames_THWC, self.sound.samples_SC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,26 @@ class FaceCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewCondition:
+    """The view from which a model shows the object of an image. Angles are in degrees.
+
+    azimuth    from the camera of the image around the object
+    elevation  of the camera: above that of the image, or, with `image_elevation`, above the ground
+    distance   of the camera, less that of the image
+    image_elevation  elevation of the camera of the image, for models that read it in place of the distance
+    """
+
+    azimuth: float = 0.0
+    elevation: float = 0.0
+    distance: float = 0.0
+    image_elevation: float | None = None
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs: none."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class RegionParams:
     """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
     and height as fractions of the image; None if a `Mask` defines the region."""
@@ -148,6 +168,7 @@ SampleCondition: TypeAlias = (
     | PriorCondition
     | ControlVideoCondition
     | FaceCondition
+    | ViewCondition
     | RegionParams
     | ControlRef
     | ImagePromptRef

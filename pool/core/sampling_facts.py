@@ -144,11 +144,13 @@ class FirstFrameMode(Enum):
     LEADING_CELL = "led"
     #: its latent in the first temporal cell, followed by zeros, concatenated; an image is required
     FIRST_CELL = "first cell"
+    #: its latent in an extra temporal cell after the last, which is not sampled; the model marks it
+    APPENDED = "appended"
 
     @property
     def is_required(self) -> bool:
         """The model generates no video without an image."""
-        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE)
+        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE, FirstFrameMode.APPENDED)
 
 
 class VisionEncoderUse(Enum):
@@ -257,6 +259,26 @@ class AudioFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundFacts:
+    """Facts about the audio track that a model generates with its videos.
+
+    cells_per_second  positions of its latent
+    width             numbers of each position
+    cfg               guidance scale of the audio, if the video is guided; 0: that of the video
+    rescale           share of guided predictions, of both, that has the standard deviation of those for the prompt
+    rounds_up         whether a part of a position at the end is one
+    scale             of its latent, if its decoder has no statistics; a folder may state another one
+    """
+
+    cells_per_second: float
+    width: int
+    cfg: float = 0.0
+    rescale: float = 0.0
+    rounds_up: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class VideoFacts:
     """Facts about a diffusion model that generates videos.
 
@@ -269,6 +291,7 @@ class VideoFacts:
     cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
     unseen    latent frames before those of the video that are sampled with them and not decoded
     layers    its frames are transparent layers of one image, not of a video
+    sound     the audio track that is sampled with them; None if there is none
     """
 
     frames: int
@@ -280,6 +303,7 @@ class VideoFacts:
     cell: int = 0
     unseen: int = 0
     layers: bool = False
+    sound: SoundFacts | None = None
 
     @property
     def frames_per_cell(self) -> int:
@@ -425,6 +449,16 @@ class SamplingFacts:
     def makes_layers(self) -> bool:
         """It generates transparent layers of one image."""
         return self.video is not None and self.video.layers
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether it was distilled to complete steps of Euler's method, which it is told."""
+        return "step" in self.reads
+
+    @property
+    def takes_view(self) -> bool:
+        """Whether it shows the object of an image from a requested view."""
+        return "view" in self.reads
 
     @property
     def is_prior_stage(self) -> bool:

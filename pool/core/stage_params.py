@@ -52,6 +52,7 @@ from modelpool.pool.core.sample_conditions import ReferenceCondition as Referenc
 from modelpool.pool.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondition
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
+from modelpool.pool.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
 

@@ -10,7 +10,7 @@ other programs recognise the published files.
 
 from __future__ import annotations
 
-from modelpool.pool.detection.layouts import flux, image, other, unet, video
+from modelpool.pool.detection.layouts import flux, image, other, video
 from modelpool.pool.detection.layouts.signature import (
     Condition,
     Layout,
@@ -21,7 +21,6 @@ from modelpool.pool.detection.layouts.signature import (
     having,
     published,
 )
-from modelpool.pool.families.parts.unet import sd1
 
 
 def _shared(
@@ -44,15 +43,10 @@ def _marked(name: str, title: str, comfyui: str, *marks: LayoutNaming, runs: str
     return Signature(name, title, Layout(title, marks), latent=latent, comfyui=comfyui, runs=runs)
 
 
-_UNET, _COGVIDEOX = "UNet2DConditionModel", "CogVideoXTransformer3DModel"
+_COGVIDEOX = "CogVideoXTransformer3DModel"
 
 #: in the order in which layouts are tried, and rows of one layout
 NOT_RUNNING: tuple[Signature, ...] = (
-    # UNets
-    _shared(
-        unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
-        latent="sd1", extra_keys=("cc_projection.weight",),
-    ),
     # relatives of Flux
     _shared(
         other.HUNYUAN_3D, "hunyuan3d_2_mini", "Hunyuan3D 2 mini", "Hunyuan3Dv2mini", having(depth=8),
@@ -102,7 +96,7 @@ NOT_RUNNING: tuple[Signature, ...] = (
         runs="GlmImageTransformer2DModel",
     ),
     # video
-    _shared(video.LTX, "ltx2", "LTX-2", "LTXAV", having(audio=True), "LTX2VideoTransformer3DModel"),
+    _shared(video.LTX, "ltx23", "LTX-2.3", "LTXAV", having(audio=True, gated=True), "LTX2VideoTransformer3DModel"),
     _shared(
         video.COSMOS_PREDICT_2, "anima", "Anima", "Anima", having(language_adapter=True), latent="wan21"
     ),
@@ -116,11 +110,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         "wan_animate_2", "Wan animate 2", "",
         diffusers("head.modulation", "blocks.0.self_attn.to_q.weight", "patch_embedding.weight"),
         runs="WanAnimate2Transformer3DModel",
-    ),
-    _marked(
-        "kandinsky6", "Kandinsky 6", "",
-        diffusers("visual_embeddings.in_layer.weight", "audio_embeddings.in_layer.weight"),
-        runs="Kandinsky6Transformer3DModel",
     ),
     _marked(
         "minimax_h3", "MiniMax H3", "",

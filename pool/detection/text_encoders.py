@@ -96,6 +96,10 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
         _facts("byt5_small_glyph", "ByT5-small for glyphs", "t5"), (_T5_KEYS,), sizes=((_T5_KEYS, 0, 384),)
     ),
     TextEncoderSignature(_facts("t5_base", "T5-base", "t5"), (_T5_KEYS,), without=(_T5_GATE, _T5_PLAIN)),
+    TextEncoderSignature(
+        _facts("gemma3_12b", "Gemma 3 12B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM),
+        sizes=((_NORM_AFTER_ATTENTION, 0, 3840),),
+    ),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
     TextEncoderSignature(_facts("glm4_9b", "GLM 4 9B", "glm"), (_KEY_BIAS, "model.layers.0.mlp.gate_up_proj.weight")),
@@ -279,6 +283,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "t5_base": ("stable_audio", {ClipType.ACE: "ace_step"}),
     "gemma2_2b": ("lumina2", {}),
     "gemma3_4b": ("newbie", {}),
+    "gemma3_12b": ("ltx2", {}),
     "qwen25_3b": ("omnigen2", {}),
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
     "qwen3_4b": ("z_image", {}),

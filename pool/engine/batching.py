@@ -200,14 +200,12 @@ def _size(result: Result) -> tuple[int, ...]:
             return tuple(size for array in result.arrays for size in array.shape)
         case ImageEmbeds():
             return result.states_LD.shape
-        case Latent():
-            return result.samples_CHW.shape
+        case Latent() | VideoFrames():
+            return tuple(size for array in result.arrays for size in array.shape)
         case SamplerState() | RunState():
             return tuple(size for array in result.arrays for size in array.shape)
         case ImagePixels():
             return result.pixels_HWC.shape
-        case VideoFrames():
-            return result.frames_THWC.shape
         case AudioSamples():
             return result.samples_SC.shape
         case Mask():

@@ -18,13 +18,13 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import micro_conditioning
+from modelpool.pool.conditioning.micro_conditioning import STEP, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts, SoundFacts
 from modelpool.pool.core.stage_params import (
     AudioSamples,
     Encoded,
@@ -45,24 +45,27 @@ from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.extensions.run_extension import run_extension
 from modelpool.pool.extensions.step_clock import StepClock
+from modelpool.pool.families.parts.sound import parted
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
-from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
+from modelpool.pool.guidance.call_model import call_model, model_inputs, step_input, tokens_of
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
-from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
 from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
+from modelpool.pool.models.text.connectors import connected
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
+from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
+from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, sound_length_of
 from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
-from modelpool.pool.sampling.schedules import sigma_table
+from modelpool.pool.sampling.schedules import FlowTable, sigma_table
 from modelpool.pool.specs.spec import ExecutionMode
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
@@ -101,12 +104,16 @@ def encode_batch(
 ) -> tuple[Encoded, ...]:
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are the textual inversions
     that the texts name, `images` the reference images that the text encoders read."""
-    texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
+    texts, negative = [work.text for work in works], [work.is_negative for work in works]
+    read: list[tuple[ReadText, ...]] = []
     for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
             facts = reading_with_images(facts, len(images), works[0].numbered)
         with encoder.patcher.running(stop_check(hooks)) as module:
+            if isinstance(facts, Reading) and facts.connects:
+                read.append(connected(module, read[-1], encoder.patcher.compute_dtype))
+                continue
             own, known = encoder.tokenizer or tokenizer, {}
             if embeddings and isinstance(own, ClipTokenizer):
                 config: Any = module.config  # transformers is not typed
@@ -193,7 +200,7 @@ def sample_batch(
     shape_CHW = sampled_shape(work, latent)
     cells = latent.sides(work.shape.width, work.shape.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
-    prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells)
+    prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells, shape_CHW)
     done = resumed[0].step if resumed else 0
     image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
     prompts, diffusion_model = image_prompts.added_to(prompts), image_prompts.added_to_model(diffusion_model)
@@ -209,6 +216,8 @@ def sample_batch(
         hooks, options = extension.limited(hooks), extension.model_options
         max_batch = 1 if extension.texts_apart else max_batch
     part.should_pause = hooks.should_pause
+    table = sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps)
+    levels = levels_of(work.schedule, table).tolist() if facts.knows_steps else []
     # all others change the module by themselves, or read more than the inputs of a call
     captures = extension is None and not controls and not adapters and patches_at is None
     with (
@@ -221,12 +230,16 @@ def sample_batch(
             patches.begin_call(work.schedule.first_step + part.done)
             image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
+            if levels:
+                assert isinstance(table, FlowTable), f"{facts.model} is told the steps of a flow"
+                start, end = levels[clock.now : clock.now + 2]
+                kwargs[STEP] = step_input((start, end), table.shift, len(x_BCHW))
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
 
         call = ModelCall(
             predict_noise,
-            sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
+            table,
             facts.prediction,
             options,
             apply_hooks=patches.begin_texts if has_text_loras else None,
@@ -253,8 +266,21 @@ def sample_batch(
         return run_states(part, work)
     if work.schedule.switch and not work.schedule.low_noise:
         return sampler_states(samples_BCHW, part.memory)
+    if latent.sound is not None:
+        return _latents_with_sound(samples_BCHW, work, latent, latent.sound)
     kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
+
+
+def _latents_with_sound(
+    samples_BCTHW: Tensor, work: SampleParams, latent: LatentFacts, sound: SoundFacts
+) -> tuple[Latent, ...]:
+    """Return the latents of videos that were sampled together with their audio."""
+    cells = 1 + (work.shape.frames - 1) // latent.frames_per_cell
+    length = sound_length_of(work.shape, latent)
+    video_BCTHW, sound_BLA = (part.contiguous() for part in parted(samples_BCTHW, cells, length, sound.width))
+    pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
+    return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)
 
 
 def _prompts(
@@ -264,8 +290,10 @@ def _prompts(
     facts: SamplingFacts,
     image_values: ImageInputs,
     cells: tuple[int, int],
+    shape_CHW: tuple[int, ...],
 ) -> Prompts:
-    """Conditions of the batch: prompts, negative prompts and region texts, each with the other inputs of the model."""
+    """Conditions of the batch: prompts, negative prompts and region texts, each with the other inputs of the model,
+    for latents of `shape_CHW`."""
     read = [texts_read(work, each, facts) for work, each in zip(works, inputs, strict=True)]
     # repeating a text changes nothing with cross-attention (UNets), but does with joint attention
     count = len(works[0].regions)
@@ -292,8 +320,7 @@ def _prompts(
         model_kwargs[negative] |= image_values.negative
     if works[0].image is not None and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
-        cells_of_time = video_cells(facts.video, works[0].shape.frames) + works[0].shape.leading
-        beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].image.ends)
+        beginning = first_frame_inputs(facts.video, first, shape_CHW[1], works[0].image.ends)
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
     cond, places = Condition(cond_BLD, model_kwargs=model_kwargs[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[negative])
@@ -335,8 +362,8 @@ def decode_batch(
     seconds: float = 0.0,
     leading: int = 0,
 ) -> tuple[Output, ...]:
-    """`decode` for each of `sampled`, latents of equal size, in one run; video latents become videos, audio latents
-    audio of `seconds`. The first `leading` frames are dropped."""
+    """`decode` for each of `sampled`, latents of equal size, in one run; video latents become videos, with their audio
+    track if they have one, audio latents audio of `seconds`. The first `leading` frames are dropped."""
     return begin_decode_batch(sampled, vae, latent, hooks, division, frame_rate, seconds, leading, HOST)()
 
 
@@ -358,13 +385,15 @@ def begin_decode_batch(
         rate = latent.audio.samples_per_second
         samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
         return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in samples_BC.unbind())
+    sounds = _sounds(sampled, vae, hooks)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
     levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into)
 
     def outputs() -> tuple[Output, ...]:
         bytes_BC = levels_BC.cpu()
         if bytes_BC.dim() == 5:
-            return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate) for video_THWC in bytes_BC.unbind())
+            pairs = zip(bytes_BC.unbind(), sounds, strict=True)
+            return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate, sound) for video_THWC, sound in pairs)
         return tuple(ImagePixels(_own(image_HWC)) for image_HWC in bytes_BC.unbind())
 
     return outputs
@@ -444,6 +473,20 @@ def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
     found = [text_LD for text_LD in texts if text_LD is not None]
     assert len(found) in (0, len(texts)), "some images of a batch have inputs that others lack"
     return torch.stack(found) if found else None
+
+
+def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tuple[AudioSamples | None, ...]:
+    """Return the audio track of each of `sampled`; None for those without, and for VAEs that decode none."""
+    latents = [torch.from_numpy(each.sound_LA.copy()) for each in sampled if each.sound_LA is not None]
+    sounding = sound_of(vae.module) is not None and len(latents) == len(sampled)
+    if not sounding:
+        return (None,) * len(sampled)
+    with vae.running(stop_check(hooks)) as module:
+        decoder = sound_of(module)
+        assert decoder is not None, "the module of the patcher"
+        samples_BCS = decoder(torch.stack(latents).to(vae.device), vae.compute_dtype).float().cpu()
+        rate = decoder.samples_per_second
+    return tuple(_audio(samples_CS, samples_CS.shape[1], rate) for samples_CS in samples_BCS.unbind())
 
 
 def _audio(samples_CS: Tensor, count: int, samples_per_second: int) -> AudioSamples:

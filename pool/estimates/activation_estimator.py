@@ -63,6 +63,7 @@ from modelpool.pool.estimates.stage_peak_bytes import (
 )
 from modelpool.pool.families.modules.stable_cascade import empty_text
 from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.image_prompts.layouts import BlockReading
@@ -73,7 +74,7 @@ from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.models.vision.preprocess import states_shape
 from modelpool.pool.models.vision.qwen import empty_images, form_of, rows_of
 from modelpool.pool.patcher.weight_bytes import module_bytes
-from modelpool.pool.pixels.latent_pixels import sampled_shape
+from modelpool.pool.pixels.latent_pixels import sampled_shape, sound_length_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes
 from modelpool.pool.specs.execution_modes import execution_modes as ways_of
 from modelpool.pool.specs.spec import ExecutionMode, Role, RunCost, TaskSpec
@@ -223,7 +224,11 @@ class ActivationEstimator:
         shape: TextShape | tuple[int, ...] = lengths
         if isinstance(work, EncodeParams):
             shape = self._text_read(work).shape
-        sizes = (*_size_of(work), shape, mode.batch, mode.tile)
+        # audio depends on the frame rate
+        length = 0
+        if isinstance(work, SampleParams | DecodeParams):
+            length = sound_length_of(work.shape, self._open(model).latent)
+        sizes = (*_size_of(work), shape, length, mode.batch, mode.tile)
         parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
         key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
@@ -288,8 +293,8 @@ class ActivationEstimator:
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
             case DecodeParams():
-                shape = sampled_shape(work, latent)
-                return decode_bytes(self._module(opened, role_of(work)), shape, latent, mode.tile)
+                shape, length = sampled_shape(work, latent), sound_length_of(work.shape, latent)
+                return decode_bytes(self._module(opened, role_of(work)), shape, latent, mode.tile, length)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
         component = opened.component(role)
@@ -297,6 +302,8 @@ class ActivationEstimator:
 
     def _text_stage(self, opened: OpenModel, role: Role, work: EncodeParams, tokens: PromptTokens) -> TextStage:
         family, module = opened.checkpoint.family, self._module(opened, role)
+        if family.architectures[role] is Architecture.TEXT_CONNECTOR:
+            return TextStage(module, opened.reading(role).reading, self._load_tokenizer(), tokens)
         config = cast(Any, module.module).config
         learned = {each.name: torch.empty((each.rows, config.hidden_size), device=META) for each in work.embeddings}
         if not family.text_set:
@@ -353,6 +360,11 @@ class ActivationEstimator:
         clip: ClipTokens | None = None
         for role in family.text_encoders:
             own = opened.reading(role)
+            if own.reading.connects:  # it reads the text as the encoder before it
+                tokens.append(tokens[-1])
+                read.append(read[-1])
+                lengths[own.place] = read[-1].tokens
+                continue
             reading = reading_with_images(own.reading, len(work.seen), work.numbered)
             tokenizer = own.tokenizer or self._load_tokenizer()
             if isinstance(tokenizer, ClipTokenizer):

@@ -57,12 +57,14 @@ from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.models.text.connectors import connected
 from modelpool.pool.models.text.lengths import ReadLength
+from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.models.vision.preprocess import side_of, states
 from modelpool.pool.models.vision.qwen import empty_patches, form_of, grid_of, read_patches
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.patcher.blocks.dit import BlockForm
-from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
+from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of
 from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.schedules import sd1_sigma_table
@@ -129,8 +131,9 @@ def encode_bytes(text_encoders: Sequence[TextStage], text: str, is_negative: boo
     """Return the device memory of encoding `text` with the text encoders one after the other, without weights; equal
     for texts of one `TextShape`."""
     read_bytes, most_bytes = 0, 0
+    before: list[ReadText] = []
     for encoder in text_encoders:
-        peak_bytes, own_bytes = _read_bytes(encoder, text, is_negative)
+        peak_bytes, own_bytes, before = _read_bytes(encoder, text, is_negative, before)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
         read_bytes += own_bytes  # results stay until all encoders have run
     return most_bytes
@@ -240,6 +243,13 @@ def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: to
     return codec_of(module, latent).decode(own_BC, dtype=dtype)
 
 
+def _decode_sound(module: nn.Module, images: int, length: int, latent: LatentFacts, dtype: torch.dtype) -> object:
+    decoder, sound = sound_of(module), latent.sound
+    if decoder is None or sound is None:
+        return None
+    return decoder(torch.empty((images, length, sound.width), device=META), dtype)
+
+
 def _encode(module: nn.Module, pixels_BC: Tensor, latent: LatentFacts) -> Tensor:
     if latent.vae == KL:
         return frame_by_frame(partial(encode_moments, module), pixels_BC)
@@ -247,9 +257,11 @@ def _encode(module: nn.Module, pixels_BC: Tensor, latent: LatentFacts) -> Tensor
     return codec_of(module, latent).encode(pixels_BC.unsqueeze(2) if is_flat else pixels_BC)
 
 
-def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0) -> int:
+def decode_bytes(
+    vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0, sound_length: int = 0
+) -> int:
     """Return the device memory of decoding a latent of `shape` (without a batch), without weights; by tiles of `tile`
-    cells unless 0.
+    cells unless 0. Before it, its audio track of `sound_length` positions is decoded.
 
     The tiles are merged on the host.
     """
@@ -262,7 +274,13 @@ def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, 
         latent_BC = torch.empty((1, *shape[:-2], *cells), dtype=torch.float32, device=META)
         return _decode(module, latent_BC, latent, vae.compute_dtype)
 
-    return vae.peak_bytes(decode)
+    if not sound_length:
+        return vae.peak_bytes(decode)
+
+    def decode_sound(module: nn.Module) -> object:
+        return _decode_sound(module, 1, sound_length, latent, vae.compute_dtype)
+
+    return max(vae.peak_bytes(decode), vae.peak_bytes(decode_sound))
 
 
 def encode_image_bytes(
@@ -360,15 +378,24 @@ def stage_call(
                 module, empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
             )
         case DecodeParams():
-            shape = sampled_shape(work, latent)
-            return lambda module: _decode(module, empty(images, *shape), latent, compute_dtype)
+            shape, length = sampled_shape(work, latent), sound_length_of(work.shape, latent)
+            return lambda module: (
+                _decode_sound(module, images, length, latent, compute_dtype),
+                _decode(module, empty(images, *shape), latent, compute_dtype),
+            )
 
 
-def _read_bytes(encoder: TextStage, text: str, is_negative: bool) -> tuple[int, int]:
-    """Peak bytes of encoding `text`, and bytes of the result."""
+def _read_bytes(
+    encoder: TextStage, text: str, is_negative: bool, before: Sequence[ReadText]
+) -> tuple[int, int, list[ReadText]]:
+    """Peak bytes of encoding `text`, bytes of the result, and the result, without values. `before` is that of the
+    encoder before it."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
+        if isinstance(encoder.facts, Reading) and encoder.facts.connects:
+            read.extend(connected(module, before, encoder.module.compute_dtype))
+            return
         how: dict[str, Any] = {"negative": (is_negative,), "tokens": (encoder.tokens,)}
         how |= {"images": encoder.images, "embeddings": encoder.embeddings}
         read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, **how))
@@ -377,7 +404,7 @@ def _read_bytes(encoder: TextStage, text: str, is_negative: bool) -> tuple[int, 
     kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
     # a view keeps its whole storage alive; a mask is counted even for texts without one
     mask_bytes = sum(one.context_LD.shape[-2] for one in read)
-    return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept)
+    return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept), read
 
 
 @dataclass(frozen=True, slots=True, eq=False)

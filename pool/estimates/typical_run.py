@@ -31,8 +31,10 @@ from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.families.control_video import takes_control_video, takes_face_video
 from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.modules.stable_cascade import prior_cells
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.models.text.connectors import connected, empty_states
 from modelpool.pool.specs.spec import Role
 
 #: temporal cells of a video after the first; the share of operations does not change with more
@@ -76,4 +78,7 @@ def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
 def typical_call(opened: OpenModel, role: Role) -> Callable[[nn.Module], object]:
     """Return a call of the component's module with the inputs of `typical_params` on the meta device, for dry runs."""
     dtype, facts = opened.component(role).form.compute_dtype, opened.checkpoint.family.sampling
+    if opened.checkpoint.family.architectures[role] is Architecture.TEXT_CONNECTOR:
+        tokens = opened.reading(role).reading.least_tokens
+        return lambda module: connected(module, (empty_states(module, tokens),), dtype)
     return stage_call(typical_params(opened, role), dtype, opened.latent, facts, text_inputs=empty_conditioning(opened))

@@ -86,9 +86,10 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         found.add("teacache")
     if architecture in ROPE_MODELS:
         found.add("rope")
-    if guidance in _GUIDED:
+    has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
+    if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
-    is_plain = guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
+    is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if is_plain and facts.prediction is Prediction.FLOW:
         found.add("cfg_zero")
     return frozenset(found)

@@ -48,6 +48,10 @@ _NOT_SAID = frozenset({"image"})
 _TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text_vision for family in defined_families() if family.text_vision is not None
 }
+#: families whose text encoder is connected to the model by a part in its file
+_CONNECTED: Mapping[str, FamilyDefinition] = {
+    family.name: family for family in defined_families() if family.connector is not None
+}
 #: tables of words in diffusion models that are their text encoders
 _TABLES = {family.name: family.words for family in defined_families() if family.words}
 #: end of the key of the text encoder's token embedding
@@ -66,6 +70,8 @@ def defined_family(definition: FamilyDefinition) -> Family:
     name, facts = definition.name, definition.facts
     reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
+    connectors = [role for role, reading in zip(TEXT_ROLES, definition.texts, strict=False) if reading.connects]
+    connector = definition.connector
     latent = LATENT_FORMATS[definition.latent]
     words = definition.words.get(Naming.PUBLISHED)
     return Family(
@@ -73,6 +79,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
         title=definition.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
+            **({} if connector is None else dict.fromkeys(connectors, connector.prefix)),
             **({} if words is None else {Role.TEXT_ENCODER: _MODEL_PREFIX + words}),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
@@ -80,6 +87,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
         },
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
+            **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
             if facts.seconds
@@ -117,12 +125,21 @@ def defined_family(definition: FamilyDefinition) -> Family:
             ),
         ),
         text_set=name,
-        extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
+        extra_prefixes={
+            **({Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {}),
+            **({Role.VAE: definition.sound_prefixes} if definition.sound_prefixes else {}),
+            **dict.fromkeys(connectors, _inside(definition, _MODEL_PREFIX)),
+        },
         latent_format=definition.latent,
         dtypes=definition.dtypes,
         relative=name,
         inside=frozenset() if words is None else frozenset({Role.TEXT_ENCODER}),
     )
+
+
+def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
+    """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
+    return () if definition.connector is None else tuple(prefix + part for part in definition.connector.inside)
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -137,6 +154,7 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
         cell=facts.cell_frames,
         unseen=facts.unseen_cells,
         layers=facts.layers,
+        sound=facts.sound,
     )
 
 
@@ -173,7 +191,7 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     prefixes = {**family.prefixes, Role.DIFFUSION_MODEL: found.prefix}
     parts = split(others)
     for kind, prefix in parts:
-        if kind is Kind.VAE and Role.VAE in prefixes:
+        if kind is Kind.VAE and Role.VAE in prefixes and prefix not in family.extra_prefixes.get(Role.VAE, ()):
             prefixes[Role.VAE] = prefix
         if kind is Kind.VISION_ENCODER and Role.VISION_ENCODER in prefixes:
             prefixes[Role.VISION_ENCODER] = prefix
@@ -187,7 +205,11 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     if family.name in _TABLES:
         prefixes[Role.TEXT_ENCODER] = found.prefix + _TABLES[family.name][found.naming]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
-    return with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes)
+    extra = dict(family.extra_prefixes)
+    if family.name in _CONNECTED:
+        inside = _inside(_CONNECTED[family.name], found.prefix)
+        extra |= {role: inside for role, kind in family.architectures.items() if kind is Architecture.TEXT_CONNECTOR}
+    return with_text_vision(replace(family, prefixes=prefixes, texts=texts, extra_prefixes=extra), shapes)
 
 
 def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:

@@ -16,7 +16,7 @@ UNETS: Mapping[str, UNetDefinition] = MappingProxyType({each.name: each for each
 _LDM = tuple(each.family for each in defined_unets() if each.layout is LDM_UNET)
 #: the UNets that read text
 FAMILIES: tuple[Family, ...] = tuple(family for family in _LDM if family.text_encoders)
-#: those that generate a video from an image
+#: those that read an image alone
 VIDEO_UNETS: tuple[Family, ...] = tuple(family for family in _LDM if not family.text_encoders)
 #: the stages of Stable Cascade, by name
 CASCADES: Mapping[str, Family] = MappingProxyType(

@@ -19,12 +19,15 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 PROJECTION = "projection_model"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
+#: the folder with the projection of views (Zero123)
+VIEW_PROJECTION = "cc_projection"
+#: folders of LTX-2: what joins the states of the text encoder, and what decodes audio
+CONNECTORS, AUDIO_VAE, VOCODER = "connectors", "audio_vae", "vocoder"
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
-    PROJECTION,
-    NORMALIZER,
+    *(PROJECTION, NORMALIZER, VIEW_PROJECTION, CONNECTORS, AUDIO_VAE, VOCODER),
 )
 #: key in `Header.configs`: the class of each component, from the model's index
 CLASS_KEY = "_class_name"

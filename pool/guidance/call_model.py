@@ -21,6 +21,7 @@ from modelpool.pool.conditioning.micro_conditioning import (
     POOLED,
     SECONDS,
     SIZE,
+    STEP,
     ModelKwargs,
     Residuals,
     call_unet,
@@ -32,7 +33,7 @@ from modelpool.pool.guidance.controlled_transformer import ControlledTransformer
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 
 #: inputs that stay float32: half precision has too few digits for them
-_NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS})
+_NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS, STEP})
 
 
 def call_model(
@@ -103,9 +104,17 @@ def number_inputs(facts: SamplingFacts, work: SampleParams, count: int) -> dict[
     if facts.video is not None and facts.video.numbers is not None:
         numbers = numbers_of_video(facts.video.numbers, work)
         inputs[NUMBERS] = numbers.repeat(count, *[1] * numbers.dim())
+    if facts.knows_steps:  # of the first step: the run replaces it
+        inputs[STEP] = step_input((1.0, 1.0 - 1.0 / work.schedule.steps), facts.noise.shift, count)
     if SIZE in facts.reads:
         inputs[SIZE] = torch.tensor([[work.shape.height, work.shape.width]], dtype=torch.float32).repeat(count, 1)
     return inputs
+
+
+def step_input(levels: tuple[float, float], shift: float, count: int) -> Tensor:
+    """Return the input "step" for `count` images: the levels at the start and at the end of a step, and the shift of
+    the flow; [B,3], on the CPU."""
+    return torch.tensor([[*levels, shift]], dtype=torch.float32).repeat(count, 1)
 
 
 def _pooled(text: Encoded) -> FloatArray:

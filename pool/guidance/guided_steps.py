@@ -182,7 +182,7 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = self._clean(x_BCHW, noises.get(UNCOND, cond_BCHW), sigma)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        guided_BCHW = self._guider.combine(Predictions(cond_BCHW, noises[UNCOND]), sigma)
+        guided_BCHW = self._guider.combine_at(x_BCHW, Predictions(cond_BCHW, noises[UNCOND]), sigma)
         if self._without_image in noises:
             guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
         return self._clean(x_BCHW, guided_BCHW, sigma)

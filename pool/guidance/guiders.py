@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import CfgRescale, Prediction
+from modelpool.pool.core.sampling_facts import CfgRescale, Prediction, SoundFacts
+from modelpool.pool.families.parts.sound import joined, parted, rest_of
 from modelpool.pool.guidance.cfg_rescale import rescale, rescale_to_deviation
 from modelpool.pool.sampling.predictions import clean_latent, prediction_of
 
@@ -38,6 +39,10 @@ class Guider(ABC):
     @abstractmethod
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction at noise level `sigma`, in the model's prediction type."""
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return `combine` of predictions for `x_BCHW`, which some kinds of guidance depend on."""
+        return self.combine(predicted, sigma)
 
     def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
         """Return the guided clean latent of `x_BCHW` from clean predictions, by way of the model's prediction type."""
@@ -119,6 +124,38 @@ class DeviationRescaledGuidance(Guider):
         how = self._prediction, x_BCHW
         predicted = (prediction_of(*how, each, sigma, self._sigma_data) for each in (clean.cond, clean.uncond))
         return clean_latent(*how, self.combine(Predictions(*predicted), sigma), sigma, self._sigma_data)
+
+
+class SoundGuidance(Guider):
+    """Guidance of videos with an audio track, each with its scale, for flows. A share of either clean latent is scaled
+    to the standard deviation of that for the prompt. Source: diffusers' LTX2Pipeline."""
+
+    def __init__(self, scale: float, sound: SoundFacts, cells: int, length: int) -> None:
+        """For latents of `cells` cells of frames, and `length` positions of audio behind them."""
+        self.scale = scale
+        self._sound, self._cells, self._length = sound, cells, length
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction, not scaled: that depends on the latent."""
+        return self._by_part(predicted, 0.0)
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction for `x_BCHW`."""
+        clean = Predictions(*(x_BCHW - one * sigma for one in (predicted.cond, predicted.uncond)))
+        return (x_BCHW - self._by_part(clean, self._sound.rescale)) * (1.0 / sigma)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """Return the guided clean latent."""
+        return self._by_part(clean, self._sound.rescale)
+
+    def _by_part(self, predicted: Predictions, rescaled: float) -> Tensor:
+        how = self._cells, self._length, self._sound.width
+        pairs = zip(parted(predicted.cond, *how), parted(predicted.uncond, *how), strict=True)
+        video, sound = (
+            rescale_to_deviation(classifier_free_guidance(cond, uncond, scale), cond, rescaled)
+            for (cond, uncond), scale in zip(pairs, (self.scale, self._sound.cfg), strict=True)
+        )
+        return joined(video, sound, rest_of(predicted.cond, *how))
 
 
 class ZeroStarGuidance(Guider):

@@ -19,12 +19,15 @@ from modelpool.pool.conditioning.first_frame import (
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.families.parts.sound import sound_length
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
+from modelpool.pool.guidance.call_model import video_cells
 from modelpool.pool.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
     Guider,
     RescaledGuidance,
+    SoundGuidance,
     TextAndImageGuidance,
     ZeroStarGuidance,
 )
@@ -69,6 +72,10 @@ def _guider_of_model(
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
+    if facts.video is not None and facts.video.sound is not None and facts.video.sound.cfg:
+        sound, frames = facts.video.sound, work.shape.frames
+        length = sound_length(sound, frames, work.shape.frame_rate)
+        return SoundGuidance(work.guidance.cfg, sound, video_cells(facts.video, frames), length)
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
     if work.guidance.without_image:

@@ -18,7 +18,7 @@ from torch import Tensor
 from modelpool.pool.conditioning.inpainting import Inpainting, masked_denoiser
 from modelpool.pool.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import FloatArray, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import FloatArray, RunHooks, SampleParams, SamplingSchedule
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
@@ -90,16 +90,18 @@ def denoise_images(
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
-    schedule = work.schedule
-    if schedule.sigmas:
-        levels = explicit_sigmas(schedule.sigmas, call.table)
-    else:
-        levels = make_sigmas(schedule.noise_schedule, schedule.steps, call.table)
-    sigmas = levels[schedule.first_step :]
+    sigmas = levels_of(work.schedule, call.table)[work.schedule.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
+
+
+def levels_of(schedule: SamplingSchedule, table: SigmaTable) -> Tensor:
+    """Return the noise levels of all steps of `schedule` of a model with `table`: float32 [steps + 1], the last 0."""
+    if schedule.sigmas:
+        return explicit_sigmas(schedule.sigmas, table)
+    return make_sigmas(schedule.noise_schedule, schedule.steps, table)
 
 
 def _previewed(denoise: Denoise, hooks: RunHooks) -> Denoise:

@@ -50,7 +50,9 @@ from modelpool.pool.specs.spec import Role
 #: models
 _PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4
 #: text encoders of other widths have no published size: only their position determines which they are
-_WIDTHS = {"clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096}
+_WIDTHS = {
+    "clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096, "gemma3_4b": 2560,
+}  # fmt: skip
 _ARCHITECTURES: Mapping[str, str] = {row.facts.name: row.facts.architecture for row in SIGNATURES}
 
 

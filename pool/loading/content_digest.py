@@ -95,4 +95,5 @@ def _lines(
 def _built_as(family: Family, role: Role) -> str:
     """Return what else determines the results of a component."""
     config = dict(family.configs.get(role, {}))
+    config |= family.sound_configs if role is Role.VAE else {}
     return f"{family.architectures[role].name} {json.dumps(config, sort_keys=True, default=str)}"

@@ -15,6 +15,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1_INSTRUCT
 from modelpool.pool.families.modules.stable_diffusion_xl import (
     COSXL_EDIT,
     PLAYGROUND_25,
@@ -23,9 +24,10 @@ from modelpool.pool.families.modules.stable_diffusion_xl import (
     SDXL_REFINER,
     VELOCITY_EDM_NOISE,
 )
+from modelpool.pool.families.modules.zero123 import ZERO123
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
-from modelpool.pool.formats.folder_header import CLASS_KEY
+from modelpool.pool.formats.folder_header import CLASS_KEY, VIEW_PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_cascade
@@ -133,7 +135,9 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
 
 def _base(name: str, shapes: Mapping[str, Shape]) -> Family | None:
     """Return the family of a diffusion model named `name`. SDXL and its refiner look alike at unpublished sizes and are
-    distinguished by their text encoders."""
+    distinguished by their text encoders, Zero123 and models for instructions by the projection of views."""
+    if name == SD1_INSTRUCT.name and any(key.startswith(f"{VIEW_PROJECTION}.") for key in shapes):
+        return ZERO123
     if name in (SDXL.name, SDXL_REFINER.name):
         return SDXL if any(key.startswith("text_encoder.") for key in shapes) else SDXL_REFINER
     return next((family for family in FAMILIES if family.name == name), None)
@@ -144,7 +148,7 @@ def _folders(family: Family) -> dict[Role, str]:
     texts = {role: role.value for role in family.text_encoders}
     if family.name == SDXL_REFINER.name:
         texts = {Role.TEXT_ENCODER: Role.TEXT_ENCODER_2.value}
-    vision = {Role.VISION_ENCODER: VISION} if family.sampling.image_labels is not None else {}
+    vision = {Role.VISION_ENCODER: VISION} if family.sampling.vision_use is not None else {}
     return {**texts, **vision, Role.DIFFUSION_MODEL: UNET, Role.VAE: VAE}
 
 

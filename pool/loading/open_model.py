@@ -64,7 +64,7 @@ class RoleReading:
     """The reading of one text encoder of a model.
 
     place      index among the readings of the model's text encoders
-    tokenizer  None for CLIP's, which is part of the package
+    tokenizer  None for CLIP's, which is part of the package, and for a part that reads states
     """
 
     reading: Reading
@@ -123,7 +123,7 @@ class OpenModel:
             readings, place = readings_of(family.text_set), self.place(role)
             assert readings is not None, f"{family.name}: no readings for its text encoders"
             reading = readings[place]
-            tokenizer = None if reading.is_clip else self._tokenizer(role, reading)
+            tokenizer = None if reading.is_clip or reading.connects else self._tokenizer(role, reading)
             self._readings[role] = RoleReading(reading, place, tokenizer)
         return self._readings[role]
 

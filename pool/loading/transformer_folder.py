@@ -14,7 +14,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
@@ -52,10 +52,14 @@ _BY_PIPELINE = {
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     family.name: family.text_folders for family in defined_families() if family.text_folders
 }
+#: families whose pipelines run without what decodes audio
+_SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.pipeline_entries)
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
 #: schedulers of families that none of the usual ones suits
-_OWN_SCHEDULERS = {family.name: family.scheduler.name for family in defined_families() if family.scheduler is not None}
+_OWN_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
+#: a scheduler of flows that steps in another way than Euler's, with settings that this version has fixed
+_PIFLOW, _FIXED_SETTINGS = "PiflowScheduler", ("eps", "final_step_size_scale", "num_policy_substeps")
 #: the prediction of a flow in schedulers for several kinds of models
 _FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
@@ -102,7 +106,11 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
+    sound = tuple(prefix.removesuffix(".") for prefix in base.extra_prefixes.get(Role.VAE, ()))
+    # of a family whose pipeline does without, both or neither
+    if not any(key.startswith(base.extra_prefixes.get(Role.VAE, ())) for key in shapes) and base.name in _SILENT:
+        sound = ()
+    needed = [*folders.values(), *(PROJECTION for role in base.extra_prefixes if role.is_diffusion_model), *sound]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
@@ -118,9 +126,10 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{PROJECTION}.",)) | _projector_prefixes(base),
+        extra_prefixes=_extra_prefixes(base),
+        sound_configs={folder: header.configs[folder] for folder in sound if folder in header.configs},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={**_models(folders, header.configs), Role.VAE: config, **vision},
+        configs={**_models(base, folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
@@ -176,8 +185,12 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
 
 def _check_scheduler(base: Family, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
-    name = str(config.get(CLASS_KEY, ""))
-    if base.sampling.noise.kind is not NoiseKind.FLOW or name == _OWN_SCHEDULERS.get(base.name):
+    name, own = str(config.get(CLASS_KEY, "")), _OWN_SCHEDULERS.get(base.name)
+    if own is not None and name == own.name == _PIFLOW:
+        for key in _FIXED_SETTINGS:
+            if config.get(key, own.settings[key]) != own.settings[key]:
+                raise wrong_value(SCHEDULER, key, config[key], f"{own.settings[key]}, as in the published models")
+    if base.sampling.noise.kind is not NoiseKind.FLOW or (own is not None and name == own.name):
         return
     is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
     if name and not name.startswith("Flow") and not is_flow:
@@ -188,9 +201,13 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
-def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
-    """Return the configurations of the diffusion models."""
-    return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
+def _models(base: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
+    """Return the configurations of the diffusion models, and of the part that joins the states of a text encoder."""
+    return {
+        role: configs.get(folder, {})
+        for role, folder in folders.items()
+        if role.is_diffusion_model or base.architectures[role] is Architecture.TEXT_CONNECTOR
+    }
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
@@ -224,6 +241,13 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     return {**texts, **vision, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
+def _extra_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
+    """Return the key prefixes of further tensors of components, in folders."""
+    found = {role: (f"{PROJECTION}.",) for role in family.extra_prefixes if role.is_diffusion_model}
+    sound = family.extra_prefixes.get(Role.VAE)
+    return found | ({} if sound is None else {Role.VAE: sound}) | _projector_prefixes(family)
+
+
 def _projector_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
     """Return the extra key prefixes of a vision encoder that is part of a text encoder."""
     vision_use = family.sampling.vision_use
@@ -246,7 +270,7 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
         return replace(noise, shift=_shift({"shift": config["flow_shift"]}), shift_by_size=None)
     if noise.kind is NoiseKind.ZERO_TERMINAL and config.get("snr_shift_scale") is not None:  # CogVideoX
         return replace(noise, shift=_shift({"shift": config["snr_shift_scale"]}))
-    if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith("FlowMatch"):
+    if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith(("FlowMatch", _PIFLOW)):
         return noise
     if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself
         return noise

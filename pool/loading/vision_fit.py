@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.families.modules.stable_diffusion_2 import SD21_UNCLIP_L
+from modelpool.pool.families.modules.zero123 import ZERO123
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.specs.spec import Role
@@ -77,7 +78,7 @@ def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Sh
 def vision_encoder_name(family: Family) -> str:
     """Return the name of the vision encoder of `family`, which must have one."""
     vision_use = family.sampling.vision_use
-    if family.name == SD21_UNCLIP_L.name:
+    if family.name in (SD21_UNCLIP_L.name, ZERO123.name):
         return "clip_vision_l"
     return "clip_vision_h" if vision_use is None or vision_use.is_model_input else "llava_llama3_vision"
 

@@ -16,8 +16,8 @@ from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.key_map import KeyMap, discover
-from modelpool.pool.models.common.diffusers_private import converter
+from modelpool.pool.keymaps.key_map import KeyMap, discover, key_map_of
+from modelpool.pool.models.common.diffusers_private import Converter, converter
 from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.common.module_classes import (
     config_of,
@@ -26,14 +26,17 @@ from modelpool.pool.models.common.module_classes import (
     fill_tables,
     module_from_config,
 )
-from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
+from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae, sound_configs, sound_prefixes
 from modelpool.pool.models.common.vae_compression import recognised_for
+from modelpool.pool.models.common.view_projection import PROJECTION, empty_projection, projection_tensors
 from modelpool.pool.models.diffusion.audio_seconds import converted_seconds, plan_seconds
 from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
 from modelpool.pool.models.text.classes import fill_tables as fill_text_tables
+from modelpool.pool.models.text.connectors import plan_connectors
 from modelpool.pool.models.vae.build import VaePlan, plan_vae, spliced_vae
 from modelpool.pool.models.vae.folders import plan_folder_vae
+from modelpool.pool.models.vae.sound import SOUND, plan_sound
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
@@ -79,7 +82,7 @@ def plan_component(
         case Architecture.VAE:
             with configuration_errors():
                 vae = vae_plan(family, shapes, prefix)
-                return ComponentPlan(*vae.fitting(), _nothing)
+                return _with_sound(family, shapes, ComponentPlan(*vae.fitting(), _nothing))
         case Architecture.DIFFUSION_TRANSFORMER:
             model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
             return ComponentPlan(*model.fitting(), _nothing)
@@ -91,6 +94,8 @@ def plan_component(
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
             return ComponentPlan(*text.fitting(), fill_text_tables)
+        case Architecture.TEXT_CONNECTOR:
+            return ComponentPlan(*plan_connectors(shapes, family.configs.get(role)), _nothing)
         case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(*words.fitting(), _nothing)
@@ -106,8 +111,22 @@ def plan_component(
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)
             module = (module_from_config if role in family.configs else empty_module)(architecture, found)
+            if family.sampling.takes_view and role is Role.DIFFUSION_MODEL:
+                return _view_plan(module, shapes, prefix, converter(architecture, found, prefix))
             key_map = discover(shapes, converter(architecture, found, prefix))
             return ComponentPlan(module, key_map, fill_tables)
+
+
+def _view_plan(module: nn.Module, shapes: Mapping[str, Shape], prefix: str, convert_unet: Converter) -> ComponentPlan:
+    """Plan a UNet that shows an object from a requested view, including the projection of the numbers of views."""
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        return {**convert_unet(own), **projection_tensors(tensors)}
+
+    key_map = discover(shapes, convert)
+    module.add_module(PROJECTION, empty_projection(key_map.shapes))
+    return ComponentPlan(module, key_map, fill_tables)
 
 
 def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
@@ -124,9 +143,23 @@ def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, A
     return ComponentPlan(module, within(discover(shapes, convert), module.state_dict()), _nothing)
 
 
+def _with_sound(family: Family, shapes: Mapping[str, Shape], plan: ComponentPlan) -> ComponentPlan:
+    """Return the `plan` of the VAE of `family` with the decoder of audio, if `shapes` have it. Raises
+    UnknownArchitecture."""
+    if not any(key.startswith(sound_prefixes(family)) for key in shapes):
+        return plan
+    video = family.sampling.video
+    scale = 1.0 if video is None or video.sound is None else video.sound.scale
+    sound, key_map = plan_sound(shapes, sound_configs(family), scale)
+    plan.module.add_module(SOUND, sound)
+    origins = {f"{SOUND}.{name}": origin for name, origin in key_map.origins.items()}
+    return replace(plan, key_map=key_map_of(shapes, {**plan.key_map.origins, **origins}))
+
+
 def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
     """Plan the VAE of `family` with tensors of `shapes`. Raises UnknownArchitecture."""
     folder_config = family.configs.get(Role.VAE)
+    shapes = {key: shape for key, shape in shapes.items() if not key.startswith(sound_prefixes(family))}
     if is_spliced(family):
         names = names_in_vae(family, shapes)
         return spliced_vae({key: shapes[key] for key in names}, names)

@@ -8,6 +8,7 @@ the channels: H W for images, T H W for video, L for audio.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import DecodeParams, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import DecodeParams, OutputShape, RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.families.parts.latent_format import LatentFormat
+from modelpool.pool.families.parts.sound import sound_cells, sound_length
 from modelpool.pool.models.vae.codec import VaeCodec
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.spans import Downscale
@@ -57,11 +59,21 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
 
 def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tuple[int, ...]:
     """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video, unless
-    they are dropped before it."""
+    they are dropped before it, and, while it is sampled, the cells with its audio track."""
     leading = 0 if isinstance(work, DecodeParams) and latent.vae in DROPS_BEFORE else work.shape.leading
-    return latent_shape(
+    own = latent_shape(
         work.shape.width, work.shape.height, work.shape.frames + leading * latent.frames_per_cell, latent
     )
+    if latent.sound is None or not work.shape.frames or isinstance(work, DecodeParams):
+        return own
+    channels, cells, *sides = own
+    shape, numbers = work.shape, channels * math.prod(sides)
+    return channels, cells + sound_cells(latent.sound, shape.frames, shape.frame_rate, numbers), *sides
+
+
+def sound_length_of(shape: OutputShape, latent: LatentFacts) -> int:
+    """Return the positions of the latent of a video's audio track; 0 without one."""
+    return 0 if latent.sound is None else sound_length(latent.sound, shape.frames, shape.frame_rate)
 
 
 def decoded(

@@ -450,6 +450,12 @@ def _linspace(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigma(float(int(timestep))) for timestep in _evenly(table.last_timestep, first, steps)]
 
 
+def _half_last(steps: int, table: SigmaTable) -> list[float]:
+    """Even in the timestep from the last one to 0, the last step being half as long. Source: diffusers'
+    `PiflowScheduler`."""
+    return [table.sigma(table.last_timestep * (1.0 - step / (steps - 0.5))) for step in range(steps)]
+
+
 #: angle of the second level of two, of a right angle
 _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 
@@ -529,6 +535,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "trailing": _trailing,
         "linspace": _linspace,
         "scm": _scm,
+        "half_last": _half_last,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

@@ -23,6 +23,7 @@ from transformers import CLIPImageProcessorPil, PreTrainedModel
 
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import LoraRef
+from modelpool.pool.families.modules.ltx2 import CONNECTORS
 from modelpool.pool.families.modules.stable_cascade import with_text_encoder
 from modelpool.pool.families.parts.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Reading
@@ -145,7 +146,7 @@ def _missing_parts(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence
         if role not in checkpoint.family.prefixes:
             what = others.get(role, "diffusion model") if text is None else text.encoder
             yield MissingPart(folder, f"the checkpoint has no {what}")
-        if text is not None and all(part.role is not role for part in parts):
+        if text is not None and text.encoder != CONNECTORS and all(part.role is not role for part in parts):
             yield MissingPart(facts.tokenizer_folder(role), f"there is no {folder} that uses it")
 
 
@@ -157,6 +158,8 @@ def _tokenizers(
     readers += [(role, checkpoint.build(role).module) for role in checkpoint.family.inside]
     for role, module in readers:
         folder, reading = facts.tokenizer_folder(role), reading_of_role(checkpoint, role)
+        if reading is not None and reading.connects:
+            continue
         if reading is None or reading.is_clip:
             pad_id = checkpoint.family.texts[role].pad_id if reading is None else reading.clip_pad_id
             yield _Tokenizer(folder, _CLIP_TOKENIZER, partial(write_clip_tokenizer, pad_id=pad_id))

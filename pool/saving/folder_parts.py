@@ -33,6 +33,7 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.modules.ltx2 import AUDIO_FOLDERS
 from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
@@ -48,6 +49,7 @@ from modelpool.pool.models.common.module_classes import empty_module, module_fro
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.vae.build import MissingHalf
+from modelpool.pool.models.vae.sound import SOUND, sound_of
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.component_weights import ComponentWeights
@@ -60,13 +62,18 @@ _TEXT_LEVEL = "text_model."
 #: keys of a BERT that no supported model reads
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 #: components whose plans contain their complete configuration
-_PLANNED = (Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.VISION_MODEL)
+_PLANNED = (
+    *(Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.TEXT_CONNECTOR),
+    Architecture.VISION_MODEL,
+)
 _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFORMER)
 #: settings that no tensor determines and whose class default differs: the default image size of its pipeline. Source:
 #: HunyuanDiTPipeline of diffusers, which uses this without a model
 _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
 #: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
+#: beginning of the names of what decodes audio in the module of a VAE
+_OF_SOUND = f"{SOUND}."
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
 #: settings of its configuration that only the pipeline of a family reads
@@ -124,6 +131,8 @@ def parts_of(
     ):
         return
     folder, module = facts.folders[role], _module(checkpoint, role)
+    if role is Role.VAE:
+        yield from _sound_parts(checkpoint, patches.get(role, PatchSet()), dtype)
     why = _unloadable(module, reading_of_role(checkpoint, role) if role.is_text_encoder else None)
     if why:
         yield MissingPart(folder, why)
@@ -146,9 +155,25 @@ def parts_of(
         tensors = (*_tensors(weights, text_names, dtype), *_tensors(vision, vision_names, dtype))
         yield _part(role, folder, _text_and_vision_module(module, vision.built.module), tensors)
     else:
-        names = {name: _published_name(module, name) for name in weights.shapes}
+        names = {name: _published_name(module, name) for name in weights.shapes if not name.startswith(_OF_SOUND)}
         tensors = (*_tensors(weights, names, dtype), *_extra_tensors(checkpoint, weights, dtype))
         yield _part(role, folder, module, tensors, config)
+
+
+def _sound_parts(checkpoint: Checkpoint, patches: PatchSet, dtype: torch.dtype | None) -> Iterator[FolderPart]:
+    """Yield the folders of what decodes audio, which is a part of the VAE's module here."""
+    weights = ComponentWeights(checkpoint, Role.VAE, patches)
+    sound = sound_of(weights.built.module)
+    for part, folder in () if sound is None else zip(("vae", "vocoder"), AUDIO_FOLDERS, strict=True):
+        start = f"{_OF_SOUND}{part}."
+        names = {name: name.removeprefix(start) for name in weights.shapes if name.startswith(start)}
+        statistics = [
+            computed_tensor(name.removeprefix(start), value.dtype, tuple(value.shape), value.detach)
+            for name, value in weights.statistics().items()
+            if name.startswith(start)
+        ]
+        module: nn.Module = getattr(sound, part)
+        yield _part(Role.VAE, folder, module, (*_tensors(weights, names, dtype), *statistics))
 
 
 def normalizer_part(checkpoint: Checkpoint) -> FolderPart | None:
@@ -197,6 +222,8 @@ def _extra_tensors(
     """Yield what the class has in addition to our parameters: statistics of norms, and of a BERT a part that no model
     reads."""
     for name, value in weights.statistics().items():
+        if name.startswith(_OF_SOUND):
+            continue
         yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
     for key in weights.key_map.unused:
         if isinstance(weights.built.module, BertModel) and key.endswith(_POOLER):

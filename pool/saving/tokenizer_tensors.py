@@ -30,7 +30,7 @@ def tokenizer_tensors(checkpoint: Checkpoint) -> Iterator[TensorToWrite]:
     has or needs none. Raises CorruptFile for a file that can no longer be read."""
     for role in checkpoint.family.text_encoders:
         reading = reading_of_role(checkpoint, role)
-        if reading is None or reading.is_clip or not _is_gguf(checkpoint, role):
+        if reading is None or reading.is_clip or reading.connects or not _is_gguf(checkpoint, role):
             continue
         key = checkpoint.family.prefixes[role] + _TENSOR
         try:

@@ -9,6 +9,7 @@ have Euler's with the same shift. Sana's keep theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
-from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.folder_header import CONNECTORS, PROJECTION, VOCODER
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
@@ -35,6 +36,10 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
+#: the same with models of LTX-2 that are no part of the transformer
+LTX_2_LIBRARY = "ltx2"
+
+_LIBRARIES: Mapping[str, Mapping[str, str]] = {"ltx2": {CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY}}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
@@ -89,7 +94,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={PROJECTION: PROJECTION_LIBRARY},
+        libraries={PROJECTION: PROJECTION_LIBRARY, **_LIBRARIES.get(family.name, {})},
         guiders=_guiders(family),
         missing=missing,
     )
@@ -118,7 +123,8 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
     """
     noise = family.sampling.noise
     if family.name in _SCHEDULERS:
-        return _SCHEDULERS[family.name]
+        own = _SCHEDULERS[family.name]
+        return replace(own, settings={**own.settings, "shift": noise.shift}) if "shift" in own.settings else own
     match noise.kind:
         case NoiseKind.FLOW if family.name in _MULTISTEP:
             settings = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}

@@ -254,7 +254,7 @@ def _first_layers(text_model: nn.Module, count: int) -> Iterator[None]:
 def _chosen(text_model: nn.Module, states: Sequence[Tensor], reading: Reading, left_out: int) -> Tensor:
     """Select the states that are read from those after each layer; the first are the input of the first layer."""
     if reading.every_layer:
-        return torch.stack(tuple(states[1:]), dim=1)
+        return torch.stack(tuple(states if reading.first_state else states[1:]), dim=1)
     if reading.layers:
         return torch.cat([states[layer] for layer in reading.layers], dim=-1)
     layers = _layers(text_model)

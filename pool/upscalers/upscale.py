@@ -71,7 +71,7 @@ def upscale_images(
             for results, pixels_HWC in zip(made, enlarged_BHWC, strict=True):
                 results.append(_scaled(pixels_HWC, work.out_width, work.out_height))
     return tuple(
-        VideoFrames(np.stack(results), source.frame_rate)
+        VideoFrames(np.stack(results), source.frame_rate, source.sound)
         if isinstance(source, VideoFrames)
         else ImagePixels(results[0])
         for source, results in zip(sources, made, strict=True)

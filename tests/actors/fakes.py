@@ -118,6 +118,8 @@ SAMPLING = {
     DECODES: CASCADES["cascade_b"].sampling,
     PAIR: TWO_EXPERTS["wan_t2v"].sampling,
 }
+#: frames per second of videos that have sound
+SOUNDING = 25.0
 #: a LoRA of which one key belongs to no model
 PARTIAL_LORA = "odd"
 
@@ -464,7 +466,11 @@ def result_of(work: StageParams, inputs: Mapping[str, Result], image_side: int =
             random = np.random.default_rng(seed)
             if shape.frames:
                 video_shape = (shape.frames, height, width, 3)
-                return VideoFrames(random.integers(0, 256, video_shape, np.uint8), shape.frame_rate)
+                samples = np.sin(np.arange(8000 * shape.frames // SOUNDING)[:, None] / np.array([4, 9])).astype(
+                    np.float32
+                )
+                sound = AudioSamples(samples * 0.5, 8000) if shape.frame_rate == SOUNDING else None
+                return VideoFrames(random.integers(0, 256, video_shape, np.uint8), shape.frame_rate, sound)
             if shape.seconds:
                 return AudioSamples(random.random((int(shape.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))

@@ -10,11 +10,12 @@ import pytest
 
 from modelpool import AudioResult, VideoResult
 from modelpool.actors.graph.recipe import RecipeLowNoise
+from modelpool.actors.outputs.file_content import read_sound
 from modelpool.actors.outputs.output_file import read_video_recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import Latent, VideoFrames
-from tests.actors.fakes import AUDIOS, PAIR, VIDEOS
+from tests.actors.fakes import AUDIOS, PAIR, SOUNDING, VIDEOS
 from tests.actors.loop_connection import open_pool
 
 
@@ -37,6 +38,20 @@ def test_a_video_is_frames_and_their_rate_and_a_file_that_says_how_it_was_made(t
     assert read_video_recipe(made.path) == made.recipe
     copy = made.save(tmp_path / "copy.gif")
     assert read_video_recipe(copy) == made.recipe
+
+
+def test_a_video_has_its_sound_in_python_and_in_its_file(tmp_path: Path) -> None:
+    with open_pool() as pool:
+        jobs = pool.submit([video(frame_rate=SOUNDING), video(frame_rate=24)], output=tmp_path)
+        made, silent = sorted(jobs.videos(), key=lambda one: one.index)
+    assert isinstance(made, VideoResult)
+    assert isinstance(silent, VideoResult)
+    assert silent.sound is None
+    assert made.sound is not None
+    assert (made.sound.samples_SC.shape, made.sound.samples_per_second) == ((1600, 2), 8000)
+    for path, is_heard in ((made.path, True), (made.save(tmp_path / "copy.webm"), True), (silent.path, False)):
+        assert path is not None
+        assert (read_sound(path) is not None) == is_heard
 
 
 def test_a_video_of_two_diffusion_models_says_how_each_was_run(tmp_path: Path) -> None:

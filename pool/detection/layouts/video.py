@@ -30,6 +30,8 @@ WAN_HEAD = 128
 LTX_HEADS = 32
 
 _LTX_BLOCK = "transformer_blocks.0.attn2.to_k.weight"
+#: LTX-2.3 has gates in its attention
+_LTX_GATE = "transformer_blocks.0.attn1.to_gate_logits.weight"
 
 LTX = Layout(
     "LTX-Video",
@@ -44,6 +46,7 @@ LTX = Layout(
                 attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_adaln_single.linear.weight"),
+                gated=has(_LTX_GATE),
             ),
         ),
         diffusers(
@@ -59,6 +62,7 @@ LTX = Layout(
                 attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_proj_in.weight"),
+                gated=has(_LTX_GATE),
             ),
         ),
     ),

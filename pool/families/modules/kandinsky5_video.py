@@ -21,7 +21,8 @@ from modelpool.pool.families.parts.video import video_flow
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_TEMPLATE = "\n".join(
+#: Kandinsky 6 has almost the same
+TEMPLATE = "\n".join(
     (
         "<|im_start|>system\nYou are a prompt engineer. Describe the video in detail.",
         "Describe how the camera moves or shakes, describe the zoom and view angle, whether it follows the objects.",
@@ -97,7 +98,7 @@ def _forward_one_length(
 
 def _reading(image: Reading) -> Reading:
     """Return how the language model is read: as for images, with another template."""
-    return replace(image, template=_TEMPLATE, dropped_tokens=_BEFORE, most_tokens=_TOKENS + _BEFORE)
+    return replace(image, template=TEMPLATE, dropped_tokens=_BEFORE, most_tokens=_TOKENS + _BEFORE)
 
 
 FAMILIES = (

@@ -14,7 +14,7 @@ from modelpool.pool.core.sampling_facts import (
     ShiftBySize,
 )
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import anything
+from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.detection.layouts.video import LTX, LTX_HEADS
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
@@ -110,7 +110,7 @@ FAMILIES = (
         name="ltxv",
         title="LTX-Video",
         layout=LTX,
-        when=anything,
+        when=having(audio=False),
         comfyui="LTXV",
         module="LTXVideoTransformer3DModel",
         config=config,

@@ -47,6 +47,15 @@ class TextVision:
 
 
 @dataclass(frozen=True, slots=True)
+class Connector:
+    """Where single files have the part that joins the states of a text encoder (`Reading.connects`): its key prefix,
+    and further ones below that of the diffusion model."""
+
+    prefix: str
+    inside: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TwoExperts:
     """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
 
@@ -84,6 +93,7 @@ class FamilyDefinition:
     words       key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
                 empty: text encoders are separate
     text_vision  how the first text encoder reads reference images; None: it reads none
+    connector  place of the part of `texts` that connects the text encoder to the model; None: there is none
     optional_encoders  those that the model runs without, but not all of them at once
 
     Sampling:
@@ -117,6 +127,7 @@ class FamilyDefinition:
                       Wan's
     vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
     text_folders      folder of each text encoder; empty: the names of the roles
+    sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
     """
 
@@ -152,6 +163,8 @@ class FamilyDefinition:
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     text_join: TextJoin | None = None
     text_vision: TextVision | None = None
+    connector: Connector | None = None
+    sound_prefixes: tuple[str, ...] = ()
     optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
     sampler: str = "euler"

@@ -31,6 +31,7 @@ class Architecture(Enum):
     AUDIO_TRANSFORMER = "diffusion model, with a small model that embeds seconds"
     TEXT_MODEL = "text model, built by pool.models.text"
     VISION_MODEL = "CLIP vision model, built by pool.models.vision"
+    TEXT_CONNECTOR = "part that joins the states of a text encoder, built by pool.models.text"
     TEXT_VISION = "vision part of a text encoder, built by pool.models.vision"
 
 
@@ -55,6 +56,7 @@ class Family:
                    none
     configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
+    sound_configs  for diffusers folders: the arguments of the classes that decode audio, by folder
     inside         components whose tensors are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
     """
@@ -79,6 +81,7 @@ class Family:
     extra_prefixes: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     latent: LatentFacts | None = None
     shifts_latent: bool = True
+    sound_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inside: frozenset[Role] = frozenset()
 
     @property
@@ -93,6 +96,7 @@ class Family:
         # # a diffusion model without prefix gets all keys that no other component has
         outside = (other for part, other in self.prefixes.items() if part not in self.inside)
         others = () if prefix else tuple(other for other in outside if other)
+        others += tuple(other for own, more in self.extra_prefixes.items() if own is not role for other in more)
         found: dict[str, Shape] = {}
         for key, shape in shapes.items():
             is_own = key.startswith(prefix) and not (others and key.startswith(others))
@@ -126,8 +130,8 @@ _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
 #: vision part of a text model, as files of different versions name it: a component of its own, or ignored
 SEEING_PARTS = ("visual.", "model.visual.")
-#: the same for LLaVA
-_LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
+#: the same for LLaVA and Gemma
+_LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 #: text models in the naming of transformers, with or without the `text_model` level
 _TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
 

@@ -30,6 +30,8 @@ of time.
                                   noise, height and direction of the view for each frame, [B,T,3]
  noise_level          [B]         noise added to an image to upscale, 0..999
  prior                [B,C,H,W]   output of the prior: latents of Stable Cascade's stage C
+ step                 [B,3]       noise levels at the start and at the end of the step, and the shift of the flow, on
+                                  the host, for models that were distilled to complete steps
  next_level           [B]         the level after this step, for models that learned complete steps ("mean flow")
  ===================  ==========  ===================================================================================
 """

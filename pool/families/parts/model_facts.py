@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from modelpool.pool.core.sampling_facts import FirstFrameMode, LastFrameMode, NoiseFacts, Prediction, VisionEncoderUse
+from modelpool.pool.core.sampling_facts import (
+    FirstFrameMode,
+    LastFrameMode,
+    NoiseFacts,
+    Prediction,
+    SoundFacts,
+    VisionEncoderUse,
+)
 from modelpool.pool.core.sampling_facts import Guidance as Guidance
 
 
@@ -53,6 +60,7 @@ class ModelFacts:
     cells           length of every audio latent
     reads           names in `ModelKwargs` that it requires
     may_read        names in `ModelKwargs` that it accepts
+    sound           the audio track of its videos; None if they have none
     begins          first-frame conditioning, if it is the only use of an input image
     ends            whether the model takes a last frame
     vision_use      use of the vision encoder; requires one
@@ -84,6 +92,7 @@ class ModelFacts:
     cell_frames: int = 0
     unseen_cells: int = 0
     layers: bool = False
+    sound: SoundFacts | None = None
     begins: FirstFrameMode | None = None
     ends: LastFrameMode | None = None
     vision_use: VisionEncoderUse | None = None

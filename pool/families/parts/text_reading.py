@@ -63,6 +63,7 @@ class Cleaning(Enum):
     NONE = "none"
     #: lower case, stripped
     LOWERED = "lowered"
+    STRIPPED = "stripped"
     #: HTML references resolved, runs of white space collapsed
     UNESCAPED = "unescaped"
     #: a space if it is empty
@@ -97,6 +98,8 @@ class Reading:
     padding, mask     treatment of the states of padding, and the mask that the model reads
     layers            states after these layers, concatenated, 0 being the input of the first layer; () for one state
     every_layer       states after all layers
+    first_state       before these, the input of the first layer
+    connects          it is no encoder, but a part that reads the states of the encoder before it
     layers_left_out   number of skipped last layers, for a single state: 0 reads the last one
     final_norm        the state goes through the final norm
     depth             number of layers that `layers_left_out` refers to; a file with fewer has removed them. 0: the
@@ -135,6 +138,8 @@ class Reading:
     mask: MaskMode = MaskMode.NOTHING
     layers: tuple[int, ...] = ()
     every_layer: bool = False
+    first_state: bool = False
+    connects: bool = False
     layers_left_out: int = 0
     final_norm: bool = True
     depth: int = 0
@@ -230,6 +235,8 @@ def cleaned(text: str, cleaning: Cleaning) -> str:
             return text
         case Cleaning.LOWERED:
             return text.lower().strip()
+        case Cleaning.STRIPPED:
+            return text.strip()
         case Cleaning.UNESCAPED:
             return _SPACES.sub(" ", html.unescape(html.unescape(text))).strip()
         case Cleaning.NEVER_EMPTY:

@@ -96,6 +96,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             | Architecture.DIFFUSION_TRANSFORMER
             | Architecture.AUDIO_TRANSFORMER
             | Architecture.TEXT_MODEL
+            | Architecture.TEXT_CONNECTOR
             | Architecture.VISION_MODEL
             | Architecture.TEXT_VISION
         ):

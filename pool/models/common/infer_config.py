@@ -275,6 +275,7 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
         dimensions=vae.dimensions if family.sampling.video is None else 3,
         frames_per_cell=vae.temporal_ratio,
         audio=family.sampling.audio,
+        sound=None if family.sampling.video is None else family.sampling.video.sound,
     )
 
 

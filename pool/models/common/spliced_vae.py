@@ -1,14 +1,15 @@
-"""VAEs whose encoder and decoder are in two places of a file. Torch-free and pure.
+"""VAEs whose parts are in several places of a file. Torch-free and pure.
 
 SV3D p was trained with a video decoder, which its file stores without an encoder where complete files have the VAE; the
 encoder is in the image VAE that encodes its input image. Knows which tensors of each place belong to the VAE, and their
-names in a contiguous VAE.
+names in a contiguous VAE. What decodes the audio of LTX-2 is a part of the VAE with names of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from modelpool.pool.families.modules.stable_video import SV3D_P
 from modelpool.pool.families.parts.family import Family
@@ -32,14 +33,26 @@ def with_decoder_of_frames(family: Family, shapes: Mapping[str, Shape]) -> Famil
 
 def is_spliced(family: Family) -> bool:
     """Return whether the VAE of `family` is in two places."""
-    return Role.VAE in family.extra_prefixes
+    return _DECODER in family.extra_prefixes.get(Role.VAE, ())
+
+
+def sound_prefixes(family: Family) -> tuple[str, ...]:
+    """Return the key prefixes of what decodes audio, next to the VAE of `family`; () for families without audio."""
+    return () if is_spliced(family) else family.extra_prefixes.get(Role.VAE, ())
+
+
+def sound_configs(family: Family) -> dict[str, Mapping[str, Any]]:
+    """Return the configurations of what decodes audio, by folder; empty for a single file."""
+    return dict(family.sound_configs)
 
 
 def names_in_vae(family: Family, keys: Iterable[str]) -> dict[str, str]:
     """Return the names that the tensors among `keys` of the VAE of `family` have in a contiguous VAE."""
-    prefix, extra = family.prefixes[Role.VAE], family.extra_prefixes.get(Role.VAE, ())
+    prefix, extra = family.prefixes[Role.VAE], (_DECODER,) if is_spliced(family) else ()
     names = {}
     for key in keys:
+        if key.startswith(sound_prefixes(family)):
+            continue
         if extra and key.startswith(extra):
             names[key] = "decoder." + key.removeprefix(_DECODER)
         elif key.startswith(prefix) and not (extra and key.removeprefix(prefix).startswith(_REPLACED)):

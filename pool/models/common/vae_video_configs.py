@@ -186,14 +186,19 @@ def ltx_config(shapes: Shapes) -> Config:
 
 
 def ltx2_config(shapes: Shapes) -> Config:
-    """Return the arguments of `diffusers.AutoencoderKLLTX2Video`: as LTX-Video since 0.9.5, causal in both halves."""
+    """Return the arguments of `diffusers.AutoencoderKLLTX2Video`: as LTX-Video since 0.9.5. Source for the decoder,
+    which is not causal: diffusers' scripts/convert_ltx2_to_diffusers.py."""
     config = ltx_config(shapes)
-    levels = len(config["decoder_block_out_channels"])
+    levels, folds = len(config["decoder_block_out_channels"]), config["downsample_type"]
     return config | {
         # # the first convolution is as wide as a latent
         "block_out_channels": config["block_out_channels"][1:],
         "down_block_types": ("LTX2VideoDownBlock3D",) * len(config["down_block_types"]),
         "upsample_type": ("spatiotemporal",) * levels,
+        "decoder_causal": False,
+        # # the class counts all folds for both
+        "spatial_compression_ratio": config["patch_size"] * 2 ** sum(fold != "temporal" for fold in folds),
+        "temporal_compression_ratio": 2 ** sum(fold != "spatial" for fold in folds),
     }
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
 import torch
 from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6Modulation, Kandinsky6TimeEmbeddings
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.pinned_memory import sent
+from modelpool.pool.families.modules.kandinsky6 import MOST_SOUND
 
 
 class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[misc]
@@ -75,12 +77,14 @@ class HunyuanVideo15Transformer3DModel(diffusers.HunyuanVideo15Transformer3DMode
             hook.remove()
 
 
-#: patches of 2x2 cells along a side of the largest image that requests may name
-_KANDINSKY_PATCHES = 1024
+#: latent frames of the longest video that requests may name, one that begins it, and patches of 2x2 cells along a side
+#: of the largest
+_KANDINSKY_FRAMES, _KANDINSKY_PATCHES = (1 << 12) + 1, 1024
 
 
 class Kandinsky5Transformer3DModel(diffusers.Kandinsky5Transformer3DModel):  # type: ignore[misc]
-    """Kandinsky 5 with positions for every size that a request may name; diffusers' tables end at 2,048 pixels.
+    """Kandinsky 5 with positions for every size that a request may name; diffusers' tables end at 2,048 pixels and 128
+    latent frames.
 
     The tables are computed, not weights.
     """
@@ -88,9 +92,51 @@ class Kandinsky5Transformer3DModel(diffusers.Kandinsky5Transformer3DModel):  # t
     @functools.wraps(diffusers.Kandinsky5Transformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        shorter: Any = self.get_submodule("visual_rope_embeddings")
-        sides = (shorter.max_pos[0], _KANDINSKY_PATCHES, _KANDINSKY_PATCHES)
-        self.visual_rope_embeddings = type(shorter)(self.config.axes_dims, sides)
+        shorter = self.get_submodule("visual_rope_embeddings")
+        self.visual_rope_embeddings = _larger_tables(shorter, self.config.axes_dims)
+
+
+def _larger_tables(positions: Any, axes: Sequence[int]) -> Any:
+    """Return tables of positions like `positions`, for heads of `axes`, that are large enough for all requests."""
+    return type(positions)(axes, (_KANDINSKY_FRAMES, _KANDINSKY_PATCHES, _KANDINSKY_PATCHES))
+
+
+class _Kandinsky6Times(Kandinsky6TimeEmbeddings):  # type: ignore[misc]
+    """Embeds noise levels in full precision, whatever the precision of the weights."""
+
+    def forward(self, timestep: Tensor) -> Tensor:
+        """Return a row per level, [B, D]."""
+        embedded: Tensor = self.timestep_embedder(self.time_proj(timestep))
+        return embedded
+
+
+class _Kandinsky6Modulation(Kandinsky6Modulation):  # type: ignore[misc]
+    """Modulates in full precision, whatever the precision of the weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shifts, scales and gates, [B, D]."""
+        modulation: Tensor = self.out_layer(self.activation(x.float()))
+        return modulation
+
+
+class Kandinsky6Transformer3DModel(diffusers.Kandinsky6Transformer3DModel):  # type: ignore[misc]
+    """Kandinsky 6 with positions for every size that a request may name, as Kandinsky 5. Levels and modulations are
+    computed in full precision, in which diffusers keeps their weights; its class reads the type of the weights, which
+    here may be one in which nothing is computed.
+    """
+
+    @functools.wraps(diffusers.Kandinsky6Transformer3DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        shorter = self.get_submodule("visual_rope_embeddings")
+        self.visual_rope_embeddings = _larger_tables(shorter, self.config.axes_dims)
+        audio: Any = self.get_submodule("audio_rope_embeddings")
+        self.audio_rope_embeddings = type(audio)(audio.dim, MOST_SOUND, freqs_scaling=audio.freqs_scaling)
+        for part in self.modules():
+            if type(part) is Kandinsky6TimeEmbeddings:
+                part.__class__ = _Kandinsky6Times
+            elif type(part) is Kandinsky6Modulation:
+                part.__class__ = _Kandinsky6Modulation
 
 
 class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type: ignore[misc]
@@ -275,6 +321,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         CosmosTransformer3DModel,
         HunyuanVideo15Transformer3DModel,
         Kandinsky5Transformer3DModel,
+        Kandinsky6Transformer3DModel,
         LTXVideoTransformer3DModel,
         OmniGenTransformer2DModel,
         QwenImageTransformer2DModel,

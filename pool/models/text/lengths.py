@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
 from modelpool.pool.families.parts.text_reading import Padding, Pooled, Reading
 from modelpool.pool.families.text_readings import JOINS, ROW_OF, readings_of
+from modelpool.pool.models.text.connectors import connected_width
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.chunks import NO_EMBEDDINGS, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -118,12 +119,14 @@ def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
 
 
 def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:
+    if reading.connects:
+        return ReadText(torch.empty((reading.least_tokens or tokens, connected_width(encoder)), device=META))
     config: Any = encoder.config  # transformers is not typed
     config = getattr(config, "text_config", config)
     width = int(getattr(config, "hidden_size", 0) or config.d_model) * max(1, len(reading.layers))
     kwargs = max(0, reading.least_tokens - reading.dropped_tokens) or tokens
     length = reading.chunk_tokens if reading.is_clip else kwargs
-    layers = (int(config.num_hidden_layers),) if reading.every_layer else ()
+    layers = (int(config.num_hidden_layers) + reading.first_state,) if reading.every_layer else ()
     pooled = None
     if reading.pooled is not Pooled.NONE:
         projected = int(getattr(config, "projection_dim", 0) or width)

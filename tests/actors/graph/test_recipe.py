@@ -19,6 +19,7 @@ from modelpool.actors.graph.recipe import (
     RecipeNoise,
     RecipeRegion,
     RecipeUpscale,
+    RecipeView,
 )
 from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -38,7 +39,8 @@ OTHER = {
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
     "quality": 80,
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
-    "noise": RecipeNoise(eta=0.0), "shift": 3.1, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
+    "view": RecipeView(), "noise": RecipeNoise(eta=0.0),
+    "shift": 3.1, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
     "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 

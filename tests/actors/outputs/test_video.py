@@ -13,8 +13,10 @@ import pytest
 from av.video.reformatter import Colorspace
 from PIL import Image
 
+from modelpool.actors.outputs.file_content import read_sound
 from modelpool.actors.outputs.video import VideoKind, encode_video, video_kind, write_video
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
+from modelpool.pool.core.stage_params import AudioSamples
 
 #: how far a pixel is from what it was, on the average of a frame
 NEAR = {VideoKind.MP4: 5.0, VideoKind.WEBM: 4.5, VideoKind.GIF: 6.0}
@@ -143,3 +145,33 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     for rate in (0, -1, float("nan"), 1e9):
         with pytest.raises(UnusableField, match="frames per second: found"):
             encode_video(frames(1), rate)
+
+
+@pytest.mark.parametrize("kind", VideoKind, ids=lambda kind: kind.value)
+def test_a_video_has_its_sound(kind: VideoKind, tmp_path: Path) -> None:
+    """As long and with the same notes, on the same sides; a GIF has none, and a video without sound no track."""
+    notes, rate = (440.0, 1000.0), 24000
+    places = np.arange(rate // 2)[:, None] / rate
+    sound = AudioSamples((0.5 * np.sin(2 * np.pi * places * notes)).astype(np.float32), rate)
+    path = write_video(tmp_path / f"a{kind.value}", frames(12), 24, comment=COMMENT, sound=sound)
+    assert read_sound(write_video(tmp_path / f"silent{kind.value}", frames(2), 8)) is None
+    found = read_sound(path)
+    if kind is VideoKind.GIF:
+        assert found is None
+        return
+    assert found is not None
+    shown, told, texts = read(path.read_bytes())
+    texts = {name.lower(): text for name, text in texts.items()}
+    assert (len(shown), float(told), texts["comment"]) == (12, 24.0, COMMENT)
+    assert len(found.samples_SC) / found.samples_per_second == pytest.approx(0.5, abs=0.1)
+    for side, note in enumerate(notes):
+        power = np.abs(np.fft.rfft(found.samples_SC[:, side]))
+        loudest = np.argmax(power) * found.samples_per_second / len(found.samples_SC)
+        assert loudest == pytest.approx(note, abs=4)
+        assert np.abs(found.samples_SC[:, side]).max() == pytest.approx(0.5, abs=0.1)
+
+
+def test_sound_that_cannot_be_written_is_refused() -> None:
+    for samples in (np.zeros((0, 2), np.float32), np.zeros((9, 3), np.float32), np.full((9, 1), np.nan, np.float32)):
+        with pytest.raises(UnusableField, match="samples"):
+            encode_video(frames(2), 8, sound=AudioSamples(samples, 8000))

@@ -33,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StageParams,
     StartCondition,
+    ViewCondition,
     VisionEncodeParams,
     batch_key,
     task_id,
@@ -50,6 +51,7 @@ CONDITIONS: tuple[SampleCondition, ...] = (
     PriorCondition(8, 8),
     ControlVideoCondition(),
     FaceCondition(),
+    ViewCondition(),
     RegionParams(1.0),
     CONTROL,
 )

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
+from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -51,9 +53,9 @@ ALL: dict[str, TinyFamily] = {
 IN_OWN_TESTS = {
     *("allegro", "bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
     *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus", "cogview4", "cogview4_control", "ernie_image"),
-    *("hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video", "krea2", "longcat_image"),
-    *("omnigen", "ovis_image", "qwen_image_21", "qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v"),
-    "wan22_animate",
+    *("hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video", "kandinsky6"),
+    *("kandinsky6_distilled", "krea2", "longcat_image", "ltx2", "omnigen", "ovis_image", "qwen_image_21"),
+    *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev"}
@@ -78,7 +80,8 @@ def loaded(folder: Path) -> dict[str, nn.Module]:
     for place, said in index.items():
         if not isinstance(said, list) or said[0] is None or any(word in place for word in _WITHOUT_WEIGHTS):
             continue
-        kind: Any = {"stable_audio": StableAudioProjectionModel}.get(said[0])
+        kind: Any = {"StableAudioProjectionModel": StableAudioProjectionModel, "LTX2Vocoder": LTX2Vocoder}.get(said[1])
+        kind = LTX2TextConnectors if said[1] == "LTX2TextConnectors" else kind
         kind = kind or getattr({"diffusers": diffusers, "transformers": transformers}[said[0]], said[1])
         with quiet_libraries():
             module, told = kind.from_pretrained(folder / place, local_files_only=True, output_loading_info=True)
@@ -116,6 +119,9 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
             place = facts.folders[role]
             found = {bare(place, name): x for name, x in theirs[place].state_dict().items()}
             found = {name.removeprefix("model.").removeprefix("language_model."): x for name, x in found.items()}
+            for part, other in (("vae", "audio_vae"), ("vocoder", "vocoder")) if role is Role.VAE else ():
+                if other in theirs:
+                    found |= {f"sound.{part}.{name}": x for name, x in theirs[other].state_dict().items()}
             if "projection_model" in theirs and role is Role.DIFFUSION_MODEL:
                 found |= {f"seconds.{name}": x for name, x in theirs["projection_model"].state_dict().items()}
         own = {bare("text_encoder" if role.is_text_encoder else "", name): x for name, x in ours.items()}

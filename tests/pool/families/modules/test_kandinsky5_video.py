@@ -65,24 +65,28 @@ def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found.movedim(-1, 1)
 
 
-CASE = Compared(
-    TinyFamily(
-        "kandinsky5_video",
-        _model,
-        dict,
-        {"clip_l": CLIP_L, "qwen25_7b": (lambda: texts.qwen2(words=words("qwen")), texts.under("model."))},
-        _hunyuan_video_vae,
-        partial(published.ldm, dimensions=3),
-    ),
-    diffusers.Kandinsky5T2VPipeline,
-    _latent,
-    _texts,
-    ("visual_transformer_blocks.0.self_attention.to_query", "diffusion_model.{}"),
-)
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {"kandinsky5_video": ("visual_transformer_blocks.0.self_attention.to_query", "diffusion_model.{}")}
+CASES = {
+    "kandinsky5_video": Compared(
+        TinyFamily(
+            "kandinsky5_video",
+            _model,
+            dict,
+            {"clip_l": CLIP_L, "qwen25_7b": (lambda: texts.qwen2(words=words("qwen")), texts.under("model."))},
+            _hunyuan_video_vae,
+            partial(published.ldm, dimensions=3),
+        ),
+        diffusers.Kandinsky5T2VPipeline,
+        _latent,
+        _texts,
+        LORAS["kandinsky5_video"],
+    )
+}
 
 
 class TestKandinsky5Video(FamilyTests):
-    case = CASE
+    case = CASES["kandinsky5_video"]
 
 
 @pytest.mark.parametrize(("side", "scale"), [(480, (1.0, 2.0, 2.0)), (64, (1.0, 3.16, 3.16)), (864, (1.0, 3.16, 3.16))])

@@ -53,6 +53,12 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
                rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                                 "sliding_attention": _plain(1e4)}),
     ),
+    "gemma3_12b": (  # google/gemma-3-12b-it
+        transformers.Gemma3TextConfig, transformers.Gemma3TextModel,
+        _sizes(3840, 15360, 16, 8, 256, 262208, query_pre_attn_scalar=256, sliding_window=1024,
+               rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                                "sliding_attention": _plain(1e4)}),
+    ),
     "qwen25_3b": (  # Qwen/Qwen2.5-VL-3B-Instruct
         transformers.Qwen2Config, transformers.Qwen2Model, _sizes(2048, 11008, 16, 2, 128, 151936, **_QWEN25),
     ),

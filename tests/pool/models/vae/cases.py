@@ -153,6 +153,9 @@ def _ltx2() -> Any:
         decoder_block_out_channels=(16, 32, 64),
         decoder_layers_per_block=(1, 2, 1, 2),
         decoder_inject_noise=(False,) * 4,
+        decoder_causal=False,
+        spatial_compression_ratio=32,
+        temporal_compression_ratio=8,
     )
 
 

@@ -1,0 +1,69 @@
+"""Audio tracks of videos: how long they are, and how their latents are sampled together with those of the frames.
+Torch-free to import.
+
+While it is sampled, the latent of the audio is in cells behind those of the frames, filled up with numbers that mean
+nothing: so it has one noise, one sampler and one guidance with them.
+
+Legend: B batch, C channels, T H W cells of a latent, L positions of the audio's latent, A numbers of each.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING
+
+from modelpool.pool.core.sampling_facts import SoundFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:
+    """Return the positions of the audio's latent for a video. Sources: diffusers' LTX2Pipeline; those that round up:
+    its Kandinsky6TI2VAPipeline."""
+    # models read the frame rate in float32, and have to find the same length
+    rate: float = struct.unpack("f", struct.pack("f", frame_rate))[0]
+    length = frames / rate * sound.cells_per_second
+    return max(1, math.ceil(length) if sound.rounds_up else round(length))
+
+
+def sound_cells(sound: SoundFacts, frames: int, frame_rate: float, numbers: int) -> int:
+    """Return the cells of time behind those of the frames of a video, of `numbers` numbers each, that have its audio
+    while it is sampled."""
+    return math.ceil(sound_length(sound, frames, frame_rate) * sound.width / numbers)
+
+
+def cells_of_frames(sound: SoundFacts, cells: int, numbers: int, frames_per_cell: int, frame_rate: float) -> int:
+    """Return how many of `cells` cells of time, of `numbers` numbers each, are frames; the others are audio. The
+    inverse of `sound_cells`."""
+    for own in range(cells - 1, 0, -1):
+        frames = 1 + (own - 1) * frames_per_cell
+        if own + sound_cells(sound, frames, frame_rate, numbers) == cells:
+            return own
+    raise AssertionError(
+        f"{cells} cells of {numbers} numbers are no video with sound at {frame_rate} frames per second"
+    )
+
+
+def parted(x_BCTHW: Tensor, cells: int, length: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the latents of frames, the first `cells` cells, and of their audio, [B, L, A]."""
+    sound_BN = x_BCTHW[:, :, cells:].flatten(1)[:, : length * width]
+    return x_BCTHW[:, :, :cells], sound_BN.unflatten(1, (length, width))
+
+
+def joined(video_BCTHW: Tensor, sound_BLA: Tensor, rest_BN: Tensor | None = None) -> Tensor:
+    """Return the inverse of `parted`. `rest_BN` are the numbers that fill up the last cell; default: zeros."""
+    import torch
+
+    batch, channels, _, *sides = video_BCTHW.shape
+    sound_BN = sound_BLA.flatten(1).to(video_BCTHW.dtype)
+    missing = -sound_BN.shape[1] % (channels * math.prod(sides))
+    rest = sound_BN.new_zeros(batch, missing) if rest_BN is None else rest_BN.to(video_BCTHW.dtype)
+    behind = torch.cat((sound_BN, rest), dim=1).reshape(batch, channels, -1, *sides)
+    return torch.cat((video_BCTHW, behind), dim=2)
+
+
+def rest_of(x_BCTHW: Tensor, cells: int, length: int, width: int) -> Tensor:
+    """Return the numbers of `x_BCTHW` behind the audio."""
+    return x_BCTHW[:, :, cells:].flatten(1)[:, length * width :]
