@@ -57,6 +57,7 @@ class Family:
     configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
     sound_configs  for diffusers folders: the arguments of the classes that decode audio, by folder
+    inside         components whose tensors are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
     """
 
@@ -81,6 +82,7 @@ class Family:
     latent: LatentFacts | None = None
     shifts_latent: bool = True
     sound_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    inside: frozenset[Role] = frozenset()
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -92,7 +94,8 @@ class Family:
         prefix, extra = self.prefixes[role], self.extra_prefixes.get(role, ())
         kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
         # # a diffusion model without prefix gets all keys that no other component has
-        others = () if prefix else tuple(other for other in self.prefixes.values() if other)
+        outside = (other for part, other in self.prefixes.items() if part not in self.inside)
+        others = () if prefix else tuple(other for other in outside if other)
         others += tuple(other for own, more in self.extra_prefixes.items() if own is not role for other in more)
         found: dict[str, Shape] = {}
         for key, shape in shapes.items():
