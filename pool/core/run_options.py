@@ -257,6 +257,19 @@ class RotaryPositions(WireValue):
         return self == RotaryPositions()
 
 
+@dataclass(frozen=True, slots=True)
+class Isolation(_Timed, WireValue):
+    """Guides videos with sound away from a prediction in which frames and audio do not read each other.
+
+    Source: the modality guidance of diffusers' LTX2Pipeline; 1 is no guidance.
+    """
+
+    scale: float = _number(3.0, 1.0, 100.0, "guidance scale of the frames")
+    audio: float = _number(3.0, 1.0, 100.0, "guidance scale of the audio")
+    start: float = _start()
+    end: float = _end()
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -272,6 +285,7 @@ RunOption: TypeAlias = (
     | RotaryPositions
     | AttentionScale
     | BlockScale
+    | Isolation
 )
 
 
@@ -293,6 +307,7 @@ class RunOptions(WireValue):
     rope: RotaryPositions | None = field(default=None, metadata=_LATER)
     attention_scale: AttentionScale | None = field(default=None, metadata=_LATER)
     block_scale: BlockScale | None = field(default=None, metadata=_LATER)
+    isolation: Isolation | None = field(default=None, metadata=_LATER)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -328,7 +343,7 @@ class RunOptions(WireValue):
     @property
     def extra_predictions(self) -> int:
         """Predictions of a step besides those for the texts."""
-        return sum(option is not None for option in (self.pag, self.sag, self.slg))
+        return sum(option is not None for option in (self.pag, self.sag, self.slg, self.isolation))
 
     @property
     def skips_by_content(self) -> bool:
@@ -364,6 +379,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "rope": RotaryPositions,
         "attention_scale": AttentionScale,
         "block_scale": BlockScale,
+        "isolation": Isolation,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -372,6 +388,7 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "pag": "scale",
         "sag": "scale",
         "slg": "scale",
+        "isolation": "scale",
         "cfg_zero": "zero_steps",
         "rescale_cfg": "factor",
         "hypertile": "tile",

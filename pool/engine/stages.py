@@ -24,7 +24,7 @@ from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts, SoundFacts
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.core.stage_params import (
     AudioSamples,
     Encoded,
@@ -45,7 +45,7 @@ from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.extensions.run_extension import run_extension
 from modelpool.pool.extensions.step_clock import StepClock
-from modelpool.pool.families.parts.sound import parted
+from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, step_input, tokens_of
@@ -61,7 +61,7 @@ from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, sound_length_of
+from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
 from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
@@ -197,7 +197,7 @@ def sample_batch(
     """
     work = works[0]
     max_batch = 0 if division is None else division.batch
-    shape_CHW = sampled_shape(work, latent)
+    shape_CHW, track = sampled_shape(work, latent), SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     cells = latent.sides(work.shape.width, work.shape.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
     prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells, shape_CHW)
@@ -212,7 +212,7 @@ def sample_batch(
     part = partial_run_of(works, inputs, device, resumed)
     clock, options, extension = StepClock(work.schedule, part), diffusion_model.model_options, None
     if not work.options.is_empty:
-        extension = run_extension(work.options, options, diffusion_model.module, facts.model, clock)
+        extension = run_extension(work.options, options, diffusion_model.module, facts.model, clock, track)
         hooks, options = extension.limited(hooks), extension.model_options
         max_batch = 1 if extension.texts_apart else max_batch
     part.should_pause = hooks.should_pause
@@ -266,19 +266,15 @@ def sample_batch(
         return run_states(part, work)
     if work.schedule.switch and not work.schedule.low_noise:
         return sampler_states(samples_BCHW, part.memory)
-    if latent.sound is not None:
-        return _latents_with_sound(samples_BCHW, work, latent, latent.sound)
+    if track is not None:
+        return _latents_with_sound(samples_BCHW, track)
     kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
 
 
-def _latents_with_sound(
-    samples_BCTHW: Tensor, work: SampleParams, latent: LatentFacts, sound: SoundFacts
-) -> tuple[Latent, ...]:
+def _latents_with_sound(samples_BCTHW: Tensor, track: SoundTrack) -> tuple[Latent, ...]:
     """Return the latents of videos that were sampled together with their audio."""
-    cells = 1 + (work.shape.frames - 1) // latent.frames_per_cell
-    length = sound_length_of(work.shape, latent)
-    video_BCTHW, sound_BLA = (part.contiguous() for part in parted(samples_BCTHW, cells, length, sound.width))
+    video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
     pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
     return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)
 

@@ -17,6 +17,7 @@ from modelpool.pool.core.run_options import RUN_OPTIONS, RunOptions, limits_of
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.extensions.run_extension import RunExtension, run_extension
 from modelpool.pool.extensions.step_clock import StepClock
+from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import call_facts
 from modelpool.pool.patcher.blocks.applied import applied
@@ -66,13 +67,13 @@ class CountedOptions:
     feature_bytes: int = 0
 
     @classmethod
-    def of(cls, work: SampleParams, module: nn.Module, row: str) -> CountedOptions:
+    def of(cls, work: SampleParams, module: nn.Module, row: str, track: SoundTrack | None = None) -> CountedOptions:
         """Return those of a run of `module`, a model of the row `row`. Raises UnusableField."""
         options = replace(counted_options(work.options), fbcache=None, teacache=None)
         if options.is_empty:
             return cls(work)
         clock = StepClock(work.schedule, PartialRun())
-        return cls(work, run_extension(options, ModelOptions(), module, row, clock))
+        return cls(work, run_extension(options, ModelOptions(), module, row, clock, track))
 
     @property
     def model_options(self) -> ModelOptions:

@@ -52,6 +52,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.estimates.counted_options import CountedOptions, counted_options
 from modelpool.pool.families.modules.stable_cascade import prior_channels
+from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
@@ -155,7 +156,8 @@ def sample_bytes(
     size, the sampler, the lengths, the options (`counted_options`) and whether `work.cfg` is 1. `text_inputs` returns
     the text inputs of models that read more than a plain text.
     """
-    options = CountedOptions.of(work, diffusion_model.module, facts.model)
+    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
+    options = CountedOptions.of(work, diffusion_model.module, facts.model, track)
     if work.options.skips_by_content:
         max_batch = 1  # the cache decides for each text
     lengths, regional = list(context_tokens), len(work.regions)

@@ -1,4 +1,4 @@
-"""Guidance away from a perturbed prediction, after the guidance by the negative prompt: PAG, SAG and SLG.
+"""Guidance away from a perturbed prediction, after the guidance by the negative prompt: PAG, SAG, SLG and isolation.
 
 Clean latents stand for predictions: a difference of clean latents is the same multiple of the difference of noises.
 
@@ -8,18 +8,26 @@ Diffusion 3.5 Medium (SLG). Shape legend: B batch, C latent channels, H W cells.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.run_options import PerturbedAttention, SelfAttention, SkipLayers
+from modelpool.pool.core.run_options import Isolation, PerturbedAttention, SelfAttention, SkipLayers
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.extensions.unet_attention import PERTURBED, AttendedTokens, map_of
-from modelpool.pool.guidance.cfg_rescale import rescale_to_deviation
+from modelpool.pool.families.parts.sound import SoundTrack, joined
+from modelpool.pool.guidance.cfg_rescale import rescale_by_part, rescale_to_deviation
 from modelpool.pool.options.model_options import Args, PostCfgFunction
-from modelpool.pool.options.run_context import call_facts
+from modelpool.pool.options.run_context import call_facts, extra_options
+from modelpool.pool.options.transformer_options import TransformerOptions
 
 #: side of the kernel of the blur. Source: the StableDiffusionSAGPipeline of diffusers
 _BLUR_SIDE = 9
+#: the name of the option
+ISOLATION = "isolation"
+_NO_OPTIONS = TransformerOptions()
 
 
 def perturbed_guidance(name: str, option: PerturbedAttention | SkipLayers, clock: StepClock) -> PostCfgFunction:
@@ -57,6 +65,30 @@ def self_attention_guidance(option: SelfAttention, clock: StepClock, attended: A
         return denoised_BCHW + (degraded_BCHW - perturbed_BCHW) * option.scale
 
     return guide
+
+
+def isolation_guidance(option: Isolation, track: SoundTrack, clock: StepClock) -> PostCfgFunction:
+    """Return the guidance away from the prediction for the prompt in which frames and audio do not read each other.
+    Guided clean latents are scaled after it, each by itself."""
+
+    def guide(args: Args) -> Tensor:
+        denoised_BCTHW, cond_BCTHW = args["denoised"], args["cond_denoised"]
+        if clock.acts(option):
+            with call_facts(**{PERTURBED: ISOLATION}):
+                isolated_BCTHW: Tensor = args["predict_prompt"](args["input"])
+            video, sound = track.parted(cond_BCTHW - isolated_BCTHW)
+            denoised_BCTHW = denoised_BCTHW + joined(video * (option.scale - 1.0), sound * (option.audio - 1.0))
+        return rescale_by_part(denoised_BCTHW, cond_BCTHW, track, track.facts.rescale)
+
+    return guide
+
+
+def isolated_call(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a model of videos with sound; a wrapper of the diffusion model. Frames and audio do not read each other in
+    the calls for `isolation_guidance`."""
+    if extra_options(_NO_OPTIONS).get(PERTURBED) == ISOLATION:
+        kwargs = {**kwargs, "isolate_modalities": True}
+    return forward(*args, **kwargs)
 
 
 def blurred(x_BCHW: Tensor, deviation: float) -> Tensor:

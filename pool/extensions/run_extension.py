@@ -17,10 +17,16 @@ from modelpool.pool.extensions.block_factors import check_block_factors, with_bl
 from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
 from modelpool.pool.extensions.deep_cache import DeepLayers, check_layers
 from modelpool.pool.extensions.freeu import freeu_patch
-from modelpool.pool.extensions.perturbed_guidance import perturbed_guidance, self_attention_guidance
+from modelpool.pool.extensions.perturbed_guidance import (
+    isolated_call,
+    isolation_guidance,
+    perturbed_guidance,
+    self_attention_guidance,
+)
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.extensions.tiled_diffusion import tiled_model
 from modelpool.pool.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
+from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import current_run
 from modelpool.pool.options.transformer_options import RopeOptions
@@ -110,10 +116,16 @@ def check_rope(option: RotaryPositions, module: nn.Module) -> None:
 
 
 def run_extension(
-    options: RunOptions, model_options: ModelOptions, module: nn.Module, row: str, clock: StepClock
+    options: RunOptions,
+    model_options: ModelOptions,
+    module: nn.Module,
+    row: str,
+    clock: StepClock,
+    track: SoundTrack | None = None,
 ) -> RunExtension:
-    """Return `options` for a run of `module`, a model of the row `row` with `model_options`. The caller has checked
-    that the family supports them. Raises UnusableField for blocks that the model lacks."""
+    """Return `options` for a run of `module`, a model of the row `row` with `model_options`. `track` is the audio of
+    its videos. The caller has checked that the family supports them. Raises UnusableField for blocks that the model
+    lacks."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module)
     if options.attention_scale is not None or options.block_scale is not None:
@@ -134,6 +146,10 @@ def run_extension(
         found = found.with_sampler_post_cfg_function(perturbed_guidance("slg", options.slg, clock))
     if options.sag is not None:
         found = found.with_sampler_post_cfg_function(self_attention_guidance(options.sag, clock, attended))
+    if options.isolation is not None:
+        assert track is not None, "the family has sound"
+        found = found.with_sampler_post_cfg_function(isolation_guidance(options.isolation, track, clock))
+        found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, isolated_call, _KEY)
     if options.tiled is not None:
         found = found.with_wrapper(WrapperPoint.APPLY_MODEL, tiled_model(options.tiled), _KEY)
     if options.deepcache is None:

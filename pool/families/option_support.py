@@ -89,6 +89,8 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
+    if has_sound:
+        found.add("isolation")
     is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if is_plain and facts.prediction is Prediction.FLOW:
         found.add("cfg_zero")

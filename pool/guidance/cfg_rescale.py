@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.sampling_facts import CfgRescale
+from modelpool.pool.families.parts.sound import SoundTrack, joined
 
 
 def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) -> Tensor:
@@ -48,6 +49,13 @@ def rescale_to_deviation(guided_BCHW: Tensor, cond_BCHW: Tensor, factor: float) 
     deviations = guided_BCHW.std(sides, keepdim=True)
     ratio = torch.where(deviations > 0, cond_BCHW.std(sides, keepdim=True) / deviations, 1.0)
     return guided_BCHW * (ratio * factor + (1.0 - factor))
+
+
+def rescale_by_part(guided_BCTHW: Tensor, cond_BCTHW: Tensor, track: SoundTrack, factor: float) -> Tensor:
+    """Return `rescale_to_deviation` of the frames and of the audio of videos, each by itself."""
+    pairs = zip(track.parted(guided_BCTHW), track.parted(cond_BCTHW), strict=True)
+    video, sound = (rescale_to_deviation(guided, cond, factor) for guided, cond in pairs)
+    return joined(video, sound, track.rest(guided_BCTHW))
 
 
 def _patches(x_BCHW: Tensor) -> Tensor:

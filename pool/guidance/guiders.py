@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import CfgRescale, Prediction, SoundFacts
-from modelpool.pool.families.parts.sound import joined, parted, rest_of
-from modelpool.pool.guidance.cfg_rescale import rescale, rescale_to_deviation
+from modelpool.pool.core.sampling_facts import CfgRescale, Prediction
+from modelpool.pool.families.parts.sound import SoundTrack, joined
+from modelpool.pool.guidance.cfg_rescale import rescale, rescale_by_part, rescale_to_deviation
 from modelpool.pool.sampling.predictions import clean_latent, prediction_of
 
 #: added to a square, so that a zero prediction has no direction. Source: the guider of diffusers
@@ -130,10 +130,9 @@ class SoundGuidance(Guider):
     """Guidance of videos with an audio track, each with its scale, for flows. A share of either clean latent is scaled
     to the standard deviation of that for the prompt. Source: diffusers' LTX2Pipeline."""
 
-    def __init__(self, scale: float, sound: SoundFacts, cells: int, length: int) -> None:
-        """For latents of `cells` cells of frames, and `length` positions of audio behind them."""
+    def __init__(self, scale: float, track: SoundTrack) -> None:
         self.scale = scale
-        self._sound, self._cells, self._length = sound, cells, length
+        self._track = track
 
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction, not scaled: that depends on the latent."""
@@ -142,20 +141,21 @@ class SoundGuidance(Guider):
     def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction for `x_BCHW`."""
         clean = Predictions(*(x_BCHW - one * sigma for one in (predicted.cond, predicted.uncond)))
-        return (x_BCHW - self._by_part(clean, self._sound.rescale)) * (1.0 / sigma)
+        return (x_BCHW - self.combine_clean(x_BCHW, clean, sigma)) * (1.0 / sigma)
 
     def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
         """Return the guided clean latent."""
-        return self._by_part(clean, self._sound.rescale)
+        return self._by_part(clean, self._track.facts.rescale)
 
     def _by_part(self, predicted: Predictions, rescaled: float) -> Tensor:
-        how = self._cells, self._length, self._sound.width
-        pairs = zip(parted(predicted.cond, *how), parted(predicted.uncond, *how), strict=True)
+        track = self._track
+        scales = self.scale, track.facts.cfg
         video, sound = (
-            rescale_to_deviation(classifier_free_guidance(cond, uncond, scale), cond, rescaled)
-            for (cond, uncond), scale in zip(pairs, (self.scale, self._sound.cfg), strict=True)
+            classifier_free_guidance(cond, uncond, scale)
+            for cond, uncond, scale in zip(*map(track.parted, (predicted.cond, predicted.uncond)), scales, strict=True)
         )
-        return joined(video, sound, rest_of(predicted.cond, *how))
+        guided_BCTHW = joined(video, sound, track.rest(predicted.cond))
+        return rescale_by_part(guided_BCTHW, predicted.cond, track, rescaled) if rescaled else guided_BCTHW
 
 
 class ZeroStarGuidance(Guider):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,9 +19,8 @@ from modelpool.pool.conditioning.first_frame import (
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.families.parts.sound import sound_length
+from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
-from modelpool.pool.guidance.call_model import video_cells
 from modelpool.pool.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
@@ -72,10 +71,12 @@ def _guider_of_model(
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
-    if facts.video is not None and facts.video.sound is not None and facts.video.sound.cfg:
-        sound, frames = facts.video.sound, work.shape.frames
-        length = sound_length(sound, frames, work.shape.frame_rate)
-        return SoundGuidance(work.guidance.cfg, sound, video_cells(facts.video, frames), length)
+    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
+    if track is not None and track.facts.cfg:  # 0: guided as the frames are
+        # without guidance of frames there is none of audio; with isolation, it is scaled after that
+        cfg = track.facts.cfg if work.guidance.cfg != 1 else 1.0
+        rescaled = track.facts.rescale if work.options.isolation is None else 0.0
+        return SoundGuidance(work.guidance.cfg, replace(track, facts=replace(track.facts, cfg=cfg, rescale=rescaled)))
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
     if work.guidance.without_image:

@@ -22,9 +22,9 @@ from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.detection.layouts.video import LTX, LTX_HEADS
 from modelpool.pool.families.modules.ltxv import CELL
 from modelpool.pool.families.parts.definition import NO_FLOAT16, Connector, FamilyDefinition
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.sound import cells_of_frames, joined, parted, rest_of, sound_length
+from modelpool.pool.families.parts.sound import SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
 from modelpool.pool.families.parts.video import frame_rate, towards_image, video_flow, with_image
@@ -96,11 +96,11 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. Kept frames of an
     image have no noise."""
-    own, rate = config_of(module), frame_rate(kwargs)
+    rate = frame_rate(kwargs)
     _, channels, total, height, width = x_BCTHW.shape
     cells = cells_of_frames(SOUND, total, channels * height * width, CELL[0], rate)
-    length = sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate)
-    video_BCTHW, sound_BLA = parted(x_BCTHW, cells, length, own.audio_in_channels)
+    track = SoundTrack(SOUND, cells, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
+    video_BCTHW, sound_BLA = track.parted(x_BCTHW)
     kept = {name: kwargs[name][:, :, :cells] for name in ("image", "image_mask") if name in kwargs}
     timestep_B = level_B * TIMESTEPS
     timestep = timestep_B
@@ -121,12 +121,12 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         height=height,
         width=width,
         fps=rate,
-        audio_num_frames=length,
+        audio_num_frames=track.length,
         return_dict=False,
     )
     predicted = video_BNC.transpose(1, 2).unflatten(2, (cells, height, width))
     predicted = towards_image(predicted, video_BCTHW, level_B, kept)
-    return joined(predicted, audio_BLA, rest_of(x_BCTHW, cells, length, own.audio_in_channels) / level_B.unsqueeze(-1))
+    return joined(predicted, audio_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
 
 
 FAMILIES = (

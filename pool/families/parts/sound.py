@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.sampling_facts import SoundFacts
+from modelpool.pool.core.sampling_facts import SoundFacts, VideoFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,14 +47,36 @@ def cells_of_frames(sound: SoundFacts, cells: int, numbers: int, frames_per_cell
     )
 
 
-def parted(x_BCTHW: Tensor, cells: int, length: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return the latents of frames, the first `cells` cells, and of their audio, [B, L, A]."""
-    sound_BN = x_BCTHW[:, :, cells:].flatten(1)[:, : length * width]
-    return x_BCTHW[:, :, :cells], sound_BN.unflatten(1, (length, width))
+@dataclass(frozen=True, slots=True)
+class SoundTrack:
+    """Where a latent that is sampled has its audio: behind `cells` cells of frames, in `length` positions."""
+
+    facts: SoundFacts
+    cells: int
+    length: int
+
+    @classmethod
+    def of(cls, video: VideoFacts | None, frames: int, frame_rate: float) -> SoundTrack | None:
+        """Return that of a video of a model of `video`; None for models without audio."""
+        if video is None or video.sound is None:
+            return None
+        return cls(
+            video.sound, 1 + (frames - 1) // video.frames_per_cell, sound_length(video.sound, frames, frame_rate)
+        )
+
+    def parted(self, x_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents of frames, and of their audio, [B, L, A]."""
+        sound_BN = x_BCTHW[:, :, self.cells :].flatten(1)[:, : self.length * self.facts.width]
+        return x_BCTHW[:, :, : self.cells], sound_BN.unflatten(1, (self.length, self.facts.width))
+
+    def rest(self, x_BCTHW: Tensor) -> Tensor:
+        """Return the numbers behind the audio, [B, ...]."""
+        return x_BCTHW[:, :, self.cells :].flatten(1)[:, self.length * self.facts.width :]
 
 
 def joined(video_BCTHW: Tensor, sound_BLA: Tensor, rest_BN: Tensor | None = None) -> Tensor:
-    """Return the inverse of `parted`. `rest_BN` are the numbers that fill up the last cell; default: zeros."""
+    """Return frames with their audio behind them, the inverse of `SoundTrack.parted`. `rest_BN` are the numbers that
+    fill up the last cell; default: zeros."""
     import torch
 
     batch, channels, _, *sides = video_BCTHW.shape
@@ -62,8 +85,3 @@ def joined(video_BCTHW: Tensor, sound_BLA: Tensor, rest_BN: Tensor | None = None
     rest = sound_BN.new_zeros(batch, missing) if rest_BN is None else rest_BN.to(video_BCTHW.dtype)
     behind = torch.cat((sound_BN, rest), dim=1).reshape(batch, channels, -1, *sides)
     return torch.cat((video_BCTHW, behind), dim=2)
-
-
-def rest_of(x_BCTHW: Tensor, cells: int, length: int, width: int) -> Tensor:
-    """Return the numbers of `x_BCTHW` behind the audio."""
-    return x_BCTHW[:, :, cells:].flatten(1)[:, length * width :]

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.run_options import NO_OPTIONS, RunOptions
 from modelpool.pool.core.sampling_facts import Guidance
 from modelpool.pool.core.stage_params import (
     AudioSamples,
@@ -109,6 +110,7 @@ class Whole:
         beginning: Latent | None = None,
         steps: int = STEPS,
         hooks: RunHooks = QUIET,
+        options: RunOptions = NO_OPTIONS,
     ) -> Latent:
         defaults = self.family.sampling.defaults
         assert defaults is not None
@@ -122,6 +124,7 @@ class Whole:
             GuidanceParams(cfg, guidance),
             SEED,
             (*((ImageCondition(),) if beginning is not None else ()),),
+            options=options,
         )
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
         assert isinstance(latent, Latent)

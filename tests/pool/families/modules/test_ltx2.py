@@ -26,22 +26,28 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.run_options import Isolation, RunOptions
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeImageParams,
+    GuidanceParams,
     ImagePixels,
     Latent,
     OutputShape,
     SampleParams,
+    SamplingSchedule,
     VideoFrames,
 )
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules.ltx2 import SOUND
-from modelpool.pool.families.parts.sound import cells_of_frames, joined, parted, rest_of, sound_cells, sound_length
+from modelpool.pool.families.parts.sound import SoundTrack, cells_of_frames, joined, sound_cells, sound_length
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.guidance.guiders import Predictions
+from modelpool.pool.guidance.model_guiders import guider_of
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.connectors import plan_connectors
@@ -49,6 +55,7 @@ from modelpool.pool.models.vae.build import plan_vae
 from modelpool.pool.models.vae.sound import plan_sound
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
+from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.modules.compared import Compared
@@ -216,7 +223,7 @@ def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
     own = latent_shape(width, height, whole.frames, whole.opened.latent)
     more = sound_cells(SOUND, whole.frames, FRAME_RATE, own[0] * own[2] * own[3])
     noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
-    return parted(noise, own[1], sound_length(SOUND, whole.frames, FRAME_RATE), SOUND.width)
+    return SoundTrack(SOUND, own[1], sound_length(SOUND, whole.frames, FRAME_RATE)).parted(noise)
 
 
 def _run(whole: Whole, output: str, cls: type = diffusers.LTX2Pipeline, **call: Any) -> tuple[Any, Any]:
@@ -233,6 +240,17 @@ def _run(whole: Whole, output: str, cls: type = diffusers.LTX2Pipeline, **call: 
     with torch.no_grad():
         found: tuple[Any, Any] = pipeline(**{**given, **call})
     return found
+
+
+def _assert_same_latents(whole: Whole, latent: Latent, theirs: tuple[Tensor, Tensor]) -> None:
+    vae, (frames, sound) = whole.module(Role.VAE), theirs
+    assert latent.sound_LA is not None
+    own = torch.from_numpy(latent.samples_CHW)[None] * vae.latents_std.view(1, -1, 1, 1, 1)
+    own += vae.latents_mean.view(1, -1, 1, 1, 1)
+    torch.testing.assert_close(own, frames, rtol=1e-4, atol=1e-5 * float(frames.std()))
+    own_sound = torch.from_numpy(latent.sound_LA)[None] * vae.sound.vae.latents_std + vae.sound.vae.latents_mean
+    own_sound = own_sound.unflatten(2, (8, -1)).transpose(1, 2)
+    torch.testing.assert_close(own_sound, sound, rtol=1e-4, atol=1e-5 * float(sound.std()))
 
 
 def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
@@ -252,14 +270,8 @@ def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
     latent = whole.latent(whole.texts())
     made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
     vae = whole.module(Role.VAE)
-    assert latent.sound_LA is not None
     theirs, their_sound = _run(whole, "latent")
-    own = torch.from_numpy(latent.samples_CHW)[None] * vae.latents_std.view(1, -1, 1, 1, 1)
-    own += vae.latents_mean.view(1, -1, 1, 1, 1)
-    torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5 * float(theirs.std()))
-    own_sound = torch.from_numpy(latent.sound_LA)[None] * vae.sound.vae.latents_std + vae.sound.vae.latents_mean
-    own_sound = own_sound.unflatten(2, (8, -1)).transpose(1, 2)
-    torch.testing.assert_close(own_sound, their_sound, rtol=1e-4, atol=1e-5 * float(their_sound.std()))
+    _assert_same_latents(whole, latent, (theirs, their_sound))
     with torch.no_grad():
         decoded = vae.decode(theirs).sample
         samples = vae.sound.vocoder(vae.sound.vae.decode(their_sound).sample)
@@ -275,6 +287,17 @@ def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
     whole.engine.close()
 
 
+@pytest.mark.parametrize("guided", [True, False])
+def test_frames_and_audio_apart_are_the_modality_guidance_of_the_pipeline(tmp_path: Path, guided: bool) -> None:
+    whole = Whole(tmp_path, SOUNDING)
+    options = RunOptions(isolation=Isolation(3.0, 2.0))
+    latent = whole.latent(whole.texts()[: 1 + guided], options=options)
+    without = {} if guided else {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    theirs = _run(whole, "latent", modality_scale=3.0, audio_modality_scale=2.0, **without)
+    _assert_same_latents(whole, latent, theirs)
+    whole.engine.close()
+
+
 def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
     """Without guidance, which the pipeline scales by a prediction for the frame that it keeps as well."""
     whole = Whole(tmp_path, SOUNDING)
@@ -283,7 +306,6 @@ def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
     first = whole.run(EncodeImageParams(whole.model, width, height), ImagePixels(pixels))
     assert isinstance(first, Latent)
     latent = whole.latent(whole.texts()[:1], beginning=first)
-    assert latent.sound_LA is not None
     video, _ = _noises(whole)
     drawn = {video.shape: video}
     with mock.patch.object(
@@ -293,13 +315,7 @@ def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
             whole, "latent", diffusers.LTX2ImageToVideoPipeline, image=Image.fromarray(pixels), image_crf=0,
             latents=None, guidance_scale=1.0, audio_guidance_scale=1.0,
         )  # fmt: skip
-    vae = whole.module(Role.VAE)
-    own = torch.from_numpy(latent.samples_CHW)[None] * vae.latents_std.view(1, -1, 1, 1, 1)
-    own += vae.latents_mean.view(1, -1, 1, 1, 1)
-    torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5 * float(theirs.std()))
-    own_sound = torch.from_numpy(latent.sound_LA)[None] * vae.sound.vae.latents_std + vae.sound.vae.latents_mean
-    own_sound = own_sound.unflatten(2, (8, -1)).transpose(1, 2)
-    torch.testing.assert_close(own_sound, their_sound, rtol=1e-4, atol=1e-5 * float(their_sound.std()))
+    _assert_same_latents(whole, latent, (theirs, their_sound))
     whole.engine.close()
 
 
@@ -341,19 +357,38 @@ def test_audio_is_behind_the_frames_and_found_there() -> None:
         total = cells + sound_cells(SOUND, frames, rate, numbers)
         assert cells_of_frames(SOUND, total, numbers, 8, float(torch.tensor(rate, dtype=torch.float32))) == cells
         x = torch.randn(2, channels, total, height, width, generator=torch.Generator().manual_seed(0))
-        video, sound = parted(x, cells, length, SOUND.width)
+        track = SoundTrack(SOUND, cells, length)
+        video, sound = track.parted(x)
         assert sound.shape == (2, length, SOUND.width)
-        assert torch.equal(joined(video, sound, rest_of(x, cells, length, SOUND.width)), x)
+        assert torch.equal(joined(video, sound, track.rest(x)), x)
 
 
-def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(tmp_path: Path) -> None:
+def test_audio_is_not_guided_where_frames_are_not() -> None:
+    facts = TRANSFORMERS["ltx2"].sampling
+    shape = OutputShape(96, 64, 9, FRAME_RATE)
+    cond, uncond = torch.randn(2, 1, 8, 2 + 51, 2, 3, generator=torch.Generator().manual_seed(1)).unbind()
+    for cfg in (1.0, 4.0):
+        work = SampleParams("tiny", (), shape, SamplingSchedule(1, "euler", "normal"), GuidanceParams(cfg), SEED)
+        text = Condition(torch.zeros(1, 1, 1))
+        guider = guider_of(facts, work, text, tuple(cond.shape), torch.device("cpu"), GuidanceMemory())
+        guided = guider.combine_clean(cond, Predictions(cond, uncond), 1.0)
+        track = SoundTrack.of(facts.video, 9, FRAME_RATE)
+        assert track is not None
+        for one, plain in zip(track.parted(guided), track.parted(cond), strict=True):
+            assert torch.allclose(one, plain, atol=1e-5) == (cfg == 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation": True}])
+def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     sim.install()
     sim.configure(0, 1 << 30)
     sim.recover(0)
     save_file(SOUNDING.file(), tmp_path / "tiny.safetensors")
     write_tokenizers(tmp_path, SOUNDING)
     model = TinyModel.of_folder(tmp_path, device="sim")
-    made = model.made(width=96, height=64, steps=1, frames=9)
+    made = model.made(width=96, height=64, steps=1, frames=9, options=options)
     (latent,) = made.of(SampleParams)
     (video,) = made.of(DecodeParams)
     model.close()
