@@ -54,7 +54,7 @@ from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
-from modelpool.pool.models.text.vision_prompt import reading_with_images
+from modelpool.pool.models.text.work_reading import reading_of_work
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
@@ -105,7 +105,7 @@ def encode_batch(
     for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
-            facts = reading_with_images(facts, len(images), works[0].numbered)
+            facts = reading_of_work(facts, works[0])
         with encoder.patcher.running(stop_check(hooks)) as module:
             own, known = encoder.tokenizer or tokenizer, {}
             if embeddings and isinstance(own, ClipTokenizer):
@@ -116,6 +116,7 @@ def encode_batch(
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
             how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
+            how["writes"] = works[0].writes
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))

@@ -60,7 +60,7 @@ from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
-from modelpool.pool.models.vision.qwen import empty_patches, form_of, grid_of, read_patches
+from modelpool.pool.models.vision.seen_images import empty_seen_patches, seen_states
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.patcher.blocks.dit import BlockForm
 from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
@@ -126,12 +126,12 @@ class TextStage:
     embeddings: Embeddings = field(default_factory=dict)
 
 
-def encode_bytes(text_encoders: Sequence[TextStage], text: str, is_negative: bool = False) -> int:
-    """Return the device memory of encoding `text` with the text encoders one after the other, without weights; equal
-    for texts of one `TextShape`."""
+def encode_bytes(text_encoders: Sequence[TextStage], work: EncodeParams) -> int:
+    """Return the device memory of encoding the text of `work` with the text encoders one after the other, without
+    weights; equal for texts of one `TextShape`."""
     read_bytes, most_bytes = 0, 0
     for encoder in text_encoders:
-        peak_bytes, own_bytes = _read_bytes(encoder, text, is_negative)
+        peak_bytes, own_bytes = _read_bytes(encoder, work)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
         read_bytes += own_bytes  # results stay until all encoders have run
     return most_bytes
@@ -156,6 +156,8 @@ def sample_bytes(
     options = CountedOptions.of(work, diffusion_model.module, facts.model)
     if work.options.skips_by_content:
         max_batch = 1  # the cache decides for each text
+    if facts.writes_tokens and not work.regions:
+        max_batch = 1  # a negative prompt has no tokens
     lengths, regional = list(context_tokens), len(work.regions)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
@@ -313,8 +315,7 @@ def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[
 
 def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
     if facts.vision_use is None:
-        form = form_of(module)
-        return read_patches(module, empty_patches(size, form).to(dtype), grid_of(size, form))
+        return seen_states(module, empty_seen_patches(module, size).to(dtype), size)
     shown_BCHW = torch.empty((images, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
     return states(module, shown_BCHW.to(dtype), facts.vision_use)
 
@@ -365,17 +366,17 @@ def stage_call(
             return lambda module: _decode(module, empty(images, *shape), latent, compute_dtype)
 
 
-def _read_bytes(encoder: TextStage, text: str, is_negative: bool) -> tuple[int, int]:
-    """Peak bytes of encoding `text`, and bytes of the result."""
+def _read_bytes(encoder: TextStage, work: EncodeParams) -> tuple[int, int]:
+    """Peak bytes of encoding the text of `work`, and bytes of the result."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
-        how: dict[str, Any] = {"negative": (is_negative,), "tokens": (encoder.tokens,)}
+        how: dict[str, Any] = {"negative": (work.is_negative,), "tokens": (encoder.tokens,), "writes": work.writes}
         how |= {"images": encoder.images, "embeddings": encoder.embeddings}
-        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, **how))
+        read.extend(read_texts(module, encoder.tokenizer, (work.text,), META, encoder.facts, **how))
 
     peak_bytes = encoder.module.peak_bytes(call)
-    kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
+    kept = [t for one in read for t in (one.context_LD, one.pooled_V, one.tokens_N) if t is not None]
     # a view keeps its whole storage alive; a mask is counted even for texts without one
     mask_bytes = sum(one.context_LD.shape[-2] for one in read)
     return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept)

@@ -19,10 +19,13 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 PROJECTION = "projection_model"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
+#: the folder of a language model that writes tokens of images
+WRITER_FOLDER = "vision_language_encoder"
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
+    WRITER_FOLDER,
     PROJECTION,
     NORMALIZER,
 )

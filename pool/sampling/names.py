@@ -47,6 +47,7 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "kl_optimal": "KL Optimal",
         "trailing": "Trailing",
         "linspace": "Linspace",
+        "linspace_open": "Linspace Open",
         "scm": "SCM",
         "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",

@@ -450,6 +450,11 @@ def _linspace(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigma(float(int(timestep))) for timestep in _evenly(table.last_timestep, first, steps)]
 
 
+def _linspace_open(steps: int, table: SigmaTable) -> list[float]:
+    """The same for one more step, without the last level. Source: diffusers' GlmImagePipeline."""
+    return _linspace(steps + 1, table)[:-1]
+
+
 #: angle of the second level of two, of a right angle
 _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 
@@ -528,6 +533,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
         "linspace": _linspace,
+        "linspace_open": _linspace_open,
         "scm": _scm,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),

@@ -99,7 +99,7 @@ class Family:
 
     def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
         if self.architectures[role] is Architecture.TEXT_MODEL:
-            seeing = (*SEEING_PARTS, *_LLAVA_PARTS)
+            seeing = (*SEEING_PARTS, *_LLAVA_PARTS, *CODE_PARTS)
             return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(seeing)
         return is_weight(role, key, prefix)
 
@@ -123,6 +123,8 @@ _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
 #: vision part of a text model, as files of different versions name it: a component of its own, or ignored
 SEEING_PARTS = ("visual.", "model.visual.")
+#: the part of GLM-Image's that turns states of an image into tokens
+CODE_PARTS = ("vqmodel.", "model.vqmodel.")
 #: the same for LLaVA
 _LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
 #: text models in the naming of transformers, with or without the `text_model` level

@@ -21,6 +21,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.unet_families import CASCADES
+from modelpool.pool.formats.folder_header import WRITER_FOLDER
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
@@ -51,7 +52,15 @@ ALL: dict[str, TinyFamily] = {
 IN_OWN_TESTS = {
     "allegro",
     *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
-    *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video"),
+    *(
+        "cogview4",
+        "ernie_image",
+        "glm_image",
+        "hunyuan_image_21_refiner",
+        "joyimage",
+        "kandinsky5_image",
+        "kandinsky5_video",
+    ),
     *("krea2", "longcat_image", "ovis_image", "qwen_image_21", "qwen_image_layered", "sana", "sana_sprint"),
     *("skyreels_i2v", "wan22_animate"),
 }
@@ -92,7 +101,7 @@ def bare(folder: str, name: str) -> str:
 
 
 #: parts of text encoders that see images, as their classes call them
-_SEEING_PARTS = ("visual.", "vision_tower.", "multi_modal_projector.")
+_SEEING_PARTS = ("visual.", "vqmodel.", "vision_tower.", "multi_modal_projector.")
 
 
 def _seeing_name(name: str) -> str:
@@ -107,7 +116,10 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
     for role in checkpoint.roles:
         ours = checkpoint.build(role).module.state_dict()
         if role not in facts.folders:  # the part of a text encoder that sees images
-            found = {_seeing_name(name): x for name, x in theirs["text_encoder"].state_dict().items()}
+            place = WRITER_FOLDER if WRITER_FOLDER in theirs else "text_encoder"
+            found = {_seeing_name(name): x for name, x in theirs[place].state_dict().items()}
+            if WRITER_FOLDER in theirs:  # of two parts
+                found = {name.removeprefix("model."): x for name, x in theirs[place].state_dict().items()}
         else:
             place = facts.folders[role]
             found = {bare(place, name): x for name, x in theirs[place].state_dict().items()}
