@@ -111,11 +111,9 @@ def language_model() -> Any:
     """A language model that knows no other tokens than those of images to write, with its vision part."""
     tokenizer = tiny("glm_image")
     ids = {name: tokenizer.token_to_id(token) for name, token in _IDS.items()}
-    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
     text = {
-        "vocab_size": words("glm_image"), "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "vision_vocab_size": CODES, "rope_parameters": positions,
-        "pad_token_id": 0, "eos_token_id": ids["image_end_token_id"],
+        **texts.GLM_IMAGE, "vocab_size": words("glm_image"), "vision_vocab_size": CODES,
+        "eos_token_id": ids["image_end_token_id"],
     }  # fmt: skip
     vision = {
         "depth": 2, "hidden_size": 32, "num_heads": 16, "image_size": 64, "patch_size": 16, "intermediate_size": 24,
