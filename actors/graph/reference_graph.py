@@ -86,7 +86,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unsupported_field("reference_as", request.model, reason, request.reference_as)
     reads_whole = facts.reference_covers or facts.writes_tokens
     if reads_whole and request.reference_as == ReferenceMode.NUMBERED.value:
-        raise unsupported_field("reference_as", request.model, "reads whole images", request.reference_as)
+        reason = "reads a whole image" if facts.reference_covers else "reads whole images"
+        raise unsupported_field("reference_as", request.model, reason, request.reference_as)
     if count > 1 and request.reference_as == ReferenceMode.WHOLE.value and not reads_whole:
         expected = f"{ReferenceMode.NUMBERED.value!r} for several images"
         raise unusable_field("reference_as", request.reference_as, expected)
