@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -609,6 +609,8 @@ class TaskIdTemplate:
         identity = _identity(work)
         if has_seed := "seed" in identity:
             identity["seed"] = _NO_SEED
+        elif has_seed := "writes" in identity:
+            identity["writes"] = [*identity["writes"][:-1], _NO_SEED]  # the seed is its last field
         text = _JSON.encode([type(work).__name__, identity])[:-1]
         # no other place has this text: quotes within values are escaped
         before, _, after = text.partition(_JSON.encode(_NO_SEED)) if has_seed else (text, "", None)
@@ -618,6 +620,22 @@ class TaskIdTemplate:
         """Return what `task_id` returns for the parameters with this seed, if they have one, and these inputs."""
         seeded = "" if self.after is None else f"{seed}{self.after}"
         return _id_of_text(self.stage, f"{self.before}{seeded},{_JSON.encode(dict(needs))}]")
+
+
+def seed_of(work: StageParams) -> int:
+    """Return the seed of `work`; 0 if it draws nothing."""
+    if isinstance(work, EncodeParams):
+        return 0 if work.writes is None else work.writes.seed
+    return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
+
+
+def with_seed(work: StageParams, seed: int) -> StageParams:
+    """Return `work`, which draws something, with this seed."""
+    if isinstance(work, EncodeParams):
+        assert work.writes is not None, f"{work} draws nothing"
+        return replace(work, writes=replace(work.writes, seed=seed))
+    assert isinstance(work, SampleParams | EncodeImageParams), f"{work} draws nothing"
+    return replace(work, seed=seed)
 
 
 #: stands for the seed in a template; no parameter has such a value

@@ -468,8 +468,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
         case EncodeParams():
-            size = None if work.writes is None else (work.writes.width, work.writes.height)
-            return (stage_of(work), work.seen, work.numbered, size)
+            written = None if work.writes is None else (work.writes.width, work.writes.height)
+            return (stage_of(work), work.seen, work.numbered, written)
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():
