@@ -23,7 +23,12 @@ from modelpool.actors.graph.lora_texts_check import check_lora_texts
 from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.reference_graph import NO_REFERENCES, ReferenceInputs, edit_model_warnings
+from modelpool.actors.graph.reference_graph import (
+    NO_REFERENCES,
+    ReferenceInputs,
+    edit_model_warnings,
+    text_with_images,
+)
 from modelpool.actors.graph.request_checks import check_request
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.graph.sampling_runs import (
@@ -78,8 +83,10 @@ from modelpool.pool.core.task_inputs import (
     REGION_MASK,
     SAMPLER_STATE,
     START,
+    UNSHOWN,
     numbered,
 )
+from modelpool.pool.families.parts.text_reading import image_names
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 
 
@@ -126,7 +133,7 @@ class _GraphBuilder:
         """Return the tasks of the stage, except those in `given`. Raises UserError."""
         match self._stage.stage:
             case Stage.ENCODE:
-                wanted, _ = self._encode(self._request, self._request.prompt)
+                wanted, _ = self._encode(self._request, self._named(self._request.prompt))
             case Stage.SAMPLE:
                 wanted, _ = self._sample(self._passes[-1])
             case Stage.DECODE:
@@ -171,29 +178,50 @@ class _GraphBuilder:
         references: ReferenceInputs = NO_REFERENCES,
     ) -> dict[str, tuple[TaskId, int]]:
         """Add the encoding of the texts that `work` reads: the prompt, the negative prompt, and the prompts of
-        `regions`. Return them by name; none for a model that reads only images."""
+        `regions`. Return them by name; none for a model that reads only images.
+
+        Where texts name reference images, these alone are the negative text, and the negative prompt is the text of
+        the prediction without an image."""
         if not self._facts.reads_text:
             return {}
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         image_embeds = embeds or self._image_embeds(is_model_input=False)
-        writes = None
+        shown = len(request.references) if self._facts.names_images else 0
+        writes, seen, seen_embeds, own_embeds = None, references, embeds, image_embeds
         if self._facts.writes_tokens:
             writes = WrittenTokens(work.shape.width, work.shape.height, work.seed)
-        texts = {POSITIVE: self._encode(positive, positive.prompt, references, image_embeds, writes=writes)}
-        # without an image to write, no reference images are read
-        seen, seen_embeds = (NO_REFERENCES, []) if self._facts.writes_tokens else (references, embeds)
-        if work.reads_negative and negative is not None:
-            own_embeds = [] if self._facts.writes_tokens else image_embeds
-            texts[NEGATIVE] = self._encode(negative, negative.prompt, seen, own_embeds)
-        elif work.reads_negative:
-            negative_embeds = seen_embeds or self._image_embeds(is_model_input=False, is_negative=True)
-            texts[NEGATIVE] = self._encode(request, request.negative, seen, negative_embeds, True, NEGATIVE_TEXT)
+            # without an image to write, no reference images are read
+            seen, seen_embeds, own_embeds = NO_REFERENCES, [], []
+        prompt = self._named(positive.prompt)
+        texts = {POSITIVE: self._encode(positive, prompt, references, image_embeds, writes=writes)}
+        unguided = (NEGATIVE,) if work.reads_negative else ()
+        if work.reads_negative and shown:
+            images = image_names(shown)
+            texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
+            unguided = (UNSHOWN,) if work.guidance.without_image else ()
+            usual = "" if self._facts.defaults is None else self._facts.defaults.negative
+            if not unguided and self._stage.negative_prompt not in ("", usual):
+                reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
+                self.warnings[f"negative: ignored, {reason}"] = None
+        for name in unguided:
+            if negative is not None:
+                texts[name] = self._encode(negative, self._named(negative.prompt, 0), seen, own_embeds)
+                continue
+            embedded = seen_embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            text = self._named(request.negative, 0, "negative")
+            texts[name] = self._encode(request, text, seen, embedded, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
-            name = region_text(number)
-            encoded = self._encode(request, region.prompt, references, image_embeds, name=name, writes=writes)
+            text, name = self._named(region.prompt), region_text(number)
+            encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)
             texts[numbered(REGION, number)] = encoded
         return texts
+
+    def _named(self, text: str, count: int | None = None, field: str = "prompt") -> str:
+        """Return `text` with the names of `count` reference images, by default all, for models that read names."""
+        if not self._facts.names_images:
+            return text
+        return text_with_images(text, len(self._request.references) if count is None else count, field)
 
     def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
         """Add the sampling of one pass; return the last task and its work."""

@@ -206,7 +206,8 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "image_embeds" for
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "unshown" if the negative text
+    names images and there is a prediction without them, "image_embeds" for
     models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
     expert, and what `conditions` names (`pool.core.sample_conditions`).
 
@@ -316,6 +317,7 @@ class EncodeImageParams:
     is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
              "video_mask", if there are, and "reference.N" for each reference image
     animates  the control video has the poses of the character in "reference.0"
+    follows  the control video is encoded as a whole, without a mask
     """
 
     model: ModelRef
@@ -330,6 +332,7 @@ class EncodeImageParams:
     is_control_video: bool = False
     black: bool = False
     animates: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

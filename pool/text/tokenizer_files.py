@@ -99,10 +99,10 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
 
     A folder named like the file; the folder that contains it, for a model folder; `tokenizer*` in that, and, for
     diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`. For
-    `vision_language_encoder`, `processor`.
+    `vision_language_encoder`, `processor`. A `transformer` that reads tokens has `tokenizer` next to it.
     """
     here = weights.parent
-    suffix = here.name.removeprefix("text_encoder")
+    suffix = "" if here.name == "transformer" else here.name.removeprefix("text_encoder")
     if here.name == WRITER_FOLDER:
         return tuple(folder for folder in (here.parent / "processor", here) if folder.is_dir())
     near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]

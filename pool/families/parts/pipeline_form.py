@@ -50,5 +50,5 @@ class PipelineFacts:
     def tokenizer_folder(self, role: Role) -> str:
         """Return the folder of the tokenizer of the text encoder `role`; of the processor that has it for one that
         writes tokens of images."""
-        folder = self.folders[role]
+        folder = self.folders.get(role, role.value)
         return PROCESSOR if folder == WRITER_FOLDER else folder.replace("text_encoder", "tokenizer")

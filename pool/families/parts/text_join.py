@@ -27,6 +27,7 @@ class ReadText:
     cut_tokens  text tokens that were truncated
     tokens_N    tokens of an image that the encoder wrote; it has no states then
     seen_N      tokens of the reference images that it saw before, one image after the other; None if there were none
+    image_places_K2  position and number of each name of a reference image; None if the reading knows none
     """
 
     context_LD: Tensor
@@ -35,6 +36,7 @@ class ReadText:
     cut_tokens: int = 0
     tokens_N: Tensor | None = None
     seen_N: Tensor | None = None
+    image_places_K2: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

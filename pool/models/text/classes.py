@@ -17,6 +17,7 @@ from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.models.text.configs import Config
+from modelpool.pool.models.text.word_table import WordTable
 
 
 def _clip(config: Config) -> nn.Module:
@@ -69,6 +70,7 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "glm": lambda config: transformers.GlmModel(transformers.GlmConfig(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
     "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),
+    "words": lambda config: WordTable(transformers.PreTrainedConfig(**config)),
 }
 
 

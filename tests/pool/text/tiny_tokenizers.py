@@ -36,6 +36,10 @@ _CHATS = {
         *(f"<|dit_token_{number}|>" for number in range(32)),
         *("<|dit_token_16384|>", "<|dit_token_16385|>", "<|image|>", "<sop>", "<eop>"),
     ),
+    "phi3": (
+        *("<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>", "<|diffusion|>"),
+        *("<img>", "</img>"),
+    ),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
 
@@ -108,7 +112,7 @@ def _byte_level(kind: str) -> Tokenizer:
     )  # fmt: skip
     tokenizer.train_from_iterator(TRAINING, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _CHATS[kind]])
-    begin = {"llama3": "<|begin_of_text|>", "mistral": "<s>"}.get(kind)
+    begin = {"llama3": "<|begin_of_text|>", "mistral": "<s>", "phi3": "<s>"}.get(kind)
     if kind == "glm":
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[gMASK] <sop> $A",
@@ -123,6 +127,6 @@ def _byte_level(kind: str) -> Tokenizer:
 
 def for_transformers(kind: str, **more: object) -> PreTrainedTokenizerFast:
     """The same tokenizer as pipelines of diffusers take it."""
-    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "qwen": "<|endoftext|>", "glm": "<|endoftext|>"}
+    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", **dict.fromkeys(("qwen", "glm", "phi3"), "<|endoftext|>")}
     own = Tokenizer.from_str(tiny(kind).to_str())  # pipelines set lengths and sides on theirs
     return PreTrainedTokenizerFast(tokenizer_object=own, **{"pad_token": pads.get(kind, "<pad>"), **more})
