@@ -15,7 +15,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams, StageParams, TaskIdTemplate
+from modelpool.pool.core.stage_params import SampleParams, StageParams, TaskIdTemplate, seed_of, with_seed
 from modelpool.pool.specs.spec import JobId, TaskId, TaskSpec
 
 #: a request without its seed, and the fields that are set: those left out get the defaults of the model
@@ -86,10 +86,10 @@ class GraphShapes:
 
 
 def has_one_seed(built: BuiltRequest) -> bool:
-    """Return whether every seed of the graph is that of the request, or none. The encoding of an image has the seed 0
-    if it draws nothing; a sampling always draws."""
+    """Return whether every seed of the graph is that of the request, or none: encoding has the seed 0 if it draws
+    nothing; a sampling always draws."""
     seed = built.recipe.seed
-    seeds = (_seed_of(work) for work in built.graph.works.values() if not isinstance(work, SampleParams))
+    seeds = (seed_of(work) for work in built.graph.works.values() if not isinstance(work, SampleParams))
     sampled = (work.seed for work in built.graph.works.values() if isinstance(work, SampleParams))
     return seed != 0 and all(each in (0, seed) for each in seeds) and all(each == seed for each in sampled)
 
@@ -105,19 +105,15 @@ def _with_seed(
     for task in graph.job.tasks:
         work = graph.works[task.task_id]
         needs = tuple([ids.get(need, need) for need in task.needs])
-        if isinstance(work, (SampleParams, EncodeImageParams)) and work.seed == before:
-            work = replace(work, seed=seed)
+        if seed_of(work) == before:
+            work = with_seed(work, seed)
         elif needs == task.needs:
             works[task.task_id] = work
             tasks.append(task)
             continue
         inputs = dict(zip(task.input_names, needs, strict=True))
-        new = ids[task.task_id] = task_ids[task.task_id].task_id(_seed_of(work), inputs)
+        new = ids[task.task_id] = task_ids[task.task_id].task_id(seed_of(work), inputs)
         works[new] = work
         tasks.append(replace(task, task_id=new, needs=needs))
     job = replace(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))
     return BuiltRequest(replace(built.recipe, seed=seed), replace(graph, job=job, works=works))
-
-
-def _seed_of(work: StageParams) -> int:
-    return work.seed if isinstance(work, (SampleParams, EncodeImageParams)) else 0

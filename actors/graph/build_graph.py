@@ -65,6 +65,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
     VisionEncodeParams,
+    WrittenTokens,
 )
 from modelpool.pool.core.task_inputs import (
     CONTROL_VIDEO,
@@ -150,10 +151,11 @@ class _GraphBuilder:
         embeds: Sequence[TaskId] = (),
         is_negative: bool = False,
         name: str = PROMPT,
+        writes: WrittenTokens | None = None,
     ) -> tuple[TaskId, int]:
         """Add the encoding of a text by the model of `request` with its LoRAs that act for the text of this name, and
         with image embeddings where the text encoder reads images. Return the task, and the number of tokens that the
-        diffusion model reads."""
+        diffusion model reads. `writes` are the tokens of the image that the text encoder writes for the text."""
         catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
@@ -164,49 +166,54 @@ class _GraphBuilder:
             is_negative = catalog.model_defaults(model).sampling.words_negative
         named = catalog.embeddings.of(text, self._files_of_loras(request))
         images = (references.seen, references.numbered)
-        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
 
     def _texts(
         self,
-        reads_negative: bool,
+        work: SampleParams,
         regions: Sequence[Region] = (),
         references: ReferenceInputs = NO_REFERENCES,
-        without_image: bool = False,
     ) -> dict[str, tuple[TaskId, int]]:
-        """Add the encoding of the texts that a run reads: the prompt, the negative prompt if it `reads_negative`, and
-        the prompts of `regions`. Return them by name; none for a model that reads only images.
+        """Add the encoding of the texts that `work` reads: the prompt, the negative prompt, and the prompts of
+        `regions`. Return them by name; none for a model that reads only images.
 
         Where texts name reference images, these alone are the negative text, and the negative prompt is the text of
-        the prediction `without_image`."""
+        the prediction without an image."""
         if not self._facts.reads_text:
             return {}
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         image_embeds = embeds or self._image_embeds(is_model_input=False)
         shown = len(request.references) if self._facts.names_images else 0
-        texts = {POSITIVE: self._encode(positive, self._named(positive.prompt), references, image_embeds)}
-        unguided = (NEGATIVE,) if reads_negative else ()
-        if reads_negative and shown:
+        writes, seen, seen_embeds, own_embeds = None, references, embeds, image_embeds
+        if self._facts.writes_tokens:
+            writes = WrittenTokens(work.shape.width, work.shape.height, work.seed)
+            # without an image to write, no reference images are read
+            seen, seen_embeds, own_embeds = NO_REFERENCES, [], []
+        prompt = self._named(positive.prompt)
+        texts = {POSITIVE: self._encode(positive, prompt, references, image_embeds, writes=writes)}
+        unguided = (NEGATIVE,) if work.reads_negative else ()
+        if work.reads_negative and shown:
             images = image_names(shown)
             texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
-            unguided = (UNSHOWN,) if without_image else ()
+            unguided = (UNSHOWN,) if work.guidance.without_image else ()
             usual = "" if self._facts.defaults is None else self._facts.defaults.negative
             if not unguided and self._stage.negative_prompt not in ("", usual):
                 reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
                 self.warnings[f"negative: ignored, {reason}"] = None
         for name in unguided:
             if negative is not None:
-                texts[name] = self._encode(negative, self._named(negative.prompt, 0), references, image_embeds)
+                texts[name] = self._encode(negative, self._named(negative.prompt, 0), seen, own_embeds)
                 continue
-            embedded = embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            embedded = seen_embeds or self._image_embeds(is_model_input=False, is_negative=True)
             text = self._named(request.negative, 0, "negative")
-            texts[name] = self._encode(request, text, references, embedded, True, NEGATIVE_TEXT)
+            texts[name] = self._encode(request, text, seen, embedded, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
-            text = self._named(region.prompt)
-            encoded = self._encode(request, text, references, image_embeds, name=region_text(number))
+            text, name = self._named(region.prompt), region_text(number)
+            encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)
             texts[numbered(REGION, number)] = encoded
         return texts
 
@@ -236,7 +243,7 @@ class _GraphBuilder:
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
         self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
         started = self._start_inputs(run, work)
-        texts = self._texts(guided, self._request.regions, references, work.guidance.without_image)
+        texts = self._texts(work, self._request.regions, references)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape, self._facts))
@@ -340,7 +347,7 @@ class _GraphBuilder:
         name = "" if self._stage.vae_model == self._request.model else self._stage.vae_model
         model = self._catalog.find_decoder(self._model, name if decoder is None else decoder.model or name)
         second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
-        texts = self._texts(second.reads_negative)
+        texts = self._texts(second)
         needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
         return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
 

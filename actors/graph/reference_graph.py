@@ -25,6 +25,7 @@ from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, Vision
 from modelpool.pool.core.task_inputs import IMAGE, numbered
 from modelpool.pool.families.control_video import takes_control_video
 from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
+from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
 from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
 
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
@@ -39,7 +40,9 @@ _NUMBERED_NAMES = re.compile(
     rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
 )
 #: the families whose text encoder file must contain the vision part
-_QWEN_IMAGE, _JOYIMAGE = "qwen_image", "joyimage"
+_QWEN_IMAGE = "qwen_image"
+#: and whose vision part it is
+_VISION_PARTS = {_QWEN_IMAGE: "Qwen 2.5 VL", "joyimage": "Qwen 3 VL", "glm_image": "GLM-Image"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,11 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise UnusableField("reference_as requires reference")
         reason = "has no text encoder that reads reference images"
         raise unsupported_field("reference_as", request.model, reason, request.reference_as)
-    if facts.reference_covers and request.reference_as == ReferenceMode.NUMBERED.value:
-        raise unsupported_field("reference_as", request.model, "reads a whole image", request.reference_as)
-    if count > 1 and request.reference_as == ReferenceMode.WHOLE.value:
+    reads_whole = facts.reference_covers or facts.writes_tokens
+    if reads_whole and request.reference_as == ReferenceMode.NUMBERED.value:
+        reason = "reads a whole image" if facts.reference_covers else "reads whole images"
+        raise unsupported_field("reference_as", request.model, reason, request.reference_as)
+    if count > 1 and request.reference_as == ReferenceMode.WHOLE.value and not reads_whole:
         expected = f"{ReferenceMode.NUMBERED.value!r} for several images"
         raise unusable_field("reference_as", request.reference_as, expected)
 
@@ -115,10 +120,9 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
 def _why_none(facts: SamplingFacts) -> str:
     """Return why models of `facts` accept no reference."""
     if facts.why_no_vision:
-        kind = "Qwen 2.5 VL" if facts.model == _QWEN_IMAGE else "Qwen 3 VL"
-        part = f"has a text encoder whose vision part (tensors visual.*) is not that of {kind}"
+        part = f"has a text encoder whose vision part (tensors visual.*) is not that of {_VISION_PARTS[facts.model]}"
         return f"{part}, which editing requires: {facts.why_no_vision}"
-    if facts.model in (_QWEN_IMAGE, _JOYIMAGE):
+    if facts.model in _VISION_PARTS:
         return "has a text encoder without the vision part (tensors visual.*), which editing requires"
     if facts.image_concat is not None:
         return "reads the image that it edits from the field image"
@@ -133,7 +137,7 @@ def reference_mode(request: GenerateRequest, facts: SamplingFacts, model: ModelR
     mode = facts.reference_mode
     if mode is ReferenceMode.BY_NAME:
         mode = ReferenceMode.NUMBERED if _is_called(_NUMBERED_NAMES, request, model) else ReferenceMode.WHOLE
-    if len(request.references) > 1:
+    if len(request.references) > 1 and not facts.writes_tokens:
         mode = ReferenceMode.NUMBERED
     return {"reference_as": mode.value}
 
@@ -185,14 +189,17 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)
     if facts.reference_side:
         sizes = tuple(_own_size(size, facts.reference_side, step) for size in own_sizes)
+    if facts.writes_tokens:
+        sizes = tuple(reference_sides(*size) for size in own_sizes)
+    most = MOST_RATIO if facts.writes_tokens else MOST_PROPORTION
     numbers = request.reference_as == ReferenceMode.NUMBERED.value
     seen = sizes if request.reference_as else ()
     if numbers:
         seen = tuple(reference_size(size, min(pixels, NUMBERED_PIXELS), step) for size in own_sizes)
     for found, size in zip(own_sizes, seen, strict=False):
-        if max(size) > MOST_PROPORTION * min(size):
+        if max(size) > most * min(size) or (facts.writes_tokens and max(found) > most * min(found)):
             which = f"an image of {found[0]}x{found[1]} pixels, read at {size[0]}x{size[1]}"
-            expected = f"a ratio of its sides of at most {MOST_PROPORTION}"
+            expected = f"a ratio of its sides of at most {most}"
             raise unusable_field("reference", which, expected)
     ids = [input_image_id(each) for each in images]
     return ReferenceInputs(

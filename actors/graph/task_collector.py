@@ -15,6 +15,7 @@ from modelpool.pool.core.stage_params import (
     StageParams,
     UpscaleParams,
     batch_key,
+    encoders_run,
     role_of,
     stage_of,
     task_id,
@@ -74,7 +75,7 @@ class TaskCollector:
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
                 together=batch_key(work, context_tokens),
-                options=work.measured_apart if isinstance(work, SampleParams) else (),
+                options=work.measured_apart if isinstance(work, EncodeParams | SampleParams) else (),
             )
         return new
 
@@ -114,9 +115,14 @@ class TaskCollector:
             self._components[spec.key] = spec
             return (use,)
         specs = self._catalog.components(work.model)
-        roles = [role for role in specs if role.is_text_encoder] if isinstance(work, EncodeParams) else [role_of(work)]
+        roles: Sequence[Role] = [role_of(work)]
+        if isinstance(work, EncodeParams):
+            encoders = [role for role in specs if role.is_text_encoder]
+            roles = encoders_run(work, encoders, self._catalog.model_defaults(work.model).sampling)
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
         controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
+        if isinstance(work, EncodeParams) and work.writes is not None:
+            passes = work.writes.count
         # one that reads several images occurs once
         files = {control.content: control for control in controls}
         controlnets = [self._catalog.controls.use_with(work.model, control, passes) for control in files.values()]

@@ -73,6 +73,8 @@ FILES_REMEMBERED = 65_536
 #: prior for a step per latent cell and byte of weights, seconds; the scheduler corrects it by measurements
 _PRIOR_SECONDS_PER_CELL_BYTE = 1e-12
 _PRIOR_SECONDS = 0.02
+#: prior for a token that a text encoder writes, seconds per byte of its weights, all of which are read for it
+_PRIOR_SECONDS_PER_BYTE = 1e-12
 
 
 class Catalog:
@@ -268,6 +270,11 @@ class Catalog:
         """Return a first estimate of the run time of `work` with everything resident; accurate to an order of
         magnitude."""
         spec = self.components(model)[role_of(work)]
+        if isinstance(work, EncodeParams) and work.writes is not None:
+            weight_bytes = sum(
+                each.weight_bytes for role, each in self.components(model).items() if role.is_text_encoder
+            )
+            return _PRIOR_SECONDS + work.writes.count * weight_bytes * _PRIOR_SECONDS_PER_BYTE
         if isinstance(work, EncodeParams | VisionEncodeParams):
             return _PRIOR_SECONDS
         latent = self._open(model).latent

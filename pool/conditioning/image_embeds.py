@@ -38,7 +38,7 @@ from modelpool.pool.core.task_inputs import (
     enumerated,
 )
 from modelpool.pool.models.vision.preprocess import preprocess_image, side_of, states
-from modelpool.pool.models.vision.qwen import form_of, grid_of, patches_of, read_patches
+from modelpool.pool.models.vision.seen_images import seen_grid, seen_patches, seen_states
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
 
@@ -72,7 +72,7 @@ def embed_images(
             if not torch.isfinite(states_LD).all():
                 message = f"vision encoder {encoder.key}: found states with NaN or infinity, expected finite numbers"
                 raise CorruptFile(message)
-            grid = grid_of((work.width, work.height), form_of(module)) if vision_use is None else (0, 0)
+            grid = seen_grid(module, (work.width, work.height)) if vision_use is None else (0, 0)
             found.append(ImageEmbeds(states_LD.contiguous().numpy(), grid))
     hooks.on_step(1, 1)
     return tuple(found)
@@ -92,9 +92,8 @@ def _states_of(
 ) -> Tensor:
     """Return the states of an image by `module`, that of `encoder`, [L, D] on the CPU; frees all device memory."""
     if vision_use is None:
-        form = form_of(module)
-        patches_NP = patches_of(covering(image.pixels_HWC, *size), form).to(encoder.device)
-        return read_patches(module, patches_NP.to(encoder.compute_dtype), grid_of(size, form)).float().to("cpu")
+        patches_NP = seen_patches(module, covering(image.pixels_HWC, *size)).to(encoder.device)
+        return seen_states(module, patches_NP.to(encoder.compute_dtype), size).float().to("cpu")
     shown_BCHW = preprocess_image(image.pixels_HWC, side_of(module), vision_use).to(encoder.device)
     return states(module, shown_BCHW.to(encoder.compute_dtype), vision_use)[0].float().to("cpu")
 

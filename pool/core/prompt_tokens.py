@@ -15,6 +15,10 @@ class Tokens:
     ends: tuple[int, ...]
 
 
+#: of a text of which an encoder reads parts, which it tokenizes itself
+NO_TOKENS = Tokens((), ())
+
+
 @dataclass(frozen=True, slots=True)
 class ClipTokens:
     """A prompt as CLIP reads it: the token ids of each piece that is tokenized alone, in order

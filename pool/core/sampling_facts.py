@@ -373,6 +373,7 @@ class SamplingFacts:
     video           set for models that generate videos
     audio           set for models that generate audio
     words_negative  the text encoders use another template for a negative prompt
+    writes_tokens   its last text encoder writes tokens of the image, which it reads with a prompt
     defaults        defaults of requests; None if requests have their own
     image_concat    required image input; None for text-only models
     enlarges        output size as a multiple of that image's size
@@ -399,6 +400,7 @@ class SamplingFacts:
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     video: VideoFacts | None = None
     words_negative: bool = False
+    writes_tokens: bool = False
     audio: AudioFacts | None = None
     defaults: SamplingDefaults | None = None
     image_concat: ImageConcat | None = None

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -53,11 +53,29 @@ from modelpool.pool.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondition
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.core.sample_conditions import ViewCondition as ViewCondition
+from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
 
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: pixels along a side of the part of an image that a token stands for which a text encoder writes
+TOKEN_SIDE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTokens(WireValue):
+    """The tokens of an image that a text encoder writes: for an image of this width and height in pixels, drawn with
+    this seed."""
+
+    width: int
+    height: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """The number of tokens of the image."""
+        return (self.width // TOKEN_SIDE) * (self.height // TOKEN_SIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,8 @@ class EncodeParams(WireValue):
     embeddings      textual inversions that the text names
     seen            width and height in which each reference image was encoded
     numbered        the text refers to the images by number
+    writes          the tokens of an image that the last text encoder of some families writes for the text; None: none,
+                    and it does not run
     tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
                     text, so they are not part of the identity
     """
@@ -83,7 +103,13 @@ class EncodeParams(WireValue):
     embeddings: tuple[EmbeddingRef, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
+    writes: WrittenTokens | None = None
     tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """As `SampleParams.measured_apart`: writing needs more than reading."""
+        return () if self.writes is None else ("writes",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +474,12 @@ def role_of(work: StageParams) -> Role:
 _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 
+def encoders_run(work: EncodeParams, encoders: Sequence[Role], facts: SamplingFacts) -> tuple[Role, ...]:
+    """Return those of the text `encoders` of a model of `facts` that `work` runs, in order: the last one, if it writes
+    tokens of images, only for that."""
+    return tuple(encoders[:-1] if facts.writes_tokens and work.writes is None else encoders)
+
+
 def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
     the diffusion model, then image prompt adapters."""
@@ -515,13 +547,17 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
-        for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
+        for kind in (OutputShape, SamplingSchedule, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
         if kind not in (ControlRef, ImagePromptRef)
     }
 )
 #: fields that were added later, with an empty default
 _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
-    {VisionEncodeParams: frozenset({"use", "blank"}), EncodeImageParams: frozenset({"animates"})}
+    {
+        EncodeParams: frozenset({"writes"}),
+        VisionEncodeParams: frozenset({"use", "blank"}),
+        EncodeImageParams: frozenset({"animates"}),
+    }
 )
 #: the sampler whose step lengths follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
@@ -539,6 +575,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     shared = _SHARED.get(type(work))
     # one image fills a device; the length of texts with images depends on the image sizes
     if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # kernels round differently at another batch size, which would change what is drawn
+    if isinstance(work, EncodeParams) and work.writes is not None:
         return ""
     # the steps of this sampler follow from the error of all images of a run
     if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
@@ -574,6 +613,8 @@ class TaskIdTemplate:
         identity = _identity(work)
         if has_seed := "seed" in identity:
             identity["seed"] = _NO_SEED
+        elif has_seed := "writes" in identity:
+            identity["writes"] = [*identity["writes"][:-1], _NO_SEED]  # the seed is its last field
         text = _JSON.encode([type(work).__name__, identity])[:-1]
         # no other place has this text: quotes within values are escaped
         before, _, after = text.partition(_JSON.encode(_NO_SEED)) if has_seed else (text, "", None)
@@ -583,6 +624,22 @@ class TaskIdTemplate:
         """Return what `task_id` returns for the parameters with this seed, if they have one, and these inputs."""
         seeded = "" if self.after is None else f"{seed}{self.after}"
         return _id_of_text(self.stage, f"{self.before}{seeded},{_JSON.encode(dict(needs))}]")
+
+
+def seed_of(work: StageParams) -> int:
+    """Return the seed of `work`; 0 if it draws nothing."""
+    if isinstance(work, EncodeParams):
+        return 0 if work.writes is None else work.writes.seed
+    return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
+
+
+def with_seed(work: StageParams, seed: int) -> StageParams:
+    """Return `work`, which draws something, with this seed."""
+    if isinstance(work, EncodeParams):
+        assert work.writes is not None, f"{work} draws nothing"
+        return replace(work, writes=replace(work.writes, seed=seed))
+    assert isinstance(work, SampleParams | EncodeImageParams), f"{work} draws nothing"
+    return replace(work, seed=seed)
 
 
 #: stands for the seed in a template; no parameter has such a value

@@ -90,11 +90,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     ),
     _marked("pixeldit", "PixelDiT", "PixelDiTT2I", published("core.pixel_embedder.proj.weight"), latent="pixels"),
     _marked("pid", "PiD", "PiD", published("lq_proj.latent_proj.0.weight"), latent="pixels"),
-    _marked(
-        "glm_image", "GLM-Image", "",
-        diffusers("glyph_projector.net.0.proj.weight", "prior_token_embedding.weight"),
-        runs="GlmImageTransformer2DModel",
-    ),
     # video
     _shared(video.LTX, "ltx23", "LTX-2.3", "LTXAV", having(audio=True, gated=True), "LTX2VideoTransformer3DModel"),
     _shared(

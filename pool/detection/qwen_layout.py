@@ -43,9 +43,8 @@ def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
     """
     width, depth = _width_and_depth(named, (_GATE, _LAST), "Qwen 2.5 VL", PATCH)
     inner, out = named[_GATE][0], named[_LAST][0]
-    difference = _difference(named, dict(_tensors(depth, width, inner, out)))
-    if difference:
-        raise UnknownArchitecture(f"{difference} in one with {depth} blocks of width {width}")
+    if why := difference(named, dict(_tensors(depth, width, inner, out))):
+        raise UnknownArchitecture(f"{why} in one with {depth} blocks of width {width}")
     return {
         "depth": depth,
         "hidden_size": width,
@@ -87,8 +86,8 @@ def qwen3_vision_config(named: Mapping[str, Shape]) -> Config:
     if math.isqrt(positions) ** 2 != positions:
         raise UnknownArchitecture(f"found {positions} positions, expected a square number")
     tensors = dict(_tensors_3(depth, width, inner, out, positions))
-    if difference := _difference(named, tensors):
-        raise UnknownArchitecture(f"{difference} in one with {depth} blocks of width {width}")
+    if why := difference(named, tensors):
+        raise UnknownArchitecture(f"{why} in one with {depth} blocks of width {width}")
     return {
         "depth": depth,
         "hidden_size": width,
@@ -104,7 +103,7 @@ def qwen3_vision_config(named: Mapping[str, Shape]) -> Config:
     }
 
 
-def _difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str:
+def difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str:
     """Return the first difference between `found` and `expected` names and shapes, in words; empty if equal."""
     for key in sorted({*found, *expected}):
         if key not in found:
@@ -129,10 +128,10 @@ def _tensors(depth: int, width: int, inner: int, out: int) -> Iterator[tuple[str
     for block in range(depth):
         for norm in ("norm1", "norm2"):
             yield f"blocks.{block}.{norm}.weight", (width,)
-        yield from _linear({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
+        yield from linear_layers({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
     merged = width * MERGED**2
     yield "merger.ln_q.weight", (width,)
-    yield from _linear({"merger.mlp.0": (merged, merged), "merger.mlp.2": (out, merged)})
+    yield from linear_layers({"merger.mlp.0": (merged, merged), "merger.mlp.2": (out, merged)})
 
 
 def _tensors_3(depth: int, width: int, inner: int, out: int, positions: int) -> Iterator[tuple[str, Shape]]:
@@ -147,22 +146,24 @@ def _tensors_3(depth: int, width: int, inner: int, out: int, positions: int) -> 
         "mlp.linear_fc2": (width, inner),
     }
     for block in range(depth):
-        yield from _norms(width, *(f"blocks.{block}.{norm}" for norm in ("norm1", "norm2")))
-        yield from _linear({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
+        yield from norm_layers(width, *(f"blocks.{block}.{norm}" for norm in ("norm1", "norm2")))
+        yield from linear_layers({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
     merged = width * MERGED**2
     deep = [f"deepstack_merger_list.{number}" for number in range(len(_READ_BLOCKS[depth]))]
     for merger in ("merger", *deep):
-        yield from _norms(width if merger == "merger" else merged, f"{merger}.norm")
-        yield from _linear({f"{merger}.linear_fc1": (merged, merged), f"{merger}.linear_fc2": (out, merged)})
+        yield from norm_layers(width if merger == "merger" else merged, f"{merger}.norm")
+        yield from linear_layers({f"{merger}.linear_fc1": (merged, merged), f"{merger}.linear_fc2": (out, merged)})
 
 
-def _norms(width: int, *names: str) -> Iterator[tuple[str, Shape]]:
+def norm_layers(width: int, *names: str) -> Iterator[tuple[str, Shape]]:
+    """Yield names and shapes of the tensors of norms of this width."""
     for name in names:
         yield f"{name}.weight", (width,)
         yield f"{name}.bias", (width,)
 
 
-def _linear(layers: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
+def linear_layers(layers: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
+    """Yield names and shapes of weights and biases of `layers`, whose weights have these shapes."""
     for name, shape in layers.items():
         yield f"{name}.weight", shape
         yield f"{name}.bias", shape[:1]

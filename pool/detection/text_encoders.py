@@ -27,7 +27,7 @@ class TextEncoderFacts:
     name          short and stable, "clip_l"
     title         for human readers
     architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
-                  "qwen2", "qwen3", "qwen3_vl", "glm"; "words" for a table of words alone
+                  "qwen2", "qwen3", "qwen3_vl", "glm", "glm_image"; "words" for a table of words alone
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -74,6 +74,7 @@ _NORM_AFTER_ATTENTION = "model.layers.0.post_attention_layernorm.weight"
 _QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"
 _KEY_BIAS = "model.layers.0.self_attn.k_proj.bias"
 _KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
+_GLM_NORM = "post_self_attn_layernorm.weight"
 _LAYER_39 = "model.layers.39.post_attention_layernorm.weight"
 
 
@@ -102,6 +103,11 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     ),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
+    *(
+        TextEncoderSignature(_facts("glm_image_9b", "GLM-Image 9B", "glm_image"), (layers + _GLM_NORM, codes))
+        for layers in ("model.layers.0.", "model.language_model.layers.0.", "language_model.layers.0.")
+        for codes in ("model.vqmodel.quantize.embedding.weight", "vqmodel.quantize.embedding.weight")
+    ),
     TextEncoderSignature(_facts("glm4_9b", "GLM 4 9B", "glm"), (_KEY_BIAS, "model.layers.0.mlp.gate_up_proj.weight")),
     TextEncoderSignature(
         _facts("qwen25_3b", "Qwen 2.5 3B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 256),)
@@ -290,6 +296,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen3vl_4b": ("krea2", {}),
     "qwen3vl_8b": ("qwen_image_21", {}),
     "glm4_9b": ("cogview4", {}),
+    "glm_image_9b": ("glm_image", {}),
     "qwen3_2b": ("ovis", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),

@@ -84,7 +84,7 @@ def _levels(shapes: Shapes) -> int:
 
 
 _TITLES_BY_CHANNELS = {4: "Stable Diffusion 1, 2 or XL", 16: "Stable Diffusion 3 or Flux"}
-_FORMATS_BY_CHANNELS = {4: ("sd1", "sdxl", "playground_25"), 16: ("sd3", "flux", "cogview4")}
+_FORMATS_BY_CHANNELS = {4: ("sd1", "sdxl", "playground_25"), 16: ("sd3", "flux", "cogview4", "glm_image")}
 _KL_HALVES = ("decoder.conv_in.weight", "encoder.conv_in.weight")
 HALF_FIRST = (F16, BF16, F32)
 BFLOAT_FIRST = (BF16, F16, F32)

@@ -43,6 +43,7 @@ from modelpool.pool.core.stage_params import (
     UpscaleParams,
     VisionEncodeParams,
     control_key,
+    encoders_run,
     image_prompt_key,
     role_of,
     upscaler_key,
@@ -575,7 +576,8 @@ class Engine:
     def _used_by(self, work: StageParams) -> Patchers:
         match work:
             case EncodeParams():
-                roles = self._opened(work.model).checkpoint.family.text_encoders
+                family = self._opened(work.model).checkpoint.family
+                roles = encoders_run(work, family.text_encoders, family.sampling)
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleParams():
                 own = self.patcher(work.model, role_of(work), work.loras)
@@ -598,7 +600,7 @@ class Engine:
         match works[0]:
             case EncodeParams():
                 # by the roles of this model: a patcher may have the role of another model with equal weights
-                roles = zip(patchers, family.text_encoders, strict=True)
+                roles = zip(patchers, encoders_run(works[0], family.text_encoders, family.sampling), strict=True)
                 encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
                 texts, seen = _all_of(works, EncodeParams), inputs[0].read_all(IMAGE, ImageEmbeds)
                 learned = self._learned(texts)

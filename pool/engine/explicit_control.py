@@ -45,6 +45,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
     Stopped,
+    encoders_run,
     stage_of,
     task_id,
 )
@@ -166,7 +167,9 @@ class LoadedModel:
     def encode(self, text: str) -> Encoded:
         """Encode `text` for the diffusion model; the result is on the host."""
         work = EncodeParams(self._model, (), checked_text("text", text, "a text"))
-        result = self._run(work, {}, self.text_encoders)
+        facts = self._catalog.model_defaults(self._model).sampling
+        run = encoders_run(work, [encoder.role for encoder in self.text_encoders], facts)
+        result = self._run(work, {}, self.text_encoders[: len(run)])
         assert isinstance(result, Encoded)
         return result
 

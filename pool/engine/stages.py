@@ -56,7 +56,7 @@ from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.models.text.connectors import connected
 from modelpool.pool.models.text.text_conditioning import text_kwargs
-from modelpool.pool.models.text.vision_prompt import reading_with_images
+from modelpool.pool.models.text.work_reading import reading_of_work
 from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
@@ -109,7 +109,7 @@ def encode_batch(
     for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
-            facts = reading_with_images(facts, len(images), works[0].numbered)
+            facts = reading_of_work(facts, works[0])
         with encoder.patcher.running(stop_check(hooks)) as module:
             if isinstance(facts, Reading) and facts.connects:
                 read.append(connected(module, read[-1], encoder.patcher.compute_dtype))
@@ -123,6 +123,7 @@ def encode_batch(
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
             how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
+            how["writes"] = works[0].writes
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))

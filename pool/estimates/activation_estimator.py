@@ -19,7 +19,7 @@ from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEX
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, TokenizedPrompt
+from modelpool.pool.core.prompt_tokens import NO_TOKENS, ClipTokens, PromptTokens, TokenizedPrompt
 from modelpool.pool.core.sampling_facts import VideoFacts, VisionEncoderUse
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -33,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
     VisionEncodeParams,
+    encoders_run,
     role_of,
     stage_of,
 )
@@ -70,9 +71,9 @@ from modelpool.pool.image_prompts.layouts import BlockReading
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.models.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
-from modelpool.pool.models.text.vision_prompt import reading_with_images
+from modelpool.pool.models.text.work_reading import reading_of_work
 from modelpool.pool.models.vision.preprocess import states_shape
-from modelpool.pool.models.vision.qwen import empty_images, form_of, rows_of
+from modelpool.pool.models.vision.seen_images import empty_seen
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.pixels.latent_pixels import sampled_shape, sound_length_of
 from modelpool.pool.plan.eviction_plan import ModuleBytes
@@ -260,7 +261,7 @@ class ActivationEstimator:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
-        options = work.measured_apart if isinstance(work, SampleParams) else ()
+        options = work.measured_apart if isinstance(work, EncodeParams | SampleParams) else ()
         key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile, options=options)
         most_bytes = max(counted_bytes, self._calibration.most_measured(key, counted_bytes))
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)
@@ -271,9 +272,9 @@ class ActivationEstimator:
         latent, family = opened.latent, opened.checkpoint.family
         match work:
             case EncodeParams():
-                tokens = zip(family.text_encoders, self._text_read(work).tokens, strict=True)
+                tokens = zip(_encoders_run(opened, work), self._text_read(work).tokens, strict=True)
                 stages = [self._text_stage(opened, role, work, own) for role, own in tokens]
-                return encode_bytes(stages, work.text, work.is_negative)
+                return encode_bytes(stages, work)
             case SampleParams():
                 module = self._module(opened, role_of(work))
                 text_inputs, controls = (
@@ -309,7 +310,7 @@ class ActivationEstimator:
         if not family.text_set:
             return TextStage(module, family.texts[role], self._load_tokenizer(), tokens, embeddings=learned)
         text = opened.reading(role)
-        reading = reading_with_images(text.reading, len(work.seen), work.numbered)
+        reading = reading_of_work(text.reading, work)
         images = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
         known = learned if isinstance(tokens, ClipTokens) else {}
         return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), tokens, images, known)
@@ -347,7 +348,8 @@ class ActivationEstimator:
 
         # families without a text set read the same chunks
         text_set = work.model.sha256 if family.text_set else len(family.text_encoders)
-        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered)
+        size = None if work.writes is None else (work.writes.width, work.writes.height)
+        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered, size)
         return self._texts.get(key, read)
 
     def _read_by_encoders(self, work: EncodeParams, rows: Mapping[str, int]) -> _TextRead:
@@ -358,18 +360,20 @@ class ActivationEstimator:
         tokens: list[PromptTokens] = []
         counts = [len(image.states_LD) for image in _empty_seen(opened, work.seen, 1)]
         clip: ClipTokens | None = None
-        for role in family.text_encoders:
+        for role in _encoders_run(opened, work):
             own = opened.reading(role)
             if own.reading.connects:  # it reads the text as the encoder before it
                 tokens.append(tokens[-1])
                 read.append(read[-1])
                 lengths[own.place] = read[-1].tokens
                 continue
-            reading = reading_with_images(own.reading, len(work.seen), work.numbered)
+            reading = reading_of_work(own.reading, work)
             tokenizer = own.tokenizer or self._load_tokenizer()
             if isinstance(tokenizer, ClipTokenizer):
                 clip = clip or clip_tokens(tokenizer, work.text)
                 tokens.append(clip)
+            elif reading.quotes_apart:
+                tokens.append(NO_TOKENS)
             else:
                 tokens.append(template_tokens(tokenizer, work.text, reading, work.is_negative))
             how = counts if reading.sees else (), tokens[-1], rows, work.is_negative
@@ -467,7 +471,7 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     vision_use = opened.checkpoint.family.sampling.vision_use
     if vision_use is None:
         seeing = opened.component(Role.VISION_ENCODER).built.module if seen else None
-        return () if seeing is None else empty_images(seen, width * rows_of(seeing), form_of(seeing))
+        return () if seeing is None else empty_seen(seeing, seen, width)
     states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, vision_use) if seen else (0, 0)
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 
@@ -476,7 +480,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
         case EncodeParams():
-            return (stage_of(work), work.seen, work.numbered)
+            written = None if work.writes is None else (work.writes.width, work.writes.height)
+            return (stage_of(work), work.seen, work.numbered, written)
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():
@@ -504,6 +509,12 @@ def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:
     seen = (Role.VISION_ENCODER,) if sees else ()
     runs = (role_of(work),) if isinstance(work, SampleParams) else ()
     return (*runs, *(family.text_encoders if family.text_set or not runs else ()), *seen)
+
+
+def _encoders_run(opened: OpenModel, work: EncodeParams) -> tuple[Role, ...]:
+    """The text encoders that `work` runs."""
+    family = opened.checkpoint.family
+    return encoders_run(work, family.text_encoders, family.sampling)
 
 
 def _typical_tokens(work: ModelStageParams) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ from modelpool.pool.models.text.connectors import connected
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.models.vision.preprocess import side_of, states
-from modelpool.pool.models.vision.qwen import empty_patches, form_of, grid_of, read_patches
+from modelpool.pool.models.vision.seen_images import empty_seen_patches, seen_states
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.patcher.blocks.dit import BlockForm
 from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of
@@ -128,13 +128,13 @@ class TextStage:
     embeddings: Embeddings = field(default_factory=dict)
 
 
-def encode_bytes(text_encoders: Sequence[TextStage], text: str, is_negative: bool = False) -> int:
-    """Return the device memory of encoding `text` with the text encoders one after the other, without weights; equal
-    for texts of one `TextShape`."""
+def encode_bytes(text_encoders: Sequence[TextStage], work: EncodeParams) -> int:
+    """Return the device memory of encoding the text of `work` with the text encoders one after the other, without
+    weights; equal for texts of one `TextShape`."""
     read_bytes, most_bytes = 0, 0
     before: list[ReadText] = []
     for encoder in text_encoders:
-        peak_bytes, own_bytes, before = _read_bytes(encoder, text, is_negative, before)
+        peak_bytes, own_bytes, before = _read_bytes(encoder, work, before)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
         read_bytes += own_bytes  # results stay until all encoders have run
     return most_bytes
@@ -160,6 +160,8 @@ def sample_bytes(
     options = CountedOptions.of(work, diffusion_model.module, facts.model, track)
     if work.options.skips_by_content:
         max_batch = 1  # the cache decides for each text
+    if facts.writes_tokens and not work.regions:
+        max_batch = 1  # a negative prompt has no tokens
     lengths, regional = list(context_tokens), len(work.regions)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
@@ -332,8 +334,7 @@ def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[
 
 def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
     if facts.vision_use is None:
-        form = form_of(module)
-        return read_patches(module, empty_patches(size, form).to(dtype), grid_of(size, form))
+        return seen_states(module, empty_seen_patches(module, size).to(dtype), size)
     shown_BCHW = torch.empty((images, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
     return states(module, shown_BCHW.to(dtype), facts.vision_use)
 
@@ -387,23 +388,21 @@ def stage_call(
             )
 
 
-def _read_bytes(
-    encoder: TextStage, text: str, is_negative: bool, before: Sequence[ReadText]
-) -> tuple[int, int, list[ReadText]]:
-    """Peak bytes of encoding `text`, bytes of the result, and the result, without values. `before` is that of the
-    encoder before it."""
+def _read_bytes(encoder: TextStage, work: EncodeParams, before: Sequence[ReadText]) -> tuple[int, int, list[ReadText]]:
+    """Peak bytes of encoding the text of `work`, bytes of the result, and the result, without values. `before` is that
+    of the encoder before it."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
         if isinstance(encoder.facts, Reading) and encoder.facts.connects:
             read.extend(connected(module, before, encoder.module.compute_dtype))
             return
-        how: dict[str, Any] = {"negative": (is_negative,), "tokens": (encoder.tokens,)}
+        how: dict[str, Any] = {"negative": (work.is_negative,), "tokens": (encoder.tokens,), "writes": work.writes}
         how |= {"images": encoder.images, "embeddings": encoder.embeddings}
-        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, **how))
+        read.extend(read_texts(module, encoder.tokenizer, (work.text,), META, encoder.facts, **how))
 
     peak_bytes = encoder.module.peak_bytes(call)
-    kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
+    kept = [t for one in read for t in (one.context_LD, one.pooled_V, one.tokens_N) if t is not None]
     # a view keeps its whole storage alive; a mask is counted even for texts without one
     mask_bytes = sum(one.context_LD.shape[-2] for one in read)
     return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept), read

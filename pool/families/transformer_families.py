@@ -21,6 +21,7 @@ from modelpool.pool.core.sampling_facts import (
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
+from modelpool.pool.detection.glm_layout import CODES, VISION, glm_vision_config
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
@@ -29,6 +30,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import (
     FamilyDefinition,
     TextVision,
+    VisionPart,
 )
 from modelpool.pool.families.parts.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
@@ -106,6 +108,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             prediction=facts.prediction,
             noise=facts.noise,
             model=name,
+            writes_tokens=any(reading.writes_tokens for reading in definition.texts),
             words_negative=any(reading.negative_template for reading in definition.texts),
             reads=frozenset(reads),
             image_concat=definition.image_concat,
@@ -230,41 +233,57 @@ def with_text_vision(
     `why_no_vision` states why.
     """
     vision = _TEXT_VISION.get(family.name)
-    if vision is None or Role.TEXT_ENCODER not in family.prefixes:
+    if vision is None or vision.role not in family.prefixes:
         return family
-    start = family.prefixes[Role.TEXT_ENCODER]
+    start = family.prefixes[vision.role]
     found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)
     if found is None:
         return family
     text = {key: shape for key, shape in shapes.items() if key.startswith(start)}
-    if why := _why_unseeing(text, found, vision.is_qwen_3):
+    if why := _why_unseeing(text, found, vision.part):
         return replace(family, sampling=replace(family.sampling, why_no_vision=why))
     if len(vision.pipelines) == 1:
         (vision_use,) = vision.pipelines
     if vision.numbered_key and family.prefixes[Role.DIFFUSION_MODEL] + vision.numbered_key in shapes:
         vision_use = ReferenceMode.NUMBERED
+    codes = tuple(found.removesuffix(VISION) + CODES for _ in range(vision.part is VisionPart.GLM_IMAGE))
     return replace(
         family,
         prefixes={**family.prefixes, Role.VISION_ENCODER: found},
+        extra_prefixes={**family.extra_prefixes, **({Role.VISION_ENCODER: codes} if codes else {})},
         architectures={**family.architectures, Role.VISION_ENCODER: Architecture.TEXT_VISION},
         sampling=replace(family.sampling, reads=family.sampling.reads | {"reference"}, reference_mode=vision_use),
     )
 
 
-def _why_unseeing(text: Mapping[str, Shape], prefix: str, is_qwen_3: bool) -> str:
+def _why_unseeing(text: Mapping[str, Shape], prefix: str, part: VisionPart) -> str:
     """Return why the vision part under `prefix` of a `text` encoder cannot be used; empty if it can."""
+    if part is VisionPart.GLM_IMAGE:
+        return _why_without_tokens(text, prefix.removesuffix(VISION))
     own = {
         key.removeprefix(prefix): tuple(shape)
         for key, shape in text.items()
         if key.startswith(prefix) and is_weight(Role.VISION_ENCODER, key, prefix)
     }
     try:
-        width = (qwen3_vision_config if is_qwen_3 else qwen_vision_config)(own)["out_hidden_size"]
+        width = (qwen3_vision_config if part is VisionPart.QWEN_3 else qwen_vision_config)(own)["out_hidden_size"]
     except UnknownArchitecture as error:
         return str(error)
     table = next((shape for key, shape in text.items() if key.endswith(_WORDS)), None)
     if table is not None and table[1:] != (width,):
         return f"found states of width {width}, expected {' x '.join(map(str, table[1:]))} like its token embedding"
+    return ""
+
+
+def _why_without_tokens(text: Mapping[str, Shape], level: str) -> str:
+    """Return why the part of GLM-Image under `level` that turns images into tokens cannot be used; empty if it can."""
+    parts = (level + VISION, level + CODES)
+    try:
+        glm_vision_config(
+            {key.removeprefix(level): tuple(shape) for key, shape in text.items() if key.startswith(parts)}
+        )
+    except UnknownArchitecture as error:
+        return str(error)
     return ""
 
 

@@ -31,7 +31,7 @@ from modelpool.pool.formats.folder_header import CLASS_KEY, VIEW_PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_cascade
-from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
+from modelpool.pool.loading.folder_values import FolderConfig, latent_statistics, number_in, wrong_value
 from modelpool.pool.loading.transformer_folder import TRANSFORMER, VISION, transformer_folder_family
 from modelpool.pool.loading.video_unet_folder import video_folder_family
 from modelpool.pool.models.common import infer_config as infer
@@ -237,11 +237,7 @@ def _read_vae(
         ],
     }
     _expect_equal(name, folder_config, sizes)
-    means = _numbers(name, folder_config, "latents_mean", channels)
-    deviations = _numbers(name, folder_config, "latents_std", channels)
-    if bool(means) != bool(deviations) or any(number <= 0 for number in deviations):
-        expected = "both, deviations above 0, or neither"
-        raise wrong_value(name, "latents_mean and latents_std", (means, deviations), expected)
+    means, deviations = latent_statistics(name, folder_config, channels)
     family = replace(
         family,
         scaling_factor=number_in(name, folder_config, "scaling_factor", 0.18215),
@@ -357,13 +353,3 @@ def _size(shapes: Mapping[str, Shape], key: str, dimension: int) -> int:
 def _levels(shapes: Mapping[str, Shape], blocks: str) -> Sequence[int]:
     numbers = {key.removeprefix(f"{blocks}.").partition(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
     return sorted(int(number) for number in numbers if number.isdecimal())
-
-
-def _numbers(name: str, folder_config: FolderConfig, key: str, count: int) -> tuple[float, ...]:
-    """Return the numbers of a list, one for each channel of a latent; empty if it is missing."""
-    value = folder_config.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) != count:
-        raise wrong_value(name, key, value, f"a number for each of {count} channels")
-    return tuple(number_in(name, {key: each}, key, 0.0) for each in value)

@@ -23,6 +23,26 @@ def number_in(folder: str, config: FolderConfig, key: str, default: float) -> fl
     return number
 
 
+def latent_statistics(folder: str, config: FolderConfig, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of each channel of a latent in the configuration of a VAE; two empty tuples if they are
+    missing. Raises UnknownArchitecture."""
+    means, deviations = (_numbers(folder, config, key, channels) for key in ("latents_mean", "latents_std"))
+    if bool(means) != bool(deviations) or any(number <= 0 for number in deviations):
+        expected = "both, deviations above 0, or neither"
+        raise wrong_value(folder, "latents_mean and latents_std", (means, deviations), expected)
+    return means, deviations
+
+
+def _numbers(folder: str, config: FolderConfig, key: str, count: int) -> tuple[float, ...]:
+    """Return the numbers of a list, one for each channel of a latent; empty if it is missing."""
+    value = config.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != count:
+        raise wrong_value(folder, key, value, f"a number for each of {count} channels")
+    return tuple(number_in(folder, {key: each}, key, 0.0) for each in value)
+
+
 def wrong_value(folder: str, key: str, found: object, expected: str) -> UnknownArchitecture:
     """Return the error for a value of `key` in the configuration of `folder`."""
     return UnknownArchitecture(

@@ -26,6 +26,7 @@ from modelpool.pool.detection.parts import component, diffusion_component, recog
 from modelpool.pool.detection.prediction import normalised_prediction
 from modelpool.pool.detection.recognize import recognise_contents
 from modelpool.pool.formats.containment import contained
+from modelpool.pool.formats.folder_header import WRITER_FOLDER
 from modelpool.pool.formats.model_folder import (
     CONFIG_FILES,
     INDEX_FILE,
@@ -55,6 +56,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     ("vae", Kind.VAE),
     ("vqgan", Kind.VAE),
     ("text_encoder", Kind.TEXT_ENCODER),
+    (WRITER_FOLDER, Kind.TEXT_ENCODER),
     ("image_encoder", Kind.VISION_ENCODER),
     ("vocoder", Kind.VOCODER),
 )

@@ -23,7 +23,7 @@ from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import finite_number
-from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
+from modelpool.pool.loading.folder_values import FolderConfig, latent_statistics, number_in, wrong_value
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.specs.spec import Role
 
@@ -54,6 +54,8 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 }
 #: families whose pipelines run without what decodes audio
 _SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.pipeline_entries)
+#: families whose pipeline does not read the scale of latents in the configuration of the VAE
+_UNSCALED = frozenset(family.name for family in defined_families() if not family.scales_latent)
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
 #: schedulers of families that none of the usual ones suits
@@ -120,7 +122,9 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
-    scale = number_in(VAE, config, "scaling_factor", base.scaling_factor)
+    base, scale = _with_latents(base, config), base.scaling_factor
+    if base.name not in _UNSCALED:
+        scale = number_in(VAE, config, "scaling_factor", scale)
     if not scale > 0.0:
         raise wrong_value(VAE, "scaling_factor", scale, "a number above 0")
     family = replace(
@@ -135,6 +139,15 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
     )
     return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
+
+
+def _with_latents(base: Family, config: FolderConfig) -> Family:
+    """Return `base` with the mean and the deviation of each channel of its latents in the configuration of the VAE,
+    if its latents have these and no scale."""
+    if base.name not in _UNSCALED:
+        return base
+    means, deviations = latent_statistics(VAE, config, len(base.latent_means))
+    return replace(base, latent_means=means, latent_deviations=deviations) if means else base
 
 
 def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:

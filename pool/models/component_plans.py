@@ -38,6 +38,7 @@ from modelpool.pool.models.vae.build import VaePlan, plan_vae, spliced_vae
 from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vae.sound import SOUND, plan_sound
 from modelpool.pool.models.vision.build import plan_vision
+from modelpool.pool.models.vision.glm import is_glm_vision, plan_glm_vision
 from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
 from modelpool.pool.models.vision.siglip import is_siglip, plan_siglip
@@ -104,6 +105,8 @@ def plan_component(
         case Architecture.VISION_MODEL:
             vision_use = plan_vision(shapes, prefix, folder_config=family.configs.get(role))
             return ComponentPlan(*vision_use.fitting(), _nothing)
+        case Architecture.TEXT_VISION if is_glm_vision(shapes, prefix):
+            return ComponentPlan(*plan_glm_vision(shapes, prefix).fitting(), fill_text_tables)
         case Architecture.TEXT_VISION:
             seeing = plan_qwen_vision(shapes, prefix)
             return ComponentPlan(*seeing.fitting(), fill_text_tables)

@@ -47,6 +47,7 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "kl_optimal": "KL Optimal",
         "trailing": "Trailing",
         "linspace": "Linspace",
+        "linspace_open": "Linspace Open",
         "scm": "SCM",
         "half_last": "Half Last",
         "gits": "GITS",

@@ -456,6 +456,11 @@ def _half_last(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigma(table.last_timestep * (1.0 - step / (steps - 0.5))) for step in range(steps)]
 
 
+def _linspace_open(steps: int, table: SigmaTable) -> list[float]:
+    """The same for one more step, without the last level. Source: diffusers' GlmImagePipeline."""
+    return _linspace(steps + 1, table)[:-1]
+
+
 #: angle of the second level of two, of a right angle
 _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 
@@ -534,6 +539,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
         "linspace": _linspace,
+        "linspace_open": _linspace_open,
         "scm": _scm,
         "half_last": _half_last,
         "gits": _gits,

@@ -37,6 +37,7 @@ from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from modelpool.pool.saving.folder_parts import FolderPart, MissingPart, normalizer_part, parts_of
+from modelpool.pool.saving.glm_image_folder import PROCESSOR_CLASS, is_glm_image, write_writer_processor
 from modelpool.pool.saving.left_out import left_out
 from modelpool.pool.saving.llava_folder import is_llava
 from modelpool.pool.saving.metadata import with_facts
@@ -168,6 +169,9 @@ def _tokenizers(
             tokenizer = tokenizer_of(checkpoint, role, reading, module)
         except TokenizerMissing:
             yield _without_tokenizer(folder, module, reading)
+            continue
+        if reading.writes_tokens:
+            yield _Tokenizer(folder, PROCESSOR_CLASS, partial(write_writer_processor, tokenizer=tokenizer))
         else:
             yield _Tokenizer(
                 folder, tokenizer_class(tokenizer), partial(write_text_tokenizer, tokenizer=tokenizer, reading=reading)
@@ -176,7 +180,8 @@ def _tokenizers(
 
 def _without_tokenizer(folder: str, module: nn.Module, reading: Reading) -> MissingPart:
     config: Any = module.config  # transformers is not typed
-    facts = TOKENIZER_FACTS[tokenizer_kind(reading.encoder, config.vocab_size, config.model_type)]
+    vocabulary = getattr(config, "text_config", config).vocab_size
+    facts = TOKENIZER_FACTS[tokenizer_kind(reading.encoder, vocabulary, config.model_type)]
     return MissingPart(
         folder, f"no tokenizer of {facts.title} is in the file or next to it, expected {facts.published}"
     )
@@ -205,6 +210,8 @@ def _write_config(folder: Path, part: FolderPart) -> None:
         module.config.architectures = [type(module).__name__]
         module.config.dtype = part.dtype
         module.config.save_pretrained(folder)
+        if is_glm_image(module):
+            module.generation_config.save_pretrained(folder)
     else:
         module.save_config(folder)
 

@@ -43,19 +43,22 @@ from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
-from modelpool.pool.loading.open_tokenizer import reading_of_role
+from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
 from modelpool.pool.mapping.tensor_bytes import cast_tensor, computed_tensor, copied_tensor
 from modelpool.pool.models.common.module_classes import empty_module, module_from_config
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.models.text.classes import GlmImageWriter
 from modelpool.pool.models.vae.build import MissingHalf
 from modelpool.pool.models.vae.sound import SOUND, sound_of
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.saving.glm_image_folder import glm_image
 from modelpool.pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
 from modelpool.pool.specs.spec import Role
+from modelpool.pool.text.text_tokenizer import TextTokenizer, TokenizerMissing
 
 #: the name level of CLIP's text models in published folders
 _TEXT_LEVEL = "text_model."
@@ -76,6 +79,10 @@ _CASCADE_VAE = "cascade_a"
 _OF_SOUND = f"{SOUND}."
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
+#: the text encoder that has a vision part
+_VISION_ROLES = {
+    family.name: family.text_vision.role for family in defined_families() if family.text_vision is not None
+}
 #: settings of its configuration that only the pipeline of a family reads
 _VAE_ENTRIES = {family.name: family.vae_entries for family in defined_families() if family.vae_entries}
 
@@ -134,6 +141,8 @@ def parts_of(
     if role is Role.VAE:
         yield from _sound_parts(checkpoint, patches.get(role, PatchSet()), dtype)
     why = _unloadable(module, reading_of_role(checkpoint, role) if role.is_text_encoder else None)
+    if isinstance(module, GlmImageWriter) and Role.VISION_ENCODER not in checkpoint.family.prefixes:
+        why = "the file lacks its vision part (tensors visual.* and vqmodel.*), which its class has"
     if why:
         yield MissingPart(folder, why)
         return
@@ -148,7 +157,15 @@ def parts_of(
     elif _is_llava_text(checkpoint, role):
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         yield _part(role, folder, llava(module, vision.built.module), llava_tensors(weights, vision, dtype))
-    elif role is Role.TEXT_ENCODER and architectures.get(Role.VISION_ENCODER) is Architecture.TEXT_VISION:
+    elif isinstance(module, GlmImageWriter):
+        vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
+        names = {
+            name: name if name.startswith("lm_head.") else f"model.language_model.{name}" for name in weights.shapes
+        }
+        vision_names = {name: f"model.{name}" for name in vision.shapes}
+        tensors = (*_tensors(weights, names, dtype), *_tensors(vision, vision_names, dtype))
+        yield _part(role, folder, glm_image(module, vision.built.module, _tokenizer(checkpoint, role, module)), tensors)
+    elif role is _VISION_ROLES.get(checkpoint.family.name) and Role.VISION_ENCODER in checkpoint.family.prefixes:
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         text_names = {name: f"language_model.{name}" for name in weights.shapes}
         vision_names = {name: f"visual.{name}" for name in vision.shapes}
@@ -174,6 +191,16 @@ def _sound_parts(checkpoint: Checkpoint, patches: PatchSet, dtype: torch.dtype |
         ]
         module: nn.Module = getattr(sound, part)
         yield _part(Role.VAE, folder, module, (*_tensors(weights, names, dtype), *statistics))
+
+
+def _tokenizer(checkpoint: Checkpoint, role: Role, module: nn.Module) -> TextTokenizer | None:
+    """Return the tokenizer of a text encoder; None if there is none."""
+    reading = reading_of_role(checkpoint, role)
+    assert reading is not None, f"{role.value} is read by a family"
+    try:
+        return tokenizer_of(checkpoint, role, reading, module)
+    except TokenizerMissing:
+        return None
 
 
 def normalizer_part(checkpoint: Checkpoint) -> FolderPart | None:

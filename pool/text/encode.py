@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
 from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
+from modelpool.pool.core.stage_params import WrittenTokens
 from modelpool.pool.families.parts.text_join import ReadText as ReadText
 from modelpool.pool.families.parts.text_reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
+from modelpool.pool.families.parts.written_image import IMAGE_START
 from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
 from modelpool.pool.text.image_tokens import ImageStates, image_states_inserted, with_images
@@ -30,6 +32,7 @@ from modelpool.pool.text.templates import (
     end_positions,
     pad_id_of,
     padded,
+    quoted_rows,
     real_positions,
     state_positions,
     token_mask,
@@ -37,6 +40,7 @@ from modelpool.pool.text.templates import (
     whole_text,
 )
 from modelpool.pool.text.text_tokenizer import TextTokenizer
+from modelpool.pool.text.token_writer import written
 
 #: largest ratio of the common length of two repeated texts to the longer one: always enough for up to four chunks each,
 #: but not for 5 with 6 chunks (30)
@@ -72,6 +76,7 @@ def read_texts(
     negative: Sequence[bool] | None = None,
     images: Sequence[ImageStates] = (),
     tokens: Sequence[PromptTokens | None] | None = None,
+    writes: WrittenTokens | None = None,
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
@@ -80,7 +85,8 @@ def read_texts(
     once, truncated to their limit; the empty prompt for weights uses the same template. `images` replace the image
     tokens of the template (`pool.models.text.vision_prompt`), in each of `texts`. If only the pooled text of a CLIP is
     used, only the first chunk is encoded. `negative` marks negative prompts, for families with another template for
-    them; by default, these are the empty texts. `tokens` are those of each text that is tokenized already.
+    them; by default, these are the empty texts. `tokens` are those of each text that is tokenized already. An encoder
+    that writes tokens of an image writes those of `writes`, for one text after the other.
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an
     unknown embedding.
@@ -91,6 +97,12 @@ def read_texts(
     counts = [len(image.states_LD) for image in images]
     known_tokens = [None] * len(texts) if tokens is None else tokens
     prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts, known_tokens)
+    if reading.writes_tokens:
+        assert isinstance(tokenizer, TextTokenizer), f"{reading.encoder} with another kind of tokenizer"
+        assert writes is not None, f"{reading.encoder} reads a text without an image to write"
+        codes = min(tokenizer.id_of(IMAGE_START), _config(text_model).vision_vocab_size)
+        with torch.no_grad():
+            return tuple(written(text_model, row, writes, images, codes, device) for (row,) in prompts)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
     empties = _empties(tokenizer, reading, rows, side_of_row, counts)
@@ -144,13 +156,18 @@ def _prompts(
         clip = [found if isinstance(found, ClipTokens) else None for found in tokens]
         chunks = [split_prompt(tokenizer, t, known, length, own)[:limit] for t, own in zip(texts, clip, strict=True)]
         return [tuple(_with_pads(chunk, reading.clip_pad_id) for chunk in prompt) for prompt in chunks]
-    rows = [
-        text_with_images(tokenizer, text, reading, counts, side, own if isinstance(own, Tokens) else None)
-        for text, side, own in zip(texts, sides, tokens, strict=True)
-    ]
-    longest = max(len(row.token_ids) for row in rows)
+    if reading.quotes_apart:
+        found = [quoted_rows(tokenizer, text, reading) for text in texts]
+    else:
+        found = [
+            (text_with_images(tokenizer, text, reading, counts, side, own if isinstance(own, Tokens) else None),)
+            for text, side, own in zip(texts, sides, tokens, strict=True)
+        ]
+    if reading.writes_tokens:
+        return found
+    longest = max(len(row.token_ids) for rows in found for row in rows)
     pad_id = pad_id_of(tokenizer, reading)
-    return [(padded(row, longest, pad_id, left=reading.pads_left),) for row in rows]
+    return [tuple(padded(row, longest, pad_id, left=reading.pads_left) for row in rows) for rows in found]
 
 
 def text_with_images(
@@ -280,6 +297,9 @@ def _read_text(
     padding; those at the positions `kept` if that is set."""
     if reading.is_clip:
         return ReadText(z_NTD.flatten(0, 1), pooled_V)
+    if reading.quotes_apart:
+        parts = [z_TD[row.first : row.first + row.tokens] for row, z_TD in zip(prompt, z_NTD, strict=True)]
+        return ReadText(torch.cat(parts), cut_tokens=sum(row.cut for row in prompt))
     (row,), z = prompt, z_NTD[0]
     if not row.tokens:
         z = torch.zeros_like(z)

@@ -16,6 +16,7 @@ from modelpool.pool.families.parts.text_reading import (
     Reading,
     cleaned,
     image_number,
+    quoted_parts,
     spelled,
 )
 from modelpool.pool.text.chunks import Chunk, plain_words
@@ -89,6 +90,17 @@ def whole_text(
     pad_id = pad_id_of(tokenizer, reading)
     row = padded(row, least, pad_id, left=reading.pads_left)
     return _with_real_pads(row, reading, pad_id) if reading.multiple else row
+
+
+def quoted_rows(tokenizer: TextTokenizer, text: str, reading: Reading) -> tuple[Chunk, ...]:
+    """Return the parts of a prompt in quotation marks as rows; one empty text if there is none. Raises as
+    `whole_text`."""
+    rows = [whole_text(tokenizer, part, reading) for part in quoted_parts(text)]
+    if len(rows) % 2:
+        return tuple(rows)
+    # Source: `_get_glyph_embeds` of diffusers' GlmImagePipeline, which counts the texts
+    wider = [padded(row, len(row.token_ids) + 1, pad_id_of(tokenizer, reading), left=True) for row in rows]
+    return tuple(replace(row, first=0, tokens=row.tokens + 1) for row in wider)
 
 
 def _with_real_pads(row: Chunk, reading: Reading, pad_id: int) -> Chunk:

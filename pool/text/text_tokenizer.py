@@ -65,6 +65,9 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
     "glm": TokenizerFacts(
         "GLM 4", "[gMASK] <sop>", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"
     ),
+    "glm_image": TokenizerFacts(
+        "GLM-Image", pads=("<|dit_token_16385|>",), published="tokenizer.json of the processor of zai-org/GLM-Image"
+    ),
     "phi3": TokenizerFacts(
         "Phi 3", "<s>", pads=("<|endoftext|>",), published="tokenizer.json of Shitao/OmniGen-v1-diffusers"
     ),
@@ -85,6 +88,7 @@ KINDS: Mapping[str, str] = {
     "gemma3_4b": "gemma", "gemma3_12b": "gemma",
     "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
+    "glm_image_9b": "glm_image",
     "omnigen_words": "phi3",
 }  # fmt: skip
 #: the kind whose tokens are bytes

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError
+from modelpool.pool.formats.folder_header import WRITER_FOLDER
 from modelpool.pool.formats.gguf_entries import has_gguf_start
 from modelpool.pool.formats.gguf_parts import stem_of
 from modelpool.pool.formats.regular_file import MAX_TEXT_BYTES, read_text_file
@@ -97,11 +98,13 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
     """Return folders in which the tokenizer of a weights file may be located, the most likely first.
 
     A folder named like the file; the folder that contains it, for a model folder; `tokenizer*` in that, and, for
-    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`. A
-    `transformer` that reads tokens has `tokenizer` next to it.
+    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`. For
+    `vision_language_encoder`, `processor`. A `transformer` that reads tokens has `tokenizer` next to it.
     """
     here = weights.parent
     suffix = "" if here.name == "transformer" else here.name.removeprefix("text_encoder")
+    if here.name == WRITER_FOLDER:
+        return tuple(folder for folder in (here.parent / "processor", here) if folder.is_dir())
     near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]
     if suffix != here.name:
         siblings = sorted(here.parent.glob("tokenizer*"))

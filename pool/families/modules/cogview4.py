@@ -34,7 +34,10 @@ _HEAD = 128
 CHANNELS = 16
 #: sizes, and a crop, that the model reads; each is two numbers
 _CONDITIONS = 6
-_SHIFT = ShiftByRoot(256, 0.25, 0.75)
+#: largest error of a timestep that is computed from its level
+_ROUNDING = 2e-3
+#: grows with the size of the image
+SHIFT = ShiftByRoot(256, 0.25, 0.75)
 #: tokens of a prompt
 _TOKENS = 1024
 #: the number of tokens is a multiple of this
@@ -83,13 +86,22 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
     x_BCHW = joined(x_BCHW, kwargs)
     mask, context, size = kwargs.get("context_mask"), kwargs["context"], output_size(x_BCHW, kwargs)
-    shift = _SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
-    # the position that the shift moves to this level
-    timestep = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
+    timestep = timestep_before_shift(x_BCHW, level_B)
     if mask is None:
         return call(module, x_BCHW, timestep, context, size)
     rows = [slice(row, row + 1) for row in range(len(x_BCHW))]
     return torch.cat([call(module, x_BCHW[i], timestep[i], context[i, : int(mask[i].sum())], size[i]) for i in rows])
+
+
+def timestep_before_shift(x_BCHW: Tensor, level_B: Tensor) -> Tensor:
+    """Return the timestep that the shift for these latents moves to this level. Whole ones, which the usual schedules
+    step through, are exact, although levels are rounded."""
+    import torch
+
+    shift = SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
+    timestep_B = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
+    whole_B = timestep_B.round()
+    return torch.where((timestep_B - whole_B).abs() < _ROUNDING, whole_B, timestep_B)
 
 
 def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, size_B2: Tensor) -> Tensor:
@@ -134,7 +146,7 @@ _PLAIN = FamilyDefinition(
         ),
     ),
     facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
         Guidance.CLASSIFIER_FREE,
         cfg=5.0,
         steps=50,

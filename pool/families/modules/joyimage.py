@@ -13,7 +13,7 @@ from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, NoiseFacts,
 from modelpool.pool.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision, VisionPart
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -129,7 +129,7 @@ FAMILIES = (
         text_vision=TextVision(
             {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
             {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
-            is_qwen_3=True,
+            part=VisionPart.QWEN_3,
         ),
         reference_covers=True,
         facts=image_flow(

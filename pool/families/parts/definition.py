@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
@@ -30,20 +31,30 @@ NO_FLOAT16 = ("bfloat16", "float32")
 NOTHING = (None, None)
 
 
+class VisionPart(Enum):
+    """The vision part of a text encoder: whose it is."""
+
+    QWEN_25 = "Qwen 2.5 VL"
+    QWEN_3 = "Qwen 3 VL"
+    GLM_IMAGE = "GLM-Image"
+
+
 @dataclass(frozen=True, slots=True)
 class TextVision:
-    """The reading of reference images by a text encoder, if the file has its vision part.
+    """The reading of reference images by a text encoder, the first one or the one in `role`, if the file has its vision
+    part.
 
     pipelines     pipelines of diffusers, by how the images are presented
     missing       components of these pipelines that no checkpoint has: by folder, what to provide
     numbered_key  a tensor in some files of models that were trained with numbered images; empty: there is none
-    is_qwen_3     it is that of Qwen 3 VL, not of Qwen 2.5 VL
+    part          whose vision part it is
     """
 
     pipelines: Mapping[ReferenceMode, str]
     missing: Mapping[str, str]
     numbered_key: str = ""
-    is_qwen_3: bool = False
+    part: VisionPart = VisionPart.QWEN_25
+    role: Role = Role.TEXT_ENCODER
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ class FamilyDefinition:
 
     Text and latents:
     latent    name of its latents (`pool.families.parts.latent_formats`)
+    scales_latent  whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads mean
+              and deviation of each channel there
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
@@ -167,6 +180,7 @@ class FamilyDefinition:
     sound_prefixes: tuple[str, ...] = ()
     optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
+    scales_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None

@@ -106,7 +106,7 @@ class Family:
 
     def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
         if self.architectures[role] is Architecture.TEXT_MODEL:
-            seeing = (*SEEING_PARTS, *_LLAVA_PARTS)
+            seeing = (*SEEING_PARTS, *_LLAVA_PARTS, *CODE_PARTS)
             return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(seeing)
         return is_weight(role, key, prefix)
 
@@ -130,7 +130,9 @@ _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
 #: vision part of a text model, as files of different versions name it: a component of its own, or ignored
 SEEING_PARTS = ("visual.", "model.visual.")
-#: the same for LLaVA and Gemma
+#: the part of GLM-Image's that turns states of an image into tokens
+CODE_PARTS = ("vqmodel.", "model.vqmodel.")
+#: the part that reads images of LLaVA and Gemma
 _LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 #: text models in the naming of transformers, with or without the `text_model` level
 _TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)

@@ -29,6 +29,8 @@ of time.
  numbers              [B,n]       numeric conditioning of a UNet: sizes and crops; frame rate, motion and noise; SV3D p:
                                   noise, height and direction of the view for each frame, [B,T,3]
  noise_level          [B]         noise added to an image to upscale, 0..999
+ prior_tokens         [B,N]       tokens of the image, one for each patch, that a text encoder wrote; absent for none
+ reference_tokens     [B,N]       the same of the reference images, one after the other
  prior                [B,C,H,W]   output of the prior: latents of Stable Cascade's stage C
  step                 [B,3]       noise levels at the start and at the end of the step, and the shift of the flow, on
                                   the host, for models that were distilled to complete steps

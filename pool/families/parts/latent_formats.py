@@ -59,6 +59,15 @@ _QWEN_IMAGE_21_STD = (
     3.8747, 3.7608, 3.5735, 3.1490, 3.7662, 3.6746, 3.4563, 3.8161,
 )  # fmt: skip
 
+_GLM_IMAGE_MEAN = (
+    -0.2080078125, 1.875, -0.470703125, -1.265625, -1.421875, 0.77734375, -0.3671875, -0.9453125,
+    0.318359375, 0.7734375, -0.1884765625, -0.022216796875, -0.220703125, -1.59375, -0.81640625, -0.255859375,
+)  # fmt: skip
+_GLM_IMAGE_STD = (
+    3.0625, 2.203125, 2.265625, 4.84375, 2.5, 3.9375, 2.203125, 3.03125,
+    2.1875, 2.046875, 2.71875, 2.390625, 2.390625, 2.453125, 2.25, 2.15625,
+)  # fmt: skip
+
 #: by the name of the family whose latents they are
 LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "sd1": LatentFormat(4, scale=0.18215, tiny="taesd"),
@@ -82,6 +91,7 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "cogvideox": LatentFormat(16, 3, scale=0.7),
     "cogvideox_2b": LatentFormat(16, 3, scale=1.15258426),
     "cogview4": LatentFormat(16),
+    "glm_image": LatentFormat(16, mean=_GLM_IMAGE_MEAN, std=_GLM_IMAGE_STD),
     "allegro": LatentFormat(4, 3, scale=0.13),
     "sana": LatentFormat(32, scale=0.41407),
     "cosmos": LatentFormat(16, 3),

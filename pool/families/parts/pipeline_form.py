@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelpool.pool.formats.folder_header import WRITER_FOLDER
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
+#: the folder of a processor: a tokenizer, with what prepares images
+PROCESSOR = "processor"
 #: entry of a pipeline's index for a missing component
 NOTHING = (None, None)
 
@@ -45,5 +48,7 @@ class PipelineFacts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def tokenizer_folder(self, role: Role) -> str:
-        """Return the folder of the tokenizer of the text encoder `role`."""
-        return self.folders.get(role, role.value).replace("text_encoder", "tokenizer")
+        """Return the folder of the tokenizer of the text encoder `role`; of the processor that has it for one that
+        writes tokens of images."""
+        folder = self.folders.get(role, role.value)
+        return PROCESSOR if folder == WRITER_FOLDER else folder.replace("text_encoder", "tokenizer")

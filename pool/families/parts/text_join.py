@@ -25,6 +25,8 @@ class ReadText:
     pooled_V    None unless the reading has a pooled vector
     mask_L      mask of real tokens; None if all are real, or if the reading returns no mask
     cut_tokens  text tokens that were truncated
+    tokens_N    tokens of an image that the encoder wrote; it has no states then
+    seen_N      tokens of the reference images that it saw before, one image after the other; None if there were none
     image_places_K2  position and number of each name of a reference image; None if the reading knows none
     """
 
@@ -32,6 +34,8 @@ class ReadText:
     pooled_V: Tensor | None = None
     mask_L: Tensor | None = None
     cut_tokens: int = 0
+    tokens_N: Tensor | None = None
+    seen_N: Tensor | None = None
     image_places_K2: Tensor | None = None
 
 

@@ -114,6 +114,9 @@ class Reading:
     images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
     last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
     reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
+    quotes_apart      only the parts in quotation marks are read, each as a text of its own; one more token of padding
+                      precedes each if their number is even, and counts as real
+    writes_tokens     the encoder writes the tokens of an image, and no states are read
     spells_quotes     the template, the text and its parts in quotation marks are tokenized separately, and these parts
                       character by character
     names_images      a text may name reference images (`IMAGE_NAME`), which the diffusion model reads in these places;
@@ -154,6 +157,8 @@ class Reading:
     chat_template: str = ""
     image_template: str = ""
     spells_quotes: bool = False
+    quotes_apart: bool = False
+    writes_tokens: bool = False
     names_images: bool = False
 
     @property
@@ -266,6 +271,19 @@ def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
 def _written(parts: Iterable[str]) -> str:
     """Return the text to render in an image in the prompt format of Glyph-ByT5; empty for none."""
     return "".join(f'Text "{part}". ' for part in parts)
+
+
+#: parts between quotation marks, apostrophes included, in the order in which GLM-Image looks for them
+_GLYPHS = tuple(
+    re.compile(pattern)
+    for pattern in ("'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", '"([^"]*)"', "\u300c([^\u300c\u300d]*)\u300d")
+)
+
+
+def quoted_parts(text: str) -> list[str]:
+    """Return the parts of `text` between quotation marks, in the order of their kinds; an empty one if there is none.
+    Source: `get_glyph_texts` of diffusers' GlmImagePipeline."""
+    return [part for marks in _GLYPHS for part in marks.findall(text)] or [""]
 
 
 #: apostrophes in words, which quote nothing

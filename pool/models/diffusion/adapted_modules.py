@@ -15,6 +15,7 @@ import diffusers
 import torch
 from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+from diffusers.models.transformers.transformer_glm_image import GlmImageRotaryPosEmbed
 from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6Modulation, Kandinsky6TimeEmbeddings
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
 from torch import Tensor, nn
@@ -46,6 +47,24 @@ class ChromaTransformer2DModel(diffusers.ChromaTransformer2DModel):  # type: ign
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self.time_text_embed.__class__ = _ChromaNumbers
+
+
+class _GlmImageAngles(GlmImageRotaryPosEmbed):  # type: ignore[misc]
+    """GLM-Image's rotary positions, which diffusers' class copies to the device anew in every block."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of a latent's patches."""
+        cosines, sines = super().forward(hidden_states)
+        return sent(cosines, hidden_states.device), sent(sines, hidden_states.device)
+
+
+class GlmImageTransformer2DModel(diffusers.GlmImageTransformer2DModel):  # type: ignore[misc]
+    """GLM-Image, whose blocks copy nothing to the device."""
+
+    @functools.wraps(diffusers.GlmImageTransformer2DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        self.rope.__class__ = _GlmImageAngles
 
 
 class CosmosTransformer3DModel(diffusers.CosmosTransformer3DModel):  # type: ignore[misc]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
+from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.models.text.configs import Config
@@ -43,6 +45,14 @@ def _with_one_table(module: Any) -> nn.Module:
     return module
 
 
+class GlmImageWriter(GlmImageTextModel):  # type: ignore[misc] # transformers is not typed
+    """The language part of GLM-Image with the head that predicts tokens of images."""
+
+    def __init__(self, config: GlmImageTextConfig) -> None:
+        super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False)
+
+
 #: by the architecture that `pool.detection.text_encoders` names
 MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "clip": _clip,
@@ -56,6 +66,7 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "qwen3": lambda config: transformers.Qwen3Model(transformers.Qwen3Config(**config)),
     # its positions have three axes, which are equal for text, and which its pipelines pass
     "qwen3_vl": lambda config: transformers.Qwen3VLTextModel(transformers.Qwen3VLTextConfig(**config)),
+    "glm_image": lambda config: GlmImageWriter(GlmImageTextConfig(**config)),
     "glm": lambda config: transformers.GlmModel(transformers.GlmConfig(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
     "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),

@@ -28,7 +28,7 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
     "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "qwen3_vl": 128,
-    "glm": 128, "gemma2": 256, "gemma3": 256,
+    "glm": 128, "glm_image": 128, "gemma2": 256, "gemma3": 256,
 }  # fmt: skip
 #: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
@@ -47,6 +47,9 @@ GEMMA_3_POSITIONS: Config = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+
+#: GLM-Image turns half of a head. Source: as in `FACTS`
+GLM_IMAGE_POSITIONS: Config = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 
 #: facts of the published config.json of each kind of language model that shapes do not tell
 FACTS: Mapping[str, Config] = {
@@ -90,6 +93,8 @@ FACTS: Mapping[str, Config] = {
         "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131072, "attention_bias": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
+    # vision_language_encoder of zai-org/GLM-Image
+    "glm_image": {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "attention_bias": True},
     # google/gemma-2-2b
     "gemma2": {
         "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "sliding_window": 4096,
@@ -164,8 +169,8 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
     head = normed[0] if normed else min(HEAD_WIDTHS[kind], keys)
     layers = count(shapes, r"layers\.(\d+)\.")
     # GLM has gates and values in one tensor
-    parts = 2 if kind == "glm" else 1
-    inner = _shape(shapes, f"layers.0.mlp.{'gate_up_proj' if kind == 'glm' else 'gate_proj'}.weight", 2)[0]
+    parts = 2 if kind in ("glm", "glm_image") else 1
+    inner = _shape(shapes, f"layers.0.mlp.{'gate_up_proj' if parts == 2 else 'gate_proj'}.weight", 2)[0]
     config = {
         "vocab_size": vocabulary,
         "hidden_size": width,
@@ -185,6 +190,12 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
         config["layer_types"] = [
             "sliding_attention" if (i + 1) % GEMMA_3_PATTERN else "full_attention" for i in range(layers)
         ]
+    if kind == "glm_image":
+        config |= {
+            "vision_vocab_size": _shape(shapes, "lm_head.weight", 2)[0],
+            "pad_token_id": 0,  # the class wants one; it changes nothing in evaluation
+            "rope_parameters": {**GLM_IMAGE_POSITIONS, "mrope_section": axes_of(head)},
+        }
     if kind == "qwen2":  # its class derives the head width from the others
         del config["head_dim"]
         if config["num_attention_heads"] * head != width:
@@ -206,9 +217,19 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "bert": bert_config,
     "words": words_config,
     **dict.fromkeys(
-        ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3"), decoder_config
+        ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "glm_image", "gemma2", "gemma3"),
+        decoder_config,
     ),
 }
+
+
+def axes_of(head: int) -> list[int]:
+    """Return how many frequencies of a head of GLM-Image turn with time, rows and columns: 8, 12 and 12 of the
+    published one."""
+    frequencies = head // 4
+    time = frequencies // 4
+    rows = (frequencies - time) // 2
+    return [time, rows, frequencies - time - rows]
 
 
 def count(keys: Iterable[str], pattern: str) -> int:

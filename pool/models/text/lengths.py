@@ -20,7 +20,7 @@ from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.chunks import NO_EMBEDDINGS, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, text_with_images
-from modelpool.pool.text.templates import real_positions, state_positions
+from modelpool.pool.text.templates import quoted_rows, real_positions, state_positions
 
 META = torch.device("meta")
 
@@ -34,12 +34,14 @@ class ReadLength:
     filled      some tokens are padding: a mask tells which
     row_tokens  length of what the encoder reads, with template and padding, which differs between tokenizers; 0 for
                 CLIP, whose chunks have one length
+    rows        rows of that length for one text
     """
 
     tokens: int
     weighted: bool = False
     filled: bool = False
     row_tokens: int = 0
+    rows: int = 1
 
 
 def length_read(
@@ -59,6 +61,11 @@ def length_read(
         if not reading.reads_states:
             return ReadLength(reading.chunk_tokens)
         return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
+    if reading.quotes_apart:
+        parts = quoted_rows(tokenizer, text, reading)
+        longest, length = max(len(row.token_ids) for row in parts), sum(row.tokens for row in parts)
+        weighted = any(row.is_weighted for row in parts)
+        return ReadLength(length, weighted, length < longest * len(parts), longest, len(parts))
     own = tokens if isinstance(tokens, Tokens) else None
     row = text_with_images(tokenizer, text, reading, counts, is_negative, own)
     length = len(row.token_ids) - reading.dropped_tokens

@@ -23,6 +23,8 @@ _CLIP_LEVEL, _PROJECTION = "text_model.", "text_projection.weight"
 _MODULE_LEVEL, _TURNED_PROJECTION = "transformer.", "text_projection"
 #: parts of a language model
 _DECODER_PARTS = ("embed_tokens.", "layers.", "norm.")
+#: predicts tokens
+_HEAD = "lm_head.weight"
 #: tables that older files carry and modules compute
 _TABLES = (".position_ids", ".rotary_emb.inv_freq", ".token_type_ids")
 #: T5's token embedding, by both of its names; the first is the module's
@@ -76,6 +78,11 @@ def convert_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in bare.items() if _is_part(key, _DECODER_PARTS)}
 
 
+def convert_writer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a language model with the head that predicts tokens of images, without its vision part."""
+    return {**convert_decoder(tensors), **{key: value for key, value in tensors.items() if key == _HEAD}}
+
+
 def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the first layers of a language model, whose last state is read without a norm."""
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
@@ -93,6 +100,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
     ("t5", "transformers"): convert_t5,
     ("umt5", "transformers"): convert_t5,
     ("bert", "transformers"): convert_bert,
+    ("glm_image", "transformers"): convert_writer,
     ("words", "transformers"): convert_words,
     **{
         (kind, "transformers"): convert_decoder

@@ -48,7 +48,11 @@ def text_kwargs(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS)
 
 def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mapping[str, int]) -> list[ReadText]:
     present = [text for text in read if text is not None]
-    missing = [reading.encoder for reading, text in zip(readings, read, strict=True) if text is None]
+    # one that writes tokens has no states
+    required = [
+        (reading.encoder, text) for reading, text in zip(readings, read, strict=True) if not reading.writes_tokens
+    ]
+    missing = [encoder for encoder, text in required if text is None]
     if missing and (row not in OPTIONAL_ENCODERS or not present or not OPTIONAL_ENCODERS[row].issuperset(missing)):
         raise UnknownArchitecture(f"{row}: found no text encoder {', '.join(missing)}, expected it with the others")
     like = present[0].context_LD

@@ -13,7 +13,7 @@ of a state.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,6 @@ from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.ops.skip_init import uninitialised_on_meta
-from modelpool.pool.text.image_tokens import ImageStates
 
 #: both sides of an image are multiples of the first; limits of its pixels
 STEP, LEAST_PIXELS, MOST_PIXELS = PATCH * MERGED, 56 * 56, 12845056
@@ -215,9 +214,3 @@ def empty_patches(size: tuple[int, int], form: ImageForm = QWEN_25) -> Tensor:
     rows, columns = grid_of(size, form)
     numbers = CHANNELS * FRAMES * form.patch**2
     return torch.empty((rows * columns * MERGED**2, numbers), dtype=torch.float32, device="meta")
-
-
-def empty_images(sizes: Sequence[tuple[int, int]], width: int, form: ImageForm = QWEN_25) -> tuple[ImageStates, ...]:
-    """Return the states of images of these widths and heights, of this `width`, on the meta device."""
-    grids = [grid_of(size, form) for size in sizes]
-    return tuple(ImageStates(torch.empty((math.prod(grid), width), device="meta"), *grid) for grid in grids)

@@ -23,6 +23,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.unet_families import CASCADES
+from modelpool.pool.formats.folder_header import WRITER_FOLDER
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
@@ -53,6 +54,7 @@ ALL: dict[str, TinyFamily] = {
 IN_OWN_TESTS = {
     *("allegro", "bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
     *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus", "cogview4", "cogview4_control", "ernie_image"),
+    "glm_image",
     *("hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video", "kandinsky6"),
     *("kandinsky6_distilled", "krea2", "longcat_image", "ltx2", "omnigen", "ovis_image", "qwen_image_21"),
     *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "wan22_animate"),
@@ -97,7 +99,7 @@ def bare(folder: str, name: str) -> str:
 
 
 #: parts of text encoders that see images, as their classes call them
-_SEEING_PARTS = ("visual.", "vision_tower.", "multi_modal_projector.")
+_SEEING_PARTS = ("visual.", "vqmodel.", "vision_tower.", "multi_modal_projector.")
 
 
 def _seeing_name(name: str) -> str:
@@ -114,7 +116,10 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
             continue
         ours = checkpoint.build(role).module.state_dict()
         if role not in facts.folders:  # the part of a text encoder that sees images
-            found = {_seeing_name(name): x for name, x in theirs["text_encoder"].state_dict().items()}
+            place = WRITER_FOLDER if WRITER_FOLDER in theirs else "text_encoder"
+            found = {_seeing_name(name): x for name, x in theirs[place].state_dict().items()}
+            if WRITER_FOLDER in theirs:  # of two parts
+                found = {name.removeprefix("model."): x for name, x in theirs[place].state_dict().items()}
         else:
             place = facts.folders[role]
             found = {bare(place, name): x for name, x in theirs[place].state_dict().items()}

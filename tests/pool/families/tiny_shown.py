@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import CLIP_L, T5, WIDTH, TinyFamily, kl_vae
+from tests.pool.families.whole_transformer import BYTES
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout, ldm_unet, prefixed
 from tests.pool.models.diffusion import image_published, video_published
@@ -107,7 +108,7 @@ class TinyFamilyModel(TinyModel):
     def __init__(self, folder: Path, family: TinyFamily, device: str = "cpu", loras: tuple[Path, ...] = ()) -> None:
         save_file(family.file(), folder / "tiny.safetensors")
         for member in family.encoders:
-            if member in KINDS:
+            if member in KINDS and KINDS[member] != BYTES:
                 place = folder / f"tokenizer_{member}"
                 place.mkdir()
                 tiny(KINDS[member]).save(str(place / "tokenizer.json"))

@@ -29,6 +29,8 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StageParams,
     VideoFrames,
+    WrittenTokens,
+    encoders_run,
     stage_of,
     task_id,
 )
@@ -84,7 +86,9 @@ class Whole:
 
     def run(self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET) -> Result:
         roles = {
-            EncodeParams: self.family.text_encoders,
+            EncodeParams: encoders_run(work, self.family.text_encoders, self.family.sampling)
+            if isinstance(work, EncodeParams)
+            else (),
             SampleParams: (Role.DIFFUSION_MODEL,),
             DecodeParams: (Role.VAE,),
             EncodeImageParams: (Role.VAE,),
@@ -100,7 +104,9 @@ class Whole:
         defaults = self.family.sampling.defaults
         assert defaults is not None
         wanted = (prompt, NEGATIVE) if defaults.guidance not in (Guidance.DISTILLED, Guidance.NONE) else (prompt,)
-        found = [self.run(EncodeParams(self.model, (), text)) for text in wanted]
+        written = WrittenTokens(*self.sides, SEED) if self.family.sampling.writes_tokens else None
+        works = [EncodeParams(self.model, (), text, writes=None if text is NEGATIVE else written) for text in wanted]
+        found = [self.run(work) for work in works]
         return tuple(text for text in found if isinstance(text, Encoded))
 
     def latent(

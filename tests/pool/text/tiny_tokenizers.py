@@ -31,6 +31,11 @@ _CHATS = {
     ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
     "glm": ("<|endoftext|>", "[gMASK]", "<sop>"),
+    # tokens of images have the lowest ids
+    "glm_image": (
+        *(f"<|dit_token_{number}|>" for number in range(32)),
+        *("<|dit_token_16384|>", "<|dit_token_16385|>", "<|image|>", "<sop>", "<eop>"),
+    ),
     "phi3": (
         *("<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>", "<|diffusion|>"),
         *("<img>", "</img>"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 
 #: tokens of CLIP, whose vocabulary is its tokenizer's
 CLIP_TOKENS = 49408
@@ -148,6 +149,30 @@ def glm(*, words: int = WORDS) -> nn.Module:
     return seeded(transformers.GlmModel(transformers.GlmConfig(**own, rope_parameters=positions)))
 
 
+#: the language part of a GLM-Image, which knows so many tokens of images
+GLM_IMAGE = {
+    "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vision_vocab_size": 32, "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3],
+    },
+}  # fmt: skip
+
+
+def glm_image() -> nn.Module:
+    """The language model of a GLM-Image, with its head."""
+    config = transformers.GlmImageConfig(text_config={**GLM_IMAGE, "vocab_size": WORDS}).text_config
+    module = GlmImageTextModel(config)
+    module.lm_head = nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False)
+    return seeded(module)
+
+
+def glm_image_file(module: nn.Module) -> dict[str, Tensor]:
+    """Its names in folders, where the head is beside the language model, and a part that sees images."""
+    file = under("model.language_model.", "model.visual.x.weight")(module)
+    return {"lm_head.weight": file.pop("model.language_model.lm_head.weight"), **file}
+
+
 def gemma2(*, words: int = WORDS) -> nn.Module:
     """A Gemma 2."""
     config = transformers.Gemma2Config(
@@ -259,6 +284,7 @@ CASES = {
     ),
     "qwen3_4b": Case("qwen3_4b", qwen3, under("model.")),
     "glm4_9b": Case("glm4_9b", glm, under("model.")),
+    "glm_image_9b": Case("glm_image_9b", glm_image, glm_image_file, ("model.visual.x.weight",)),
     "qwen3vl_4b": Case(
         "qwen3vl_4b", qwen3_vl, under("model.language_model.", "model.visual.patch_embed.proj.weight"),
         ("model.visual.patch_embed.proj.weight",),
