@@ -26,7 +26,7 @@ from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwa
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
-from modelpool.pool.families.parts.sound import cells_of_frames, joined, parted, rest_of, sound_length
+from modelpool.pool.families.parts.sound import SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.text_reading import Cleaning
 from modelpool.pool.families.parts.video import frame_rate, video_flow
 
@@ -177,13 +177,13 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. "image" is the
     latent of a first frame, [B,C,1,H,W]. Raises UnusableField for one that the model cannot tell from the others, and
     for videos with too much audio."""
-    how = _parts(x_BCTHW, kwargs)
-    video_BCTHW, sound_BLA = _predict(module, *parted(x_BCTHW, *how), level_B, kwargs)
-    return joined(video_BCTHW, sound_BLA, rest_of(x_BCTHW, *how) / level_B.unsqueeze(-1))
+    track = _track(x_BCTHW, kwargs)
+    video_BCTHW, sound_BLA = _predict(module, *track.parted(x_BCTHW), level_B, kwargs)
+    return joined(video_BCTHW, sound_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
 
 
-def _parts(x_BCTHW: Tensor, kwargs: ModelKwargs) -> tuple[int, int, int]:
-    """Return the cells of frames in a latent, the positions of audio behind them, and the numbers of each."""
+def _track(x_BCTHW: Tensor, kwargs: ModelKwargs) -> SoundTrack:
+    """Return where a latent has its audio."""
     _, channels, total, rows, columns = x_BCTHW.shape
     rate = frame_rate(kwargs)
     cells = cells_of_frames(SOUND, total, channels * rows * columns, _CELL_FRAMES, rate)
@@ -191,7 +191,7 @@ def _parts(x_BCTHW: Tensor, kwargs: ModelKwargs) -> tuple[int, int, int]:
     if length > MOST_SOUND:
         most = MOST_SOUND / SOUND.cells_per_second
         raise unusable_field("frames", 1 + (cells - 1) * _CELL_FRAMES, f"a video of at most {most:.0f} seconds")
-    return cells, length, SOUND.width
+    return SoundTrack(SOUND, cells, length)
 
 
 def _predict(
@@ -241,13 +241,13 @@ def distilled_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
     Source: diffusers' `PiflowScheduler`, with its defaults.
     """
     start, end, shift = kwargs["step"][0].tolist()
-    how = _parts(x_BCTHW, kwargs)
-    x, sound = parted(x_BCTHW, *how)
+    track = _track(x_BCTHW, kwargs)
+    x, sound = track.parted(x_BCTHW)
     predicted, predicted_sound = _predict(module, x, sound, level_B, kwargs)
     return joined(
         mean_over_step(x, predicted.unflatten(1, (-1, x.shape[1])), start, end, shift),
         mean_over_step(sound, predicted_sound.unflatten(2, (-1, sound.shape[2])).movedim(2, 1), start, end, shift),
-        rest_of(x_BCTHW, *how) / level_B.unsqueeze(-1),
+        track.rest(x_BCTHW) / level_B.unsqueeze(-1),
     )
 
 
