@@ -257,7 +257,9 @@ class Catalog:
         estimated activation bytes, corrected by measurements. Raises UnusableField for options of `work` that name
         layers which the model lacks."""
         if isinstance(work, SampleParams) and not work.options.is_empty:
-            check_fits(work.options, self._open(model).component(role_of(work)).built.module)
+            opened = self._open(model)
+            row = opened.checkpoint.family.sampling.model
+            check_fits(work.options, opened.component(role_of(work)).built.module, row)
         return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
