@@ -210,8 +210,11 @@ class Catalog:
         """Return the training size of the model, its sampling facts, and the size of its latent cells in pixels."""
         opened = self._open(model)
         checkpoint = opened.checkpoint
-        size = native_size(checkpoint.family, checkpoint.header)
-        return ModelDefaults(*size, checkpoint.family.sampling, opened.latent.downscale)
+        size, facts, extent = native_size(checkpoint.family, checkpoint.header), checkpoint.family.sampling, None
+        if facts.video is not None and (extent := opened.extent) is not None:
+            *size, frames = extent
+            facts = replace(facts, video=replace(facts.video, frames=frames))
+        return ModelDefaults(*size, facts, opened.latent.downscale, extent)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another

@@ -220,6 +220,22 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) 
     whole.engine.close()
 
 
+def test_requests_for_a_table_of_positions_have_its_size(tmp_path: Path) -> None:
+    """Others are refused before anything runs, by the name of the field; without a size they get it."""
+    case = READING["cogvideox_i2v"]
+    save_file(case.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, case.tiny)
+    model, pixels = TinyModel.of_folder(tmp_path), np.zeros((80, 80, 3), np.uint8)
+    for field, value, expected in (("width", 112, 96), ("height", 80, 64), ("frames", 17, 9)):
+        message = f"^{field}: found {value}, expected {expected}: model 'tiny' has positions for 96 x 64 pixels and 9 "
+        with pytest.raises(UnusableField, match=message), mock.patch.object(model.engine, "run") as run:
+            model.made(image=pixels, **{field: value})
+        assert not run.called
+    shapes = [work.shape for work in model.made(image=pixels, steps=1).works.values() if hasattr(work, "shape")]
+    assert {(each.width, each.height, each.frames) for each in shapes} == {(96, 64, 9)}
+    model.close()
+
+
 def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Latent) -> None:
     whole.sides = (64, 96)
     with pytest.raises(UnusableField, match="found '64 x 96 pixels, 9 frames', expected 96 x 64 pixels, 9 frames"):
