@@ -212,8 +212,8 @@ class Catalog:
         checkpoint = opened.checkpoint
         size, facts, extent = native_size(checkpoint.family, checkpoint.header), checkpoint.family.sampling, None
         if facts.video is not None and (extent := opened.extent) is not None:
-            *size, frames = extent
-            facts = replace(facts, video=replace(facts.video, frames=frames))
+            size = extent[:2]
+            facts = replace(facts, video=replace(facts.video, frames=extent[2]))
         return ModelDefaults(*size, facts, opened.latent.downscale, extent)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
