@@ -4,9 +4,9 @@
 
 Renders the same requests without options and with each setting, as one job file of the command `modelpool batch`. An
 image is correct if the checker reads the colour and the shape of its prompt. The difference is the mean over all pixels
-and channels, of 255, to the image without options. The operations of the model and its CPU time are those of sampling
-one image in this process. Prints a Markdown table. The shapes model is a UNet, so options of transformers are not in
-it.
+and channels, of 255, to the image without options, and PSNR the same in decibels, of the mean square. The operations of
+the model and its CPU time are those of sampling one image in this process. Prints a Markdown table. The shapes model is
+a UNet; `benchmarks.cache_images` measures the caches of transformers.
 """
 
 from __future__ import annotations
@@ -132,15 +132,22 @@ def print_table(ends: list[dict[str, Any]], images: int, costs: list[tuple[float
     by_setting: dict[int, list[int]] = defaultdict(list)
     for place in range(len(ends)):
         by_setting[place // images].append(place)
-    print("| options | correct | difference | operations | CPU seconds |")
-    print("|---|---|---|---|---|")
+    print("| options | correct | difference | PSNR dB | operations | CPU seconds |")
+    print("|---|---|---|---|---|---|")
     for setting, places in by_setting.items():
         correct = sum(matches(read_image(pixels[place]), ends[place]["prompt"]) for place in places)
         distances = [np.abs(pixels[p].astype(float) - pixels[p % images].astype(float)).mean() for p in places]
         name = json.dumps(SETTINGS[setting]) if SETTINGS[setting] else "none"
         (billions, seconds), (plain, _) = costs[setting], costs[0]
-        share = f"{billions / plain:.2f}"
-        print(f"| {name} | {correct} of {images} | {np.mean(distances):.2f} | {share} | {seconds:.2f} |")
+        psnr = psnr_decibels(np.stack([pixels[p] for p in places]), np.stack([pixels[p % images] for p in places]))
+        cells = f"{np.mean(distances):.2f} | {psnr:.1f} | {billions / plain:.2f} | {seconds:.2f}"
+        print(f"| {name} | {correct} of {images} | {cells} |")
+
+
+def psnr_decibels(pixels: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+    """Return the peak signal-to-noise ratio of 8-bit images to `reference`; infinite for equal ones."""
+    mean_square = np.mean((pixels.astype(float) - reference.astype(float)) ** 2)
+    return float(10 * np.log10(255.0**2 / mean_square)) if mean_square else float("inf")
 
 
 def _pixels(end: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

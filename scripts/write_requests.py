@@ -22,6 +22,7 @@ from modelpool.actors.request.field_table import (  # noqa: E402 - the script ma
 )
 from modelpool.pool.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, limits_of  # noqa: E402
 from modelpool.pool.families.option_support import families_with  # noqa: E402
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "requests.md"
 OPTIONS_PAGE = ROOT / "docs" / "reference" / "options.md"
@@ -104,6 +105,24 @@ def options_page() -> Iterator[str]:
             yield f"| `{setting}`{main} | {written} | {_values(limits)} | {limits.meaning} |"
         families = ", ".join(f"`{family}`" for family in families_with(name))
         yield from ("", *textwrap.wrap(f"Families: {families}.", WIDTH, break_on_hyphens=False))
+        if name == "teacache":
+            yield from ("", *textwrap.wrap(_published_thresholds(), WIDTH, break_on_hyphens=False))
+
+
+def _published_thresholds() -> str:
+    """Return the sentences on the thresholds of TeaCache that were published."""
+    listed = []
+    for row, found in sorted(TEACACHE_FACTS.items()):
+        sizes = {facts.blocks: facts.threshold for facts in found}
+        listed += [
+            f"`{row}`{f' with {blocks} blocks' if blocks else ''} {threshold:g}" for blocks, threshold in sizes.items()
+        ]
+    return (
+        f"The smallest published thresholds, with the best quality: {', '.join(listed)}. A size without its own is "
+        "refused. Of Wan 2.1, the coefficients with retention steps are used: the first five steps are always "
+        "computed; of `wan21_i2v`, those of the closer of the two sizes, 832 x 480 and 1280 x 720. Models of Wan 2.2 "
+        "have no published coefficients; a file with one of its experts alone cannot be told from Wan 2.1."
+    )
 
 
 def _values(limits: Limits) -> str:

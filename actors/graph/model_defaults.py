@@ -10,7 +10,7 @@ from typing import Any
 from modelpool.actors.graph.control_video_graph import video_size
 from modelpool.actors.graph.expert_graph import expert_defaults
 from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
-from modelpool.actors.graph.output_shape import format_of, quality_of
+from modelpool.actors.graph.output_shape import format_of, missing_extent, quality_of
 from modelpool.actors.graph.reference_graph import reference_mode
 from modelpool.actors.graph.schedule_guidance import shift_default
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
@@ -34,6 +34,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
         **size_like_reference(request, defaults),
         **video_size(request, facts),
         **image_size(request, facts),
+        **missing_extent(request, defaults),
         **reference_mode(request, facts, model),
         **shift_default(request, facts),
         "format": file_format,

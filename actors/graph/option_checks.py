@@ -16,6 +16,9 @@ _GUIDANCE = ("cfg_zero", "rescale_cfg")
 #: options of which a run has at most one
 _CACHES = ("deepcache", "fbcache", "teacache")
 
+#: why a family lacks an option, where that is no matter of its architecture alone
+_REASONS = {"teacache": "no known coefficients of TeaCache were published for it"}
+
 
 def check_options(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField, naming the option, for one that the family does not support or that cannot act."""
@@ -24,8 +27,9 @@ def check_options(request: GenerateRequest, facts: SamplingFacts) -> None:
     supported = supported_options(facts)
     for name, _ in request.options.used():
         if name not in supported:
+            why = f" ({_REASONS[name]})" if name in _REASONS else ""
             raise UnusableField(
-                f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}; "
+                f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}{why}; "
                 f"families with this option: {', '.join(families_with(name)) or 'none'}"
             )
     for problem in _problems(request, request.options, facts):

@@ -88,6 +88,28 @@ def duration_of(request: GenerateRequest, model: str, facts: SamplingFacts) -> D
     return Duration()
 
 
+#: the fields of a request that an extent consists of
+_EXTENT = ("width", "height", "frames")
+
+
+def missing_extent(request: GenerateRequest, defaults: ModelDefaults) -> dict[str, int]:
+    """Return the size and length that `request` leaves out, for a model that generates videos of one extent only: its
+    image is scaled to cover them."""
+    found = zip(_EXTENT, defaults.extent or (), strict=False)
+    return {name: number for name, number in found if getattr(request, name) is None}
+
+
+def check_extent(size: tuple[int, int], frames: int, model: str, defaults: ModelDefaults) -> None:
+    """Raise UnusableField for a video of another size or length than those of a model that generates one only."""
+    if defaults.extent is None:
+        return
+    width, height, length = defaults.extent
+    for name, found, expected in zip(_EXTENT, (*size, frames), defaults.extent, strict=True):
+        if found != expected:
+            only = f"model {model!r} has positions for {width} x {height} pixels and {length} frames only"
+            raise unusable_field(name, found, f"{expected}: {only}")
+
+
 def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDefaults) -> OutputShape:
     """Return the shape of what `model` decodes from a latent of this shape after the channels. Raises UnusableField for
     a latent of another kind."""

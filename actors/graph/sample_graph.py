@@ -10,7 +10,7 @@ from modelpool.actors.graph.control_video_graph import leading_cells
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.image_concat_graph import image_concat_input
 from modelpool.actors.graph.image_prompt_graph import image_prompt_refs
-from modelpool.actors.graph.output_shape import duration_of
+from modelpool.actors.graph.output_shape import check_extent, duration_of
 from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references, reference_cfg
 from modelpool.actors.graph.region_graph import region_params
 from modelpool.actors.graph.sampling_runs import SamplingRun
@@ -69,6 +69,7 @@ def sample_params(
     cfg, distilled = resolve_guidance(facts.defaults, run.cfg)
     numbers = video_conditioning(request, facts)
     duration = duration_of(request, name, facts)
+    check_extent((width, height), duration.frames, name, run.defaults)
     reads_image = first_frame_mode(request, name, facts) is not None or concat.is_shown
     _check_mask(run)
     varies_image = _varies_image(run)

@@ -212,8 +212,11 @@ class Catalog:
         """Return the training size of the model, its sampling facts, and the size of its latent cells in pixels."""
         opened = self._open(model)
         checkpoint = opened.checkpoint
-        size = native_size(checkpoint.family, checkpoint.header)
-        return ModelDefaults(*size, checkpoint.family.sampling, opened.latent.downscale)
+        size, facts, extent = native_size(checkpoint.family, checkpoint.header), checkpoint.family.sampling, None
+        if facts.video is not None and (extent := opened.extent) is not None:
+            size = extent[:2]
+            facts = replace(facts, video=replace(facts.video, frames=extent[2]))
+        return ModelDefaults(*size, facts, opened.latent.downscale, extent)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another
@@ -259,7 +262,9 @@ class Catalog:
         estimated activation bytes, corrected by measurements. Raises UnusableField for options of `work` that name
         layers which the model lacks."""
         if isinstance(work, SampleParams) and not work.options.is_empty:
-            check_fits(work.options, self._open(model).component(role_of(work)).built.module)
+            opened = self._open(model)
+            row = opened.checkpoint.family.sampling.model
+            check_fits(work.options, opened.component(role_of(work)).built.module, row)
         return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:

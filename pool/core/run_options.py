@@ -224,9 +224,12 @@ class FirstBlockCache(_Timed, WireValue):
 @dataclass(frozen=True, slots=True)
 class TeaCache(_Timed, WireValue):
     """Skips the blocks of a transformer in steps in which the modulated input of the first has changed little since
-    the last step that did not. Source: Liu et al. 2024 ("TeaCache")."""
+    the last step that did not. Families are those for which its authors published how the change of the output follows
+    from that of the input. Source: Liu et al. 2024 ("TeaCache")."""
 
-    threshold: float = _number(0.25, 0.0, 10.0, "accumulated relative change of the input, below which it skips")
+    threshold: float = _number(
+        0.0, 0.0, 10.0, "accumulated relative change of the output, below which it skips; 0: the published one"
+    )
     start: float = _start()
     end: float = _end()
 

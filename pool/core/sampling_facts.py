@@ -481,12 +481,16 @@ class SamplingFacts:
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """Defaults of a model: training width and height in pixels, sampling facts, and pixels along a side of one latent
-    cell."""
+    cell.
+
+    extent  width, height and frames of the only videos that it generates; None for other models
+    """
 
     width: int
     height: int
     sampling: SamplingFacts
     downscale: int = 8
+    extent: tuple[int, int, int] | None = None
 
 
 #: defaults of a plain diffusion model: SD1

@@ -75,6 +75,7 @@ _QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"
 _KEY_BIAS = "model.layers.0.self_attn.k_proj.bias"
 _KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
 _GLM_NORM = "post_self_attn_layernorm.weight"
+_QUERY_WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 _LAYER_39 = "model.layers.39.post_attention_layernorm.weight"
 
 
@@ -141,7 +142,8 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(
         _facts("ministral3_3b", "Ministral 3 3B", "ministral3"),
         (_KEY_WEIGHT,), without=(_KEY_BIAS, _QUERY_NORM),
-        sizes=((_NORM_AFTER_ATTENTION, 0, 3072), (_KEY_WEIGHT, 0, 1024)),
+        # Llama 3.2 3B has the same width and keys, and 24 heads instead of 32
+        sizes=((_NORM_AFTER_ATTENTION, 0, 3072), (_KEY_WEIGHT, 0, 1024), (_QUERY_WEIGHT, 0, 4096)),
     ),
     TextEncoderSignature(
         _facts("llama3_8b", "Llama 3 8B", "llama"),

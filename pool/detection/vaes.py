@@ -321,7 +321,11 @@ SIGNATURES: tuple[VaeSignature, ...] = (
         encoder=("encoder.", "layers."), decoder=("decoder.", "blocks."),
     ),
     VaeSignature(("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight",), _ltx),
-    VaeSignature(("decoder.mid_block.resnets.0.norm1.norm_layer.weight",), _COGVIDEOX),
+    # in the naming of diffusers, and of the original code
+    VaeSignature(
+        ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "decoder.mid.block_1.norm1.norm_layer.weight"),
+        _COGVIDEOX,
+    ),
     VaeSignature(("decoder.conv_in.conv.weight",), _with_causal_convolutions),
     VaeSignature(("decoder.unpatcher3d.wavelets",), _COSMOS),
     VaeSignature(("encoder.project_in.conv.bias", "decoder.project_in.main.conv.weight"), _DC),

@@ -6,7 +6,6 @@ Used to plan which weights stay on a device; never executed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -29,7 +28,6 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.estimates.activation_estimator import empty_conditioning
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.families.control_video import takes_control_video, takes_face_video
-from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.modules.stable_cascade import prior_cells
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.loading.describe import native_size
@@ -55,8 +53,7 @@ def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
         case Role.VISION_ENCODER:
             return VisionEncodeParams(model, 1, *((0, 0) if facts.reference_mode is None else (width, height)))
         case Role.DIFFUSION_MODEL | Role.DIFFUSION_MODEL_2:
-            config: Any = getattr(opened.component(role).built.module, "config", None)
-            width, height, frames = fixed_extent(config) or (width, height, frames)
+            width, height, frames = opened.extent or (width, height, frames)
             imaged = video is not None and video.begins is not None and video.begins.is_required
             conditions: list[SampleCondition] = [
                 *([ImageCondition()] if imaged else []),

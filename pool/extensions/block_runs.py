@@ -3,41 +3,31 @@ each block.
 
 A cache has a state for each group of texts that the model reads together, in one run. Sources: First Block Cache of
 ParaAttention, as in diffusers; Liu et al. 2024 ("TeaCache"), equations 5 to 7, with the coefficients that its authors
-published for a family. Shape legend: B batch, L tokens, D model width.
+published for a family (`pool.families.teacache_facts`). Shape legend: B batch, L tokens, D model width.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import FirstBlockCache, RunOptions, SkipLayers, TeaCache
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.extensions.unet_attention import PERTURBED
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, TeaCacheFacts, teacache_facts
 from modelpool.pool.options.transformer_options import BlockKey, Patch, ReplacePoint, TransformerOptions
-from modelpool.pool.patcher.blocks.diffusers_names import block_lists
+from modelpool.pool.patcher.blocks.diffusers_names import block_lists, modulated_input
 
 Values = dict[str, Any]
-#: polynomial of the relative change, highest power first, by the name of a row. Sources: TeaCache4FLUX and
-#: TeaCache4HunyuanVideo of ali-vilab/TeaCache
-TEACACHE_COEFFICIENTS: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("flux_dev", "flux_schnell", "flux_fill", "flux_control"),
-            (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01),
-        ),
-        "hunyuan_video": (7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02),
-    }
-)
-
-#: of a family without published coefficients: the change itself
-_PLAIN = (1.0, 0.0)
+#: pixels along a side of a cell of the latents of models with coefficients for some sizes
+_CELL_PIXELS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -131,24 +121,31 @@ class FirstBlocks(BlockCache):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ModulatedInputs(BlockCache):
-    """TeaCache: accumulates the change of the modulated input of the first block from step to step."""
+    """TeaCache: accumulates the change of the modulated input of the first block, or of what modulates it, from step
+    to step. `published` has at least one element, by rising pixels."""
 
     option: TeaCache
     block: nn.Module
-    coefficients: Sequence[float]
+    published: Sequence[TeaCacheFacts]
 
     def measured(
         self, values: Values, run: Callable[[Values], Values], state: CacheState
     ) -> tuple[Values | None, bool]:
         """No block runs in a step that is skipped."""
-        block: Any = self.block
-        modulated = block.norm1(_image(values), emb=values["vec"])[0]
-        before, state.reference = state.reference, modulated
+        facts = self._facts(values)
+        found = values["vec"] if facts.of_vector else modulated_input(self.block, _image(values), values["vec"])
+        before, state.reference = state.reference, found
         clock = self.clock
-        if before is None or not clock.acts(self.option) or clock.now in (clock.first, clock.last):
+        begins = clock.now < clock.first + facts.first_steps
+        if before is None or begins or clock.now == clock.last or not clock.acts(self.option):
             return None, False
-        state.accumulated += polynomial(self.coefficients, _relative_change(modulated, before))
-        return None, state.accumulated < self.option.threshold
+        state.accumulated += polynomial(facts.coefficients, _relative_change(found, before))
+        return None, state.accumulated < (self.option.threshold or facts.threshold)
+
+    def _facts(self, values: Values) -> TeaCacheFacts:
+        """Return those of the first size that the frames of this call do not exceed."""
+        pixels = math.prod(values["transformer_options"]["original_shape"][-2:]) * _CELL_PIXELS**2
+        return next(facts for facts in self.published if pixels <= facts.most_pixels)
 
 
 def polynomial(coefficients: Sequence[float], value: float) -> float:
@@ -169,9 +166,8 @@ def with_block_runs(
     if options.fbcache is not None:
         cache = FirstBlocks(clock, option=options.fbcache)
     elif options.teacache is not None:
-        first = blocks[0][1]
-        coefficients = TEACACHE_COEFFICIENTS.get(row, _PLAIN)
-        cache = ModulatedInputs(clock, option=options.teacache, block=first, coefficients=coefficients)
+        published = teacache_facts(row, len(blocks))
+        cache = ModulatedInputs(clock, option=options.teacache, block=blocks[0][1], published=published)
     table = transformer.patches_replace.get(ReplacePoint.DIT, {})
     for key, _ in blocks:
         is_skipped = options.slg is not None and key[1] in _skipped(options.slg, key[0])
@@ -187,6 +183,16 @@ def unknown_blocks(option: SkipLayers, module: nn.Module) -> tuple[BlockKey, ...
     known = {(kind, number) for kind, found in block_lists(module) for number in range(len(found))}
     named = [(kind, number) for kind in ("double_block", "single_block") for number in _skipped(option, kind)]
     return tuple(key for key in named if key not in known)
+
+
+def check_published(module: nn.Module, row: str) -> None:
+    """Raise UnusableField if no coefficients of TeaCache were published for `module`, a model of the row `row`."""
+    blocks = sum(len(found) for _, found in block_lists(module))
+    if not teacache_facts(row, blocks):
+        sizes = ", ".join(str(facts.blocks) for facts in TEACACHE_FACTS.get(row, ()))
+        found = f"{type(module).__name__} of the family {row} with {blocks} blocks"
+        expected = "one for which coefficients of TeaCache were published"
+        raise unusable_field("options.teacache", found, f"{expected}: {sizes} blocks" if sizes else expected)
 
 
 def _skipped(option: SkipLayers, kind: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.run_options import RotaryPositions, RunOptions
 from modelpool.pool.core.stage_params import RunHooks
 from modelpool.pool.extensions.block_factors import check_block_factors, with_block_factors
-from modelpool.pool.extensions.block_runs import unknown_blocks, with_block_runs
+from modelpool.pool.extensions.block_runs import check_published, unknown_blocks, with_block_runs
 from modelpool.pool.extensions.deep_cache import DeepLayers, check_layers
 from modelpool.pool.extensions.freeu import freeu_patch
 from modelpool.pool.extensions.perturbed_guidance import (
@@ -94,8 +94,11 @@ class RunExtension:
             self.deep_layers.features.clear()
 
 
-def check_fits(options: RunOptions, module: nn.Module) -> None:
-    """Raise UnusableField for options that name layers which `module` lacks. Its family supports them."""
+def check_fits(options: RunOptions, module: nn.Module, row: str) -> None:
+    """Raise UnusableField for options that name layers which `module`, a model of the row `row`, lacks, or that are not
+    for its size. Its family supports them."""
+    if options.teacache is not None:
+        check_published(module, row)
     if options.slg is not None and (unknown := unknown_blocks(options.slg, module)):
         raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
     if options.deepcache is not None:
@@ -124,10 +127,9 @@ def run_extension(
     track: SoundTrack | None = None,
 ) -> RunExtension:
     """Return `options` for a run of `module`, a model of the row `row` with `model_options`. `track` is the audio of
-    its videos. The caller has checked that the family supports them. Raises UnusableField for blocks that the model
-    lacks."""
+    its videos. The caller has checked that the family supports them. Raises UnusableField as `check_fits` does."""
     attended, found = AttendedTokens(), model_options
-    check_fits(options, module)
+    check_fits(options, module, row)
     if options.attention_scale is not None or options.block_scale is not None:
         found = found.with_transformer(lambda t: with_block_factors(t, options, module, clock))
     if options.pag is not None or options.sag is not None or options.hypertile is not None:

@@ -10,10 +10,11 @@ from modelpool.pool.core.run_options import RUN_OPTIONS
 from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, ImageConcat, Prediction, SamplingFacts
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS
 
 #: the class of diffusers of UNets that are called without a row of their own
 _UNET = "UNet2DConditionModel"
-#: what options need inside the model: levels of a UNet, blocks that can be skipped, and the modulation of the first
+#: what needs levels of a UNet
 _UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale"})
 #: transformers whose blocks take and return tokens in a known form: options may skip them
 BLOCK_MODELS = frozenset(
@@ -21,6 +22,7 @@ BLOCK_MODELS = frozenset(
         "AuraFlowTransformer2DModel",
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
+        "CogVideoXTransformer3DModel",
         "CosmosTransformer3DModel",
         "Flux2Transformer2DModel",
         "FluxTransformer2DModel",
@@ -33,18 +35,6 @@ BLOCK_MODELS = frozenset(
         "SD3Transformer2DModel",
         "WanTransformer3DModel",
         "ZImageTransformer2DModel",
-    }
-)
-#: transformers whose first block begins with a modulated norm (`norm1`), which TeaCache reads
-TEACACHE_MODELS = frozenset(
-    {
-        "AuraFlowTransformer2DModel",
-        "BriaTransformer2DModel",
-        "FluxTransformer2DModel",
-        "HunyuanVideoTransformer3DModel",
-        "Lumina2Transformer2DModel",
-        "MochiTransformer3DModel",
-        "SD3Transformer2DModel",
     }
 )
 #: transformers that are called with the positions of their patches, or count them in a module of their own
@@ -82,7 +72,7 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
             found.discard("sag")  # its noisy image input belongs to the latent that is not blurred
     if architecture in BLOCK_MODELS:
         found |= {"slg", "fbcache", "block_scale"}
-    if architecture in TEACACHE_MODELS:
+    if facts.model in TEACACHE_FACTS and facts.low_noise is None:  # two experts are Wan 2.2
         found.add("teacache")
     if architecture in ROPE_MODELS:
         found.add("rope")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
@@ -112,6 +114,14 @@ class OpenModel:
     def component_keys(self) -> frozenset[ComponentKey]:
         """The keys of the components that are built."""
         return frozenset(component.key for component in self._components.values())
+
+    @property
+    def extent(self) -> tuple[int, int, int] | None:
+        """Width, height and frames of the only videos that the diffusion model generates; None if there are others."""
+        if Role.DIFFUSION_MODEL not in self.checkpoint.roles:
+            return None
+        module: Any = self.component(Role.DIFFUSION_MODEL).built.module
+        return fixed_extent(getattr(module, "config", None))
 
     def reading(self, role: Role) -> RoleReading:
         """Return how the text encoder `role` is read; its tokenizer is searched at the first access.

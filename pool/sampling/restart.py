@@ -13,7 +13,8 @@ from torch import Tensor
 
 from modelpool.pool.sampling.noise_path import NoisePath
 from modelpool.pool.sampling.partial_run import OnStep, PartialRun
-from modelpool.pool.sampling.sampler_step import DEFAULT_SETTINGS, Denoise, Noise, SamplerSettings, noise_of
+from modelpool.pool.sampling.runge_kutta import heun_end
+from modelpool.pool.sampling.sampler_step import DEFAULT_SETTINGS, Denoise, Noise, SamplerSettings
 
 #: Restart: levels (noise / image) between which the run goes up again, and by how many steps. Source: Xu et al. 2023,
 #: table 3 and the rule that A1111 uses for any number of steps
@@ -72,12 +73,7 @@ def sample_restart(
             kept = path.image(sigma) / path.image(before)
             added = math.sqrt(max(0.0, sigma**2 - (before * kept) ** 2))
             x_BCHW = x_BCHW * kept + noise() * (settings.s_noise * added)
-        clean_BCHW = ending_BCHW = denoise(x_BCHW, sigma)
-        if end > 0.0:
-            slope = noise_of(x_BCHW, clean_BCHW, sigma)
-            ending_BCHW = x_BCHW + slope * (end - sigma)
-            end_slope = noise_of(ending_BCHW, denoise(ending_BCHW, end), end)
-            ending_BCHW = x_BCHW + (slope + end_slope) * (0.5 * (end - sigma))
-        x_BCHW = ending_BCHW
+        clean_BCHW = denoise(x_BCHW, sigma)
+        x_BCHW = heun_end(denoise, x_BCHW, clean_BCHW, sigma, end, settings) if end > 0.0 else clean_BCHW
         report_step(counts[place], x_BCHW)
     return x_BCHW

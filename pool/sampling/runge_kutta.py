@@ -9,7 +9,16 @@ import math
 
 from torch import Tensor
 
-from modelpool.pool.sampling.sampler_step import Renoise, Step, StepSampler, noise_of, renoise, weighted
+from modelpool.pool.sampling.sampler_step import (
+    Denoise,
+    Renoise,
+    SamplerSettings,
+    Step,
+    StepSampler,
+    noise_of,
+    renoise,
+    weighted,
+)
 
 #: the highest level from which DPM++ 2S has a middle level for a flow, where the ratio at 1 is infinite. Source: the
 #: value used by ComfyUI
@@ -35,9 +44,19 @@ def _heun(step: Step, x_BCHW: Tensor) -> Tensor:
     clean_BCHW = step.denoise(x_BCHW, sigma)
     if step.is_last:
         return clean_BCHW
-    slope, length = noise_of(x_BCHW, clean_BCHW, sigma), step.sigma_next - sigma
+    return heun_end(step.denoise, x_BCHW, clean_BCHW, sigma, step.sigma_next, step.settings)
+
+
+def heun_end(
+    denoise: Denoise, x_BCHW: Tensor, clean_BCHW: Tensor, sigma: float, end: float, settings: SamplerSettings
+) -> Tensor:
+    """Return the end of a step of Heun's method from `sigma`, where the model predicted `clean_BCHW`, to `end`."""
+    if settings.is_mostly_noise(sigma):
+        end_BCHW = _toward(x_BCHW, clean_BCHW, sigma, end)
+        return _toward(x_BCHW, (clean_BCHW + denoise(end_BCHW, end)) * 0.5, sigma, end)
+    slope, length = noise_of(x_BCHW, clean_BCHW, sigma), end - sigma
     end_BCHW = x_BCHW + slope * length
-    end_slope = noise_of(end_BCHW, step.denoise(end_BCHW, step.sigma_next), step.sigma_next)
+    end_slope = noise_of(end_BCHW, denoise(end_BCHW, end), end)
     return x_BCHW + (slope + end_slope) * (0.5 * length)
 
 
@@ -81,8 +100,11 @@ def _midpoint(step: Step, x_BCHW: Tensor, sigma: float, end: float) -> Tensor:
     clean_BCHW = step.denoise(x_BCHW, sigma)
     if end == 0.0:
         return clean_BCHW
-    slope = noise_of(x_BCHW, clean_BCHW, sigma)
     middle = math.sqrt(sigma * end)
+    if step.settings.is_mostly_noise(sigma):
+        middle_BCHW = _toward(x_BCHW, clean_BCHW, sigma, middle)
+        return _toward(x_BCHW, step.denoise(middle_BCHW, middle), sigma, end)
+    slope = noise_of(x_BCHW, clean_BCHW, sigma)
     middle_BCHW = x_BCHW + slope * (middle - sigma)
     return x_BCHW + noise_of(middle_BCHW, step.denoise(middle_BCHW, middle), middle) * (end - sigma)
 

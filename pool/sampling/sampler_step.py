@@ -26,6 +26,9 @@ Denoise: TypeAlias = Callable[[Tensor, float], Tensor]
 #: () -> fresh standard normal noise like x_BCHW
 Noise: TypeAlias = Callable[[], Tensor]
 
+#: levels from this one on count as noise alone; other models have none
+_PURE_NOISE = 1000.0
+
 
 def _continue() -> None:
     """Do not stop."""
@@ -60,6 +63,13 @@ class SamplerSettings:
     def eta_or(self, default: float) -> float:
         """Return `eta`, or the sampler's default."""
         return default if self.eta is None else self.eta
+
+    def is_mostly_noise(self, sigma: float) -> bool:
+        """Whether a latent at `sigma` has more noise than image, in a run of a model whose last level is noise alone
+        (zero terminal SNR). The slope there is the noise, and slopes at two levels differ by an image over the smaller
+        one: times the length of a step from noise alone, that is thousands of images. So methods that combine slopes
+        combine predicted images there, which is the same method in 1 / level."""
+        return self.table is not None and self.table.sigma_max >= _PURE_NOISE and sigma >= 1.0
 
     def levels(self) -> SigmaTable:
         """Return the noise levels of the training."""

@@ -217,29 +217,34 @@ KANDINSKY_5 = Layout(
     ),
 )
 
-_COG_PATCHES = "patch_embed.proj.weight"
+
+def _cog_channels(patches: str) -> Callable[[ShapeReader], int | None]:
+    """Return how to measure the input channels: those of the patch convolution, or of a linear layer that reads patches
+    of two frames, as in version 1.5."""
+
+    def channels(reader: ShapeReader) -> int | None:
+        match reader.rank(patches):
+            case 4:
+                return reader.size(patches, 1, 4)
+            case 2:
+                return exactly(reader.size(patches, 1), 2 * PATCH, patches)
+            case _:
+                return None
+
+    return channels
 
 
-def _cog_channels(reader: ShapeReader) -> int | None:
-    """Return the input channels: those of the patch convolution, or of a linear layer that reads patches of two
-    frames, as in version 1.5."""
-    match reader.rank(_COG_PATCHES):
-        case 4:
-            return reader.size(_COG_PATCHES, 1, 4)
-        case 2:
-            return exactly(reader.size(_COG_PATCHES, 1), 2 * PATCH, _COG_PATCHES)
-        case _:
-            return None
-
-
-def _cog_sizes(blocks: str, norm: str, offset: str) -> Callable[[ShapeReader], Config]:
+def _cog_sizes(
+    blocks: str, norm: str, offset: str, embed: str = "patch_embed", table: str = "patch_embed.pos_embedding"
+) -> Callable[[ShapeReader], Config]:
+    """`norm` is that of the queries of the first block."""
     return sizes(
-        in_channels=_cog_channels,
-        patch_frames=lambda reader: 2 if reader.rank(_COG_PATCHES) == 2 else 1,
-        hidden_size=dim("patch_embed.text_proj.weight", 0),
+        in_channels=_cog_channels(f"{embed}.proj.weight"),
+        patch_frames=lambda reader: 2 if reader.rank(f"{embed}.proj.weight") == 2 else 1,
+        hidden_size=dim(f"{embed}.text_proj.weight", 0),
         depth=count(blocks),
-        num_heads=heads(("patch_embed.text_proj.weight", 0), f"{blocks}0.{norm}.weight"),
-        learned_positions=has("patch_embed.pos_embedding"),
+        num_heads=heads((f"{embed}.text_proj.weight", 0), f"{norm}.weight"),
+        learned_positions=has(table),
         reads_offset=has(offset),
     )
 
@@ -251,13 +256,27 @@ COGVIDEOX = Layout(
             "blocks.0.norm1.linear.weight",
             "patch_embed.text_proj.weight",
             without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
-            measure=_cog_sizes("blocks.", "norm_q", "ofs_embedding_linear_1.weight"),
+            measure=_cog_sizes("blocks.", "blocks.0.norm_q", "ofs_embedding_linear_1.weight"),
+        ),
+        published(
+            "mixins.patch_embed.text_proj.weight",
+            "mixins.adaln_layer.adaLN_modulations.0.1.weight",
+            "transformer.layers.0.attention.query_key_value.weight",
+            measure=_cog_sizes(
+                "transformer.layers.",
+                "mixins.adaln_layer.query_layernorm_list.0",
+                "ofs_embed.0.weight",
+                "mixins.patch_embed",
+                "mixins.pos_embed.pos_embedding",
+            ),
         ),
         diffusers(
             "patch_embed.text_proj.weight",
             "transformer_blocks.0.norm1.linear.weight",
             "time_embedding.linear_1.weight",
-            measure=_cog_sizes("transformer_blocks.", "attn1.norm_q", "ofs_embedding.linear_1.weight"),
+            measure=_cog_sizes(
+                "transformer_blocks.", "transformer_blocks.0.attn1.norm_q", "ofs_embedding.linear_1.weight"
+            ),
         ),
     ),
 )

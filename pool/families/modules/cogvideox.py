@@ -10,6 +10,8 @@ precedes those of the video.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,7 @@ _THETA = 10000.0
 #: table of learned positions
 _TABLE = "patch_embed.pos_embedding"
 
-#: the names of single files, which are ComfyUI's: no single file of the original code has been published
+#: the names of single files, which are ComfyUI's
 _NAMES = LayoutTable(
     outer=(
         ("patch_embed.", "patch_embed."),
@@ -74,6 +76,61 @@ _NAMES = LayoutTable(
         "ff_out": ("ff.net.2",),
     },
 )
+#: the names of the files of the original code, in the folders of a block. Source: the key lists in diffusers'
+#: convert_cogvideox_to_diffusers.py
+_ORIGINAL = LayoutTable(
+    outer=(
+        ("mixins.patch_embed.", "patch_embed."),
+        ("mixins.pos_embed.pos_embedding", "patch_embed.pos_embedding"),
+        ("time_embed.0.", "time_embedding.linear_1."),
+        ("time_embed.2.", "time_embedding.linear_2."),
+        ("ofs_embed.0.", "ofs_embedding.linear_1."),
+        ("ofs_embed.2.", "ofs_embedding.linear_2."),
+        ("transformer.final_layernorm.", "norm_final."),
+        ("mixins.final_layer.norm_final.", "norm_out.norm."),
+        ("mixins.final_layer.adaLN_modulation.1.", "norm_out.linear."),
+        ("mixins.final_layer.linear.", "proj_out."),
+    ),
+    swapped=(),
+    blocks="transformer_blocks",
+    block={
+        "attention.query_key_value": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+        "query_layernorm_list": ("attn1.norm_q",),
+        "key_layernorm_list": ("attn1.norm_k",),
+        "attention.dense": ("attn1.to_out.0",),
+        "mlp.dense_h_to_4h": ("ff.net.0.proj",),
+        "mlp.dense_4h_to_h": ("ff.net.2",),
+        "input_layernorm": ("norm1.norm",),
+        "post_attention_layernorm": ("norm2.norm",),
+    },
+)
+#: modules that the original code lists by kind, not by block
+_LISTED = re.compile(r"mixins\.adaln_layer\.(\w+)\.(\d+)\.(?:1\.)?(weight|bias)")
+#: vectors that modulate a block: three before the attention and three before the feed-forward, of the video, then of
+#: the text
+_MODULATIONS = ("adaLN_modulations", 12)
+
+
+def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a single file, or of a file of the original code, under diffusers' names."""
+    if not any(key.startswith("transformer.layers.") for key in tensors):
+        return _NAMES.convert(tensors)
+    import torch
+
+    named: dict[str, Tensor] = {}
+    modulations: dict[str, Tensor] = {}
+    listed, count = _MODULATIONS
+    for key, tensor in tensors.items():
+        found = _LISTED.fullmatch(key)
+        if found is None:
+            named[key.replace("transformer.layers.", "blocks.")] = tensor
+        elif found[1] != listed:
+            named[f"blocks.{found[2]}.{found[1]}.{found[3]}"] = tensor
+        else:
+            parts, block = tensor.chunk(count), f"transformer_blocks.{found[2]}"
+            modulations[f"{block}.norm1.linear.{found[3]}"] = torch.cat([*parts[0:3], *parts[6:9]])
+            modulations[f"{block}.norm2.linear.{found[3]}"] = torch.cat([*parts[3:6], *parts[9:12]])
+    return _ORIGINAL.convert(named) | modulations
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -263,7 +320,12 @@ _LARGE = FamilyDefinition(
     comfyui="CogVideoX_T2V",
     module="CogVideoXTransformer3DModel",
     config=config,
-    convert=LayoutNames("cogvideox", converter=_NAMES.convert),
+    convert=LayoutNames(
+        "cogvideox",
+        # positions that the model computes, and tables of the language model that it was made from
+        without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
+        converter=convert,
+    ),
     forward=forward,
     latent="cogvideox",
     texts=(fixed_length("t5xxl", _TOKENS),),

@@ -1,9 +1,10 @@
 """Sana: linear attention over cells of 32 x 32 pixels, with the texts of Gemma 2 behind an instruction. Torch-free.
 
-Sana 1.5 has the same layout with norms of queries and keys. Sana Sprint is distilled from it to one to four steps, and
-reads the guidance scale: its levels are angles, whose tangents are the noise relative to the image. Images have the
-requested size: the pipeline of diffusers generates the nearest of a table of sizes, and resizes that, unless
-`use_resolution_binning` is off.
+Sana 1.5 has the same layout with norms of queries and keys, and the model for 4096 pixels another shift of its noise
+levels; in a file, its table of positions tells it, in a folder the scheduler has the shift. Sana Sprint is distilled
+from it to one to four steps, and reads the guidance scale: its levels are angles, whose tangents are the noise relative
+to the image. Images have the requested size: the pipeline of diffusers generates the nearest of a table of sizes, and
+resizes that, unless `use_resolution_binning` is off.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _HEAD = 32
 #: heads of the attention to texts by the width of the model; 20 for other widths
 _TEXT_HEADS = {1152: 16}
 _MOST_TEXT_HEADS = 20
-#: cells along a side of 1024-pixel images
-_CELLS = 32
+#: cells along a side of 1024-pixel images, and of 4096-pixel ones
+_CELLS, _CELLS_4K = 32, 128
 #: scale of the positions by the side of their table, in files; smaller models add none. Source: diffusers'
 #: convert_sana_to_diffusers.py
 _POSITION_SCALES = {64: 1.0, 128: 2.0}
@@ -190,8 +191,7 @@ _SANA = (
             side_multiple=32,
             reads=("context",),
             may_read=("context_mask",),
-            sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers. The model of 4096 "
-            "pixels has a shift of 6",
+            sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
         ),
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
@@ -202,6 +202,20 @@ _SANA = (
 )
 (_BASE,) = _SANA
 FAMILIES = (
+    replace(
+        _BASE,
+        name="sana_4k",
+        title="Sana 4K",
+        when=having(guidance_embed=False, input_size=_CELLS_4K),
+        text_set="sana",
+        facts=replace(
+            _BASE.facts,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            width=32 * _CELLS_4K,
+            height=32 * _CELLS_4K,
+            sources="NVlabs/Sana, Sana_1600M_img4096_bf16.yaml; diffusers' convert_sana_to_diffusers.py",
+        ),
+    ),
     *_SANA,
     replace(
         _BASE,

@@ -244,9 +244,12 @@ def _ltx_width(shapes: Shapes, block: str) -> int:
 
 
 def cogvideox_config(shapes: Shapes) -> Config:
-    """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming. No shape tells the
-    frames of a cell: they are the published four."""
-    widths, layers = _levels(shapes, "conv2.conv")
+    """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming or in that of the
+    original code. No shape tells the frames of a cell: they are the published four."""
+    if any(key.startswith("decoder.mid.") for key in shapes):
+        widths, layers = _widths(shapes, "encoder.down"), count(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
+    else:
+        widths, layers = _levels(shapes, "conv2.conv")
     return {
         "block_out_channels": widths,
         "layers_per_block": layers,

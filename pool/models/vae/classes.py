@@ -86,8 +86,8 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
         AutoencoderKLHunyuanImageRefiner, CONFIGS["hunyuan_image_refiner"], ldm_names.convert_hunyuan_video_15
     ),
     "dc": VaeArchitecture(AutoencoderDC, CONFIGS["dc"], other_names.convert_dc),
+    "cogvideox": VaeArchitecture(AutoencoderKLCogVideoX, CONFIGS["cogvideox"], ldm_names.convert_cogvideox),
     # published in the naming of diffusers alone
-    "cogvideox": VaeArchitecture(AutoencoderKLCogVideoX, CONFIGS["cogvideox"], dict),
     "allegro": VaeArchitecture(AutoencoderKLAllegro, CONFIGS["allegro"], dict),
     "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
     "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),

@@ -129,6 +129,13 @@ def convert_kl_temporal(tensors: Tensors) -> dict[str, Tensor]:
     return _converted(tensors, (*_COMMON, *_ATTENTION, *_TEMPORAL), _flat_attention)
 
 
+def convert_cogvideox(tensors: Tensors) -> dict[str, Tensor]:
+    """Convert CogVideoX of the original code; files of others have diffusers' names."""
+    if not any(key.startswith("decoder.mid.") for key in tensors):
+        return dict(tensors)
+    return _converted(tensors, _COMMON, lambda key, x: x)
+
+
 def convert_cosmos(tensors: Tensors) -> dict[str, Tensor]:
     """Convert Cosmos: each convolution is a spatial and a temporal one; the module computes wavelets and statistics."""
     own = {key: x for key, x in tensors.items() if "patcher3d." not in key}

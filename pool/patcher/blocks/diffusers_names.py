@@ -182,6 +182,19 @@ def block_lists(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
             yield kind, blocks
 
 
+def modulated_input(block: nn.Module, tokens_BLD: Tensor, vector: Tensor) -> Tensor:
+    """Return the input of the attention of `block`: its tokens, normalized and modulated by `vector`. The first norm of
+    a block does so, except in those that add a table of their own to the vector (LTX-Video)."""
+    plain: Any = block
+    table = getattr(plain, "scale_shift_table", None)
+    if table is None:
+        modulated: Tensor = plain.norm1(tokens_BLD, emb=vector)[0]
+        return modulated
+    shift_BLD, scale_BLD = (table + vector.unflatten(2, (table.shape[0], -1))).unbind(2)[:2]
+    normalized: Tensor = plain.norm1(tokens_BLD) * (1 + scale_BLD) + shift_BLD
+    return normalized
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
     """How a module makes rotary embeddings of a grid of patches.

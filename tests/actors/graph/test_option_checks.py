@@ -12,6 +12,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.run_options import RUN_OPTIONS
 from modelpool.pool.families.option_support import families_with, family_name, supported_options
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.families.two_experts import TWO_EXPERTS
 
 FAMILIES = running_families()
 
@@ -28,6 +29,9 @@ def check(family: str, options: Any, **fields: Any) -> None:
         ("sd3", {"slg": True, "fbcache": True, "cfg_zero": True}),
         ("flux_dev", {"teacache": 0.3, "rope.scale_x": 0.5}),
         ("wan_t2v", {"slg.layers": 9, "cfg_zero": True, "fbcache": 0.1}),
+        ("wan_t2v", {"teacache": True}),
+        ("cogvideox", {"teacache": 0.1}),
+        ("cogvideox_15_i2v", {"fbcache": True}),
     ],
     ids=str,
 )
@@ -50,10 +54,16 @@ def test_a_family_takes_its_options(family: str, options: Any) -> None:
         ("sd1", {"fbcache": True}, r"options\.fbcache: not supported"),
         ("flux_dev", {"cfg_zero": True}, r"options\.cfg_zero: not supported by model 'm' of the family flux_dev"),
         ("flux_dev", {"rescale_cfg": True}, r"options\.rescale_cfg: not supported"),
-        ("wan_t2v", {"teacache": True}, r"options\.teacache: not supported by model 'm' of the family wan_t2v"),
+        (
+            "sd3",
+            {"teacache": True},
+            r"options\.teacache: not supported by model 'm' of the family sd3 \(no known coefficients of TeaCache were "
+            r"published for it\); families .*cogvideox_2b, .*flux_dev, .*ltxv, .*wan_t2v$",
+        ),
+        ("wan22_i2v", {"teacache": True}, r"options\.teacache: not supported by model 'm' of the family wan22_i2v"),
         ("sd1_inpaint", {"tiled": True}, r"options\.tiled: not supported"),
         ("cascade_c", {"pag": True}, r"options\.pag: not supported by model 'm' of the family cascade_c"),
-        ("sd3", {"fbcache": True, "teacache": True}, r"options\.teacache: found together with fbcache"),
+        ("flux_dev", {"fbcache": True, "teacache": True}, r"options\.teacache: found together with fbcache"),
         ("sd1", {"tiled": True, "sag": True}, r"options\.tiled: found together with options\.sag"),
     ],
     ids=str,
@@ -61,6 +71,12 @@ def test_a_family_takes_its_options(family: str, options: Any) -> None:
 def test_another_family_refuses_them_by_name(family: str, options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(family, options)
+
+
+def test_two_experts_of_wan_2_2_have_no_teacache() -> None:
+    request = GenerateRequest(model="m", prompt="p", options={"teacache": True})
+    with pytest.raises(UserError, match=r"options\.teacache: not supported by model 'm'"):
+        check_options(request, TWO_EXPERTS["wan_t2v"].sampling)
 
 
 def test_options_of_guidance_need_guidance() -> None:

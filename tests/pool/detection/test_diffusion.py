@@ -258,6 +258,7 @@ BY_NAME: dict[str, Shapes] = {
     "flux3": {"early_stream_modulations.image.lin.weight": (9216, 3072)},
     "minimax_h3": {"video_patch_proj.weight": (5376, 96), "audio_patch_proj.weight": (5376, 32)},
     "sana": _SANA,
+    "sana_4k": {**_SANA, "pos_embed": (1, 128**2, 2240)},
     "sana_sprint": {**_SANA, "cfg_embedder.mlp.0.weight": (2240, 256)},
 }
 

@@ -189,6 +189,7 @@ def test_the_type_of_its_weights_tells_whose_tiny_video_autoencoder_it_is() -> N
         ("decoder.up_blocks.2.upsamplers.0.upscale_conv.weight", "seedvr2"),
         ("student.dconv_encoder.proj_out.weight", "mage"),
         ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "cogvideox"),
+        ("decoder.mid.block_1.norm1.norm_layer.weight", "cogvideox"),
         ("encoder.temp_conv_in.weight", "allegro"),
         ("vocoder.resblocks.0.convs1.0.weight", "ltx_audio"),
         ("decoder.layers.3.transformers.0.pre_norm.alpha", "stable_audio_3"),

@@ -112,7 +112,7 @@ def test_a_factor_of_0_skips_a_block_and_others_still_run_inside() -> None:
 def test_blocks_that_a_model_lacks_are_refused(build: Any, options: RunOptions, message: str) -> None:
     module, _ = build()
     with pytest.raises(UnusableField, match=message):
-        check_fits(options, module)
+        check_fits(options, module, "")
 
 
 def test_attention_without_a_factor_is_unchanged_to_the_bit() -> None:

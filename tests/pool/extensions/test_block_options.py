@@ -3,7 +3,9 @@ agrees with the guiders of diffusers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import diffusers
@@ -17,8 +19,13 @@ from torch import Tensor, nn
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.run_options import FirstBlockCache, RunOptions, SkipLayers, TeaCache
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.extensions.block_runs import TEACACHE_COEFFICIENTS, polynomial
-from modelpool.pool.families.option_support import BLOCK_MODELS, TEACACHE_MODELS
+from modelpool.pool.core.stage_params import SamplingSchedule
+from modelpool.pool.extensions.block_runs import ModulatedInputs, polynomial
+from modelpool.pool.extensions.run_extension import check_fits
+from modelpool.pool.extensions.step_clock import StepClock
+from modelpool.pool.families.option_support import BLOCK_MODELS
+from modelpool.pool.families.supported import running_families
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, TeaCacheFacts, teacache_facts
 from modelpool.pool.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
@@ -26,6 +33,8 @@ from modelpool.pool.guidance.guiders import (
     ZeroStarGuidance,
 )
 from modelpool.pool.options.run_context import call_facts
+from modelpool.pool.patcher.blocks.diffusers_names import block_lists
+from modelpool.pool.sampling.partial_run import PartialRun
 from modelpool.pool.sampling.predictions import clean_latent
 from modelpool.pool.sampling.schedules import sd1_sigma_table
 from tests.pool.extensions.extended import counted, extended, inner, latents
@@ -61,12 +70,12 @@ def flux() -> Case:
     return Case(module.eval(), inputs)
 
 
-def steps_of(case: Case, change: float) -> Iterator[dict[str, Any]]:
+def steps_of(case: Case, change: float, steps: int = STEPS, time: float = 0.02) -> Iterator[dict[str, Any]]:
     """Inputs of a few steps, each a little different from the one before, and one very different."""
     first = case.inputs["hidden_states"]
-    for step in range(STEPS):
+    for step in range(steps):
         moved = first + change * step * latents(*first.shape, seed=step) + 3.0 * (step == 3)
-        yield {**case.inputs, "hidden_states": moved, "timestep": case.inputs["timestep"] * (1 - 0.02 * step)}
+        yield {**case.inputs, "hidden_states": moved, "timestep": case.inputs["timestep"] * (1 - time * step)}
 
 
 def output(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -101,8 +110,6 @@ def test_fbcache_is_that_of_diffusers(make: Any) -> None:
 
 
 def _blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    from modelpool.pool.patcher.blocks.diffusers_names import block_lists
-
     return [(kind, block) for kind, found in block_lists(module) for block in found]
 
 
@@ -141,36 +148,128 @@ def test_slg_guides_away_from_what_diffusers_predicts_without_the_layers() -> No
         pass
 
 
-@pytest.mark.parametrize("row", ["", "flux_dev"])
-def test_teacache_skips_while_the_accumulated_change_is_below_its_threshold(row: str) -> None:
-    """By the paper's rule: the change of the modulated input of the first block since the last step, rescaled by the
-    published polynomial; the first and the last step are computed."""
-    case = flux()
+#: a model of each kind of input, the row of its published coefficients, and its number of blocks
+TEACACHE_CASES: dict[str, tuple[Callable[[], Case], int]] = {
+    "flux_dev": (lambda: flux(), 4),
+    "hunyuan_video": (lambda: build("hunyuanvideo"), 2),
+    "ltxv": (lambda: build("ltxv"), 28),
+    "mochi": (lambda: build("mochi"), 2),
+    "lumina2": (lambda: build("lumina2"), 2),
+    "cogvideox": (lambda: build("cogvideox"), 2),
+    "wan_t2v": (lambda: build("wan"), 30),
+}
+
+
+def with_blocks(case: Case, count: int) -> Case:
+    """Return `case` with `count` blocks, of which the last ones are those that it has."""
+    ((_, last),) = list(block_lists(case.module))[-1:]
+    missing = count - len(_blocks(case.module))
+    for _ in range(missing):
+        last.append(copy.deepcopy(last[-1]))
+    return case
+
+
+def measured_inputs(case: Case, of_vector: bool, steps: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Return what TeaCache compares in each step: the input of the first attention, or the vector of the first block,
+    as calls without options have it."""
     plain: Any = case.module
+    first: Any = _blocks(plain)[0][1]
+    watched, name = (first, "temb") if of_vector else (getattr(first, "attn1", getattr(first, "attn", None)), "")
     seen: list[Tensor] = []
-    hook = plain.transformer_blocks[0].norm1.register_forward_hook(lambda _, __, out: seen.append(out[0]))
-    for inputs in steps_of(case, 0.02):
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        seen.append(bound[name or "hidden_states"].clone())
+
+    hook = watched.register_forward_pre_hook(note, with_kwargs=True)
+    for inputs in steps:
         plain(**inputs)
     hook.remove()
-    coefficients = TEACACHE_COEFFICIENTS.get(row, (1.0, 0.0))
-    threshold, total, expected = (0.35 if row else 0.12), 0.0, []
-    for step in range(STEPS):
-        if step not in (0, STEPS - 1):
-            change = float((seen[step] - seen[step - 1]).abs().mean() / seen[step - 1].abs().mean())
-            total += sum(c * change**power for power, c in enumerate(reversed(coefficients)))
-        computed = step in (0, STEPS - 1) or total >= threshold
-        total = 0.0 if computed else total
-        expected.append(computed)
-    calls = counted({"last": inner(plain.single_transformer_blocks[1])})
+    return seen
+
+
+def computed_steps(facts: TeaCacheFacts, seen: Sequence[Tensor], threshold: float) -> list[bool]:
+    """Return whether each step is computed by the paper's rule: the change of the input since the last step, rescaled
+    by the published polynomial and added up; the first steps and the last one are computed."""
+    total, found = 0.0, list[bool]()
+    for step, now in enumerate(seen):
+        forced = step < facts.first_steps or step == len(seen) - 1
+        if not forced:
+            change = float((now - seen[step - 1]).abs().mean() / seen[step - 1].abs().mean())
+            total += sum(c * change**power for power, c in enumerate(reversed(facts.coefficients)))
+        found.append(forced or total >= threshold)
+        total = 0.0 if found[-1] else total
+    return found
+
+
+@pytest.mark.parametrize("row", TEACACHE_CASES)
+def test_teacache_skips_while_the_accumulated_change_is_below_its_threshold(row: str) -> None:
+    make, count = TEACACHE_CASES[row]
+    case = with_blocks(make(), count)
+    plain: Any = case.module
+    (facts, *_) = teacache_facts(row, count)
+    steps = list(steps_of(case, 0.02, 10, time=0.0005 if facts.of_vector else 0.02))
+    seen = measured_inputs(case, facts.of_vector, steps)
+    # the tiny model is not the one that the coefficients are for: a threshold at which some steps are skipped
+    forced = facts.first_steps + 1
+    tried = ((t, computed_steps(facts, seen, t)) for t in (facts.threshold, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4))
+    threshold, expected = next((t, e) for t, e in tried if forced < sum(e) < len(steps))
+    calls = counted({"last": inner(_blocks(plain)[-1][1])})
     found = []
-    with extended(plain, RunOptions(teacache=TeaCache(threshold=threshold)), STEPS, row) as run:
-        for step, inputs in enumerate(steps_of(case, 0.02)):
+    with extended(plain, RunOptions(teacache=TeaCache(threshold=threshold)), len(steps), row) as run:
+        for step, inputs in enumerate(steps):
             run.step(step)
             before = calls["last"]
             plain(**inputs)
             found.append(calls["last"] > before)
     assert found == expected
-    assert 2 < sum(found) < STEPS
+
+
+def test_teacache_without_a_threshold_has_the_published_one() -> None:
+    case = flux()
+    options = [RunOptions(teacache=TeaCache(threshold=t)) for t in (0.0, 0.25, 0.7)]
+    found = []
+    for each in options:
+        with extended(case.module, each, STEPS, "flux_dev") as run:
+            made = []
+            for step, inputs in enumerate(steps_of(case, 0.02)):
+                run.step(step)
+                made.append(output(case.module, inputs))
+        found.append(torch.stack(made))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_models_without_published_coefficients_of_teacache_are_refused() -> None:
+    """By their family, or by their number of blocks: the sizes of Wan 2.1 have their own coefficients."""
+    wan = build("wan")
+    for row, module, message in (
+        ("sd3", build("sd3").module, r"options\.teacache: found 'SD3Transformer2DModel of the family sd3 with 2 "
+         r"blocks', expected one for which coefficients of TeaCache were published$"),
+        ("wan_t2v", wan.module, r"WanTransformer3DModel of the family wan_t2v with 2 blocks', .*: 30, 40 blocks$"),
+        ("wan22_i2v", with_blocks(build("wan"), 40).module, r"of the family wan22_i2v with 40 blocks"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            check_fits(RunOptions(teacache=TeaCache()), module, row)
+    check_fits(RunOptions(teacache=TeaCache()), with_blocks(wan, 40).module, "wan_t2v")
+    assert all(len(facts.coefficients) == 5 for each in TEACACHE_FACTS.values() for facts in each)
+    assert set(TEACACHE_FACTS) <= set(running_families())
+
+
+def test_the_size_of_the_frames_selects_the_coefficients_of_the_image_to_video_model_of_wan() -> None:
+    """Those for 480 and 720 lines have one layout: 832 x 480 and 1280 x 720 pixels."""
+    small, large = teacache_facts("wan21_i2v", 40)
+    clock = StepClock(SamplingSchedule(10, "euler", "normal"), PartialRun())
+    values = {"img": torch.ones(1, 4, 8), "vec": torch.ones(1, 6, 8)}
+    for (width, height), facts in (((832, 480), small), ((624, 624), small), ((1280, 720), large), ((960, 960), large)):
+        cache = ModulatedInputs(clock, option=TeaCache(), block=nn.Identity(), published=(small, large))
+        extra = {"original_shape": (1, 36, 21, height // 8, width // 8)}
+        for clock.part.done in range(6):
+            moved = {**values, "vec": values["vec"] * 1.01**clock.part.done, "transformer_options": extra}
+            cache.first(moved, lambda v: v)
+            if not cache.state(moved).skips:
+                cache.last(moved, moved)
+        assert cache.state(moved).accumulated == pytest.approx(polynomial(facts.coefficients, 0.01), rel=1e-3)
 
 
 def test_the_polynomial_starts_with_the_highest_power() -> None:
@@ -181,13 +280,16 @@ def test_the_polynomial_starts_with_the_highest_power() -> None:
 def test_every_supported_transformer_repeats_its_prediction_for_equal_inputs(name: str) -> None:
     case = build(name)
     kind = type(case.module).__name__
-    options = [RunOptions(fbcache=FirstBlockCache())] * (kind in BLOCK_MODELS)
-    options += [RunOptions(teacache=TeaCache())] * (kind in TEACACHE_MODELS)
+    options = [(RunOptions(fbcache=FirstBlockCache()), "")] * (kind in BLOCK_MODELS)
+    for row, (make, count) in TEACACHE_CASES.items():
+        if type(make().module).__name__ == kind:
+            case = with_blocks(case, count)
+            options.append((RunOptions(teacache=TeaCache(threshold=10.0)), row))
     if not options:
         pytest.skip(f"{kind} has no option that skips blocks")
     plain = case.run()
-    for each in options:
-        with extended(case.module, each) as run:
+    for each, row in options:
+        with extended(case.module, each, row=row) as run:
             for step in range(2):
                 run.step(step)
                 for found, expected in zip(case.run(), plain, strict=True):
@@ -210,7 +312,7 @@ def test_each_group_of_texts_has_its_own_state() -> None:
     assert calls["last"] == 3
 
 
-@pytest.mark.parametrize("options", [RunOptions(fbcache=FirstBlockCache()), RunOptions(teacache=TeaCache())])
+@pytest.mark.parametrize("options", [RunOptions(fbcache=FirstBlockCache()), RunOptions(teacache=TeaCache(10.0))])
 def test_a_skipped_step_adds_the_residuals_of_a_controlnet_once(options: RunOptions) -> None:
     """They are added after each block, also of those that are skipped."""
     case = flux()
@@ -220,7 +322,7 @@ def test_a_skipped_step_adds_the_residuals_of_a_controlnet_once(options: RunOpti
         inputs = {**case.inputs, **residuals}
         expected = output(case.module, inputs)
         assert (expected - output(case.module, case.inputs)).abs().max() > 1e-2
-        with extended(case.module, options) as run:
+        with extended(case.module, options, row="flux_dev") as run:
             for step in range(3):
                 run.step(step)
                 torch.testing.assert_close(output(case.module, inputs), expected, atol=1e-5, rtol=0)

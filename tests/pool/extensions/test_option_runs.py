@@ -126,6 +126,12 @@ def flow_runs(sd3: ModelPatcher) -> Runs:
     return Runs(sd3, LatentFacts(4, 8, 1.0), SD3.sampling, texts)
 
 
+@pytest.fixture
+def lumina_runs() -> Runs:
+    texts = [Encoded(latents(7, 32, seed=seed).numpy()) for seed in (1, 2)]
+    return Runs(patcher(build("lumina2").module), LatentFacts(4, 8, 1.0), running_families()["lumina2"].sampling, texts)
+
+
 UNET_OPTIONS = RunOptions(
     freeu=FreeU(),
     pag=PerturbedAttention(scale=1.0),
@@ -158,10 +164,17 @@ def test_a_run_with_deepcache_continues_only_where_its_deep_layers_are_computed(
     assert np.array_equal(unet_runs.run(work, resumed=(paused,))[0].samples_CHW, whole.samples_CHW)
 
 
-@pytest.mark.parametrize("options", [RunOptions(fbcache=FirstBlockCache(0.4)), RunOptions(teacache=TeaCache(0.4))])
+@pytest.mark.parametrize(
+    ("runs", "options"),
+    [
+        ("flow_runs", RunOptions(fbcache=FirstBlockCache(0.4))),
+        ("lumina_runs", RunOptions(teacache=TeaCache(5.0))),
+    ],
+)
 def test_a_run_that_skips_by_content_has_no_state_between_steps_and_no_batch(
-    flow_runs: Runs, options: RunOptions
+    request: pytest.FixtureRequest, runs: str, options: RunOptions
 ) -> None:
+    flow_runs: Runs = request.getfixturevalue(runs)
     work = replace(WORK, schedule=replace(WORK.schedule, sampler="euler", noise_schedule="simple"), options=options)
     whole, states = flow_runs.states(work)
     assert states == []

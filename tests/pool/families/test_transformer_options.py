@@ -71,4 +71,4 @@ def test_a_coordinate_that_a_model_does_not_read_is_refused() -> None:
         )  # fmt: skip
         expected = pytest.raises(UnusableField, match=r"options\.rope\.shift_t: found 4.0, expected only x and y")
         with expected if refused else nullcontext():
-            check_fits(RunOptions(rope=option), module)
+            check_fits(RunOptions(rope=option), module, "flux_dev")

@@ -60,7 +60,7 @@ IN_OWN_TESTS = {
     *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name
-ALIKE = {"flux2_dev"}
+ALIKE = {"flux2_dev", "sana_4k"}
 #: that diffusers has no pipeline for
 WITHOUT_PIPELINE = {"wan21_fun_control"}
 #: of a BERT, which its class has and no file and no pipeline
@@ -203,8 +203,8 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
         return {**said, "use_dynamic_shifting": True, "shift_terminal": noise.last_share or None}
     if noise.shift_by_size is not None:
         return {"use_dynamic_shifting": True}
-    if name == "sana":  # a multistep solver, which calls the shift otherwise
-        said = {"use_flow_sigmas": True, "flow_shift": 3.0, "prediction_type": "flow_prediction"}
+    if name in ("sana", "sana_4k"):  # a multistep solver, which calls the shift otherwise
+        said = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}
         return {**said, "use_dynamic_shifting": False}
     return {"shift": 1.0 if name == "mochi" else noise.shift, "use_dynamic_shifting": False}
 

@@ -37,6 +37,8 @@ from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import cogvideox
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.formats.torch_file import read_torch_header
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.pixels.latent_pixels import sampled_shape
@@ -50,9 +52,10 @@ from tests.pool.families.test_wan_vace import frames as frames_of
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
-from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily
+from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, prefixed, seeded
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
+from tests.pool.models.vae import published
 from tests.pool.text.tiny_tokenizers import for_transformers
 
 #: by which the steps of the scheduler are whole numbers
@@ -97,6 +100,54 @@ def _publish(state: State) -> File:
         for old, new in _RENAMED:
             key = key.replace(old, new)
         file[key] = tensor
+    return file
+
+
+#: names of the original code, for the tensors outside of blocks and for those of a block
+_ORIGINAL = (
+    ("patch_embed.pos_embedding", "mixins.pos_embed.pos_embedding"),
+    ("patch_embed.", "mixins.patch_embed."),
+    ("time_embedding.linear_1.", "time_embed.0."),
+    ("time_embedding.linear_2.", "time_embed.2."),
+    ("ofs_embedding.linear_1.", "ofs_embed.0."),
+    ("ofs_embedding.linear_2.", "ofs_embed.2."),
+    ("norm_final.", "transformer.final_layernorm."),
+    ("norm_out.norm.", "mixins.final_layer.norm_final."),
+    ("norm_out.linear.", "mixins.final_layer.adaLN_modulation.1."),
+    ("proj_out.", "mixins.final_layer.linear."),
+)
+_ORIGINAL_BLOCK = {
+    "attn1.to_out.0": "attention.dense",
+    "ff.net.0.proj": "mlp.dense_h_to_4h",
+    "ff.net.2": "mlp.dense_4h_to_h",
+    "norm1.norm": "input_layernorm",
+    "norm2.norm": "post_attention_layernorm",
+}
+
+
+def _publish_original(state: Mapping[str, Tensor]) -> File:
+    """The names of the SAT code: queries, keys and values together, as are the vectors of both norms of a block, of
+    which those of the video come first; norms of queries and keys and these vectors in lists of all blocks."""
+    file: File = {}
+    for key, tensor in state.items():
+        if not key.startswith("transformer_blocks."):
+            old, new = next(each for each in _ORIGINAL if key.startswith(each[0]))
+            file[new + key.removeprefix(old)] = tensor
+            continue
+        _, number, rest = key.split(".", 2)
+        module, _, end = rest.rpartition(".")
+        block, lists = f"transformer.layers.{number}.", "mixins.adaln_layer."
+        if module in _ORIGINAL_BLOCK:
+            file[f"{block}{_ORIGINAL_BLOCK[module]}.{end}"] = tensor
+        elif module == "attn1.to_q":
+            own = [state[key.replace("to_q", name)] for name in ("to_q", "to_k", "to_v")]
+            file[f"{block}attention.query_key_value.{end}"] = torch.cat(own)
+        elif module in ("attn1.norm_q", "attn1.norm_k"):
+            kind = "query" if module.endswith("q") else "key"
+            file[f"{lists}{kind}_layernorm_list.{number}.{end}"] = tensor
+        elif module == "norm1.linear":
+            (video, text), (video_2, text_2) = (state[key.replace("norm1", n)].chunk(2) for n in ("norm1", "norm2"))
+            file[f"{lists}adaLN_modulations.{number}.1.{end}"] = torch.cat([video, video_2, text, text_2])
     return file
 
 
@@ -236,6 +287,22 @@ def test_a_video_of_an_image_is_that_of_the_pipeline(name: str, tmp_path: Path) 
     whole.engine.close()
 
 
+def test_requests_for_a_table_of_positions_have_its_size(tmp_path: Path) -> None:
+    """Others are refused before anything runs, by the name of the field; without a size they get it."""
+    case = READING["cogvideox_i2v"]
+    save_file(case.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, case.tiny)
+    model, pixels = TinyModel.of_folder(tmp_path), np.zeros((80, 80, 3), np.uint8)
+    for field, value, expected in (("width", 112, 96), ("height", 80, 64), ("frames", 17, 9)):
+        message = f"^{field}: found {value}, expected {expected}: model 'tiny' has positions for 96 x 64 pixels and 9 "
+        with pytest.raises(UnusableField, match=message), mock.patch.object(model.engine, "run") as run:
+            model.made(image=pixels, **{field: value})
+        assert not run.called
+    shapes = [work.shape for work in model.made(image=pixels, steps=1).works.values() if hasattr(work, "shape")]
+    assert {(each.width, each.height, each.frames) for each in shapes} == {(96, 64, 9)}
+    model.close()
+
+
 def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Latent) -> None:
     whole.sides = (64, 96)
     with pytest.raises(UnusableField, match="found '64 x 96 pixels, 9 frames', expected 96 x 64 pixels, 9 frames"):
@@ -313,6 +380,33 @@ def test_a_model_that_reads_an_image_has_both_namings_and_folders(name: str, tmp
     READING[name].check_files(tmp_path)
     config = json.loads((tmp_path / "folder/vae/config.json").read_text())
     assert config["invert_scale_latents"] is (name == "cogvideox_15_i2v")
+
+
+def test_files_of_the_original_code_are_read(tmp_path: Path) -> None:
+    """mp_rank_00_model_states.pt, in whose module are the weights in the names of SAT, and the numbers of its training;
+    nothing in the pickle is run."""
+    for name, case in {**CASES, **READING}.items():
+        original = replace(case, tiny=replace(case.tiny, publish=_publish_original))
+        original.check_namings()
+        state = seeded(case.tiny.model, 1).state_dict()
+        weights = prefixed("model.diffusion_model.", _publish_original(state))
+        more = {"model.diffusion_model.mixins.pos_embed.freqs_cos": torch.ones(4, 8)}
+        path = tmp_path / name / "mp_rank_00_model_states.pt"
+        path.parent.mkdir()
+        torch.save({"module": weights | more, "dp_world_size": 1, "mp_world_size": 1, "iteration": 3}, path)
+        header = read_torch_header(str(path))
+        found = recognise_diffusion({key: entry.shape for key, entry in header.tensors.items()})
+        assert found is not None
+        assert (found.name, found.prefix) == (name, "model.diffusion_model.")
+    tiny = replace(CASES["cogvideox"].tiny, publish=_publish_original, vae_file=partial(published.ldm, dimensions=3))
+    path = tmp_path / "tiny.pt"
+    torch.save({"module": tiny.file()}, path)
+    write_tokenizers(tmp_path, tiny)
+    opened = open_checkpoint(path, allow_pickle=True)
+    for role, make, seed in ((Role.DIFFUSION_MODEL, tiny.model, 1), (Role.VAE, tiny.vae, 2)):
+        expected, built = seeded(make, seed).state_dict(), opened.build(role).module.state_dict()
+        assert built.keys() == expected.keys()
+        assert all(torch.equal(built[key], expected[key]) for key in expected)
 
 
 def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import kandinsky6
-from modelpool.pool.families.parts.sound import parted, sound_cells, sound_length
+from modelpool.pool.families.parts.sound import SoundTrack, sound_cells, sound_length
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.transformer_folder import _check_scheduler, _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
@@ -124,7 +124,8 @@ def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
     own = latent_shape(width, height, whole.frames, whole.opened.latent)
     more = sound_cells(kandinsky6.SOUND, whole.frames, FRAME_RATE, own[0] * own[2] * own[3])
     noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
-    return parted(noise, own[1], sound_length(kandinsky6.SOUND, whole.frames, FRAME_RATE), AUDIO_CHANNELS)
+    length = sound_length(kandinsky6.SOUND, whole.frames, FRAME_RATE)
+    return SoundTrack(kandinsky6.SOUND, own[1], length).parted(noise)
 
 
 def _pipeline(modules: list[Any], vae: Any, model: Any, scheduler: Any = None) -> Any:

@@ -20,9 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.modules import sana
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.lengths import length_read
@@ -307,6 +309,23 @@ def test_the_table_of_positions_of_a_file_tells_its_size(cells: int, scale: floa
     shapes = {key: tuple(value.shape) for key, value in _publish(seeded(_model, 1).state_dict()).items()}
     config = plan_diffusion_model({**shapes, "pos_embed": (1, cells**2, 160)}).config
     assert (config["sample_size"], config["interpolation_scale"]) == (cells, scale)
+
+
+def test_the_model_for_4096_pixels_has_its_shift_and_size(tmp_path: Path) -> None:
+    """Told by its table of positions; its folder has the shift, by which it is read again."""
+    file = {f"model.diffusion_model.{key}": value for key, value in _publish(seeded(_model, 1).state_dict()).items()}
+    for cells, name, shift, side in ((64, "sana", 3.0, 1024), (128, "sana_4k", 6.0, 4096)):
+        table = {"model.diffusion_model.pos_embed": torch.zeros(1, cells**2, 160)}
+        found = recognise_diffusion({key: tuple(value.shape) for key, value in (file | table).items()})
+        assert found is not None
+        assert found.name == name
+        save_file(file | table, tmp_path / f"{name}.safetensors")
+        checkpoint = open_checkpoint(tmp_path / f"{name}.safetensors", whole=False)
+        assert checkpoint.family.sampling.noise.shift == shift
+        assert native_size(checkpoint.family, checkpoint.header) == (side, side)
+        save_diffusers(checkpoint, tmp_path / name)
+        scheduler = json.loads((tmp_path / name / "scheduler/scheduler_config.json").read_text())
+        assert scheduler["flow_shift"] == shift
 
 
 def test_saved_folders_of_larger_models_keep_the_size_that_positions_are_relative_to(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from modelpool.pool.detection.text_encoders import recognise_text_encoder
 from modelpool.pool.models.text.build import plan_text_encoder
 
 #: layers do not differ from each other: as many as recognition looks at, and those that tell Gemma's pattern
@@ -111,13 +112,17 @@ FACTS = (
 )  # fmt: skip
 
 
+def _shapes_of(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        module = model_class(config)
+    return {f"model.{key}": tuple(value.shape) for key, value in module.state_dict().items()}
+
+
 @pytest.mark.parametrize("name", list(DECODERS))
 def test_a_language_model_is_recognised_and_configured(name: str) -> None:
     config_class, model_class, published = DECODERS[name]
     theirs = config_class(**published)
-    with torch.device("meta"):
-        module = model_class(theirs)
-    shapes = {f"model.{key}": tuple(value.shape) for key, value in module.state_dict().items()}
+    shapes = _shapes_of(model_class, theirs)
     shapes |= {"visual.patch_embed.proj.weight": (1024, 3, 2, 16, 16)} if name.startswith("qwen3vl") else {}
     plan = plan_text_encoder(shapes)
     assert plan.facts.name == name
@@ -126,6 +131,19 @@ def test_a_language_model_is_recognised_and_configured(name: str) -> None:
     differing = {fact for fact in FACTS if getattr(ours.config, fact, None) != getattr(theirs, fact, None)}
     assert not differing
     assert getattr(ours.config, "head_dim", None) in (None, published["head_dim"])
+
+
+def test_llama_3_2_3b_is_not_taken_for_ministral_3() -> None:
+    """Both have states of 3072 and keys of 1024 numbers; no model reads this Llama."""
+    llama = transformers.LlamaConfig(**_sizes(3072, 8192, 24, 8, 128, 128256))  # meta-llama/Llama-3.2-3B-Instruct
+    config_class, model_class, published = DECODERS["ministral3_3b"]
+    found = [
+        recognise_text_encoder(shapes)
+        for shapes in (
+            _shapes_of(transformers.LlamaModel, llama), _shapes_of(model_class, config_class(**published))
+        )
+    ]  # fmt: skip
+    assert [each and each.name for each in found] == [None, "ministral3_3b"]
 
 
 #: width, inner width, layers, heads, width of a head, tokens, gated, positions in every layer

@@ -277,6 +277,13 @@ CASES: dict[str, Case] = {
         ),
         dict, (1, 4, 3, 2, 2), (1, 3, 9, 16, 16),
     ),
+    "cogvideox of the original code": Case(
+        "cogvideox",
+        lambda: diffusers.AutoencoderKLCogVideoX(
+            block_out_channels=(8, 8, 16, 16), layers_per_block=1, latent_channels=4, norm_num_groups=2
+        ),
+        partial(published.ldm, dimensions=3), (1, 4, 3, 2, 2), (1, 3, 9, 16, 16),
+    ),
     "allegro": Case("allegro", _allegro, dict, (1, 4, 3, 2, 2), (1, 3, 9, 16, 16)),
     "hunyuan_video_15": Case(
         "hunyuan_video_15", lambda: _folded(diffusers.AutoencoderKLHunyuanVideo15), _UPWARDS, (1, 4, 2, 2, 2),
