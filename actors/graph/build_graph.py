@@ -21,6 +21,7 @@ from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_pro
 from modelpool.actors.graph.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.lora_texts_check import check_lora_texts
 from modelpool.actors.graph.model_defaults import with_defaults
+from modelpool.actors.graph.music_graph import lyrics_of, music_lengths, text_of
 from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.reference_graph import NO_REFERENCES, ReferenceInputs, edit_model_warnings
@@ -67,6 +68,7 @@ from modelpool.pool.core.task_inputs import (
     IMAGE,
     IMAGE_EMBEDS,
     LATENT,
+    LYRICS,
     MASK,
     MASKED_IMAGE,
     NEGATIVE,
@@ -143,8 +145,9 @@ class _GraphBuilder:
         embeds: Sequence[TaskId] = (),
         is_negative: bool = False,
         name: str = PROMPT,
+        is_lyrics: bool = False,
     ) -> tuple[TaskId, int]:
-        """Add the encoding of a text by the model of `request` with its LoRAs that act for the text of this name, and
+        """Add the encoding of a text, or of `is_lyrics`, by the model of `request` with its LoRAs that act for the text of this name, and
         with image embeddings where the text encoder reads images. Return the task, and the number of tokens that the
         diffusion model reads."""
         catalog = self._catalog
@@ -155,9 +158,10 @@ class _GraphBuilder:
         loras = self._loras(request, model, roles, name)
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
-        named = catalog.embeddings.of(text, self._files_of_loras(request))
+        text = text if is_lyrics else text_of(request, text, self._facts)
+        named = () if is_lyrics else catalog.embeddings.of(text, self._files_of_loras(request))
         images = (references.seen, references.numbered)
-        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, lyrics=is_lyrics)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
@@ -173,6 +177,10 @@ class _GraphBuilder:
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         image_embeds = embeds or self._image_embeds(is_model_input=False)
         texts = {POSITIVE: self._encode(positive, positive.prompt, references, image_embeds)}
+        if self._facts.reads_lyrics:
+            texts[LYRICS] = self._encode(positive, lyrics_of(positive), is_lyrics=True)
+        if self._facts.learned_negative:
+            return texts
         if reads_negative and negative is not None:
             texts[NEGATIVE] = self._encode(negative, negative.prompt, references, image_embeds)
         elif reads_negative:
@@ -226,6 +234,7 @@ class _GraphBuilder:
         missing = set(condition_inputs(work.conditions)) - needs.keys()
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
         lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]
+        lengths = music_lengths(lengths) if self._facts.reads_lyrics else lengths
         return self._tasks.add(work, {**needs, **resumed}, lengths), work
 
     def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:

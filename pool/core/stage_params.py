@@ -69,6 +69,7 @@ class EncodeParams(WireValue):
     embeddings      textual inversions that the text names
     seen            width and height in which each reference image was encoded
     numbered        the text refers to the images by number
+    lyrics          it is the text of lyrics, which the text encoder reads in another way
     tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
                     text, so they are not part of the identity
     """
@@ -82,6 +83,7 @@ class EncodeParams(WireValue):
     embeddings: tuple[EmbeddingRef, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
+    lyrics: bool = False
     tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
 
@@ -180,8 +182,8 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "image_embeds" for
-    models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative` and the model reads one,
+    "lyrics" for models that read them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
     expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
@@ -517,7 +519,11 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
 )
 #: fields that were added later, with an empty default
 _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
-    {VisionEncodeParams: frozenset({"use", "blank"}), EncodeImageParams: frozenset({"animates"})}
+    {
+        EncodeParams: frozenset({"lyrics"}),
+        VisionEncodeParams: frozenset({"use", "blank"}),
+        EncodeImageParams: frozenset({"animates"}),
+    }
 )
 #: the sampler whose step lengths follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"

@@ -7,7 +7,7 @@ encode an image    image, last_image: `ImagePixels`; mask: `Mask`
 encode a control   video: `VideoFrames`; video_mask: `VideoMask`; reference.N: `ImagePixels`
 video
 embed images       image.N: `ImagePixels`
-sample             positive, negative, region.N: `Encoded`; image_embeds: `ImageEmbeds`; start: `Latent` that noise is
+sample             positive, negative, lyrics, region.N: `Encoded`; image_embeds: `ImageEmbeds`; start: `Latent` that noise is
                    added to; image: `Latent` of the first frame, or of the concatenated image, or the `ImagePixels` to
                    upscale; mask: `Mask`; masked_image, control_video, reference.N, prior: `Latent`;
                    region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
@@ -27,6 +27,7 @@ from typing import TypeVar
 from modelpool.pool.core.results import Result
 
 POSITIVE, NEGATIVE, REGION, IMAGE_EMBEDS = "positive", "negative", "region", "image_embeds"
+LYRICS = "lyrics"
 START, IMAGE, LAST_IMAGE, MASK, MASKED_IMAGE = "start", "image", "last_image", "mask", "masked_image"
 VIDEO, VIDEO_MASK, CONTROL_VIDEO, REFERENCE = "video", "video_mask", "control_video", "reference"
 FACE_VIDEO = "face_video"

@@ -119,6 +119,9 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
         _facts("qwen3_2b", "Qwen 3 2B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2048),)
     ),
     TextEncoderSignature(
+        _facts("qwen3_06b", "Qwen 3 0.6B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 1024),)
+    ),
+    TextEncoderSignature(
         _facts("qwen3_8b", "Qwen 3 8B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 4096),)
     ),
     TextEncoderSignature(
@@ -283,6 +286,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "qwen3vl_8b": ("qwen_image_21", {}),
     "glm4_9b": ("cogview4", {}),
     "qwen3_2b": ("ovis", {}),
+    "qwen3_06b": ("ace_step_15", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),
     "ministral3_3b": ("ernie_image", {}),

@@ -223,10 +223,17 @@ class ActivationEstimator:
         shape: TextShape | tuple[int, ...] = lengths
         if isinstance(work, EncodeParams):
             shape = self._text_read(work).shape
-        sizes = (*_size_of(work), shape, mode.batch, mode.tile)
+        sizes = (*_size_of(work), self._audio_cells(model, work), shape, mode.batch, mode.tile)
         parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
         key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
+
+    def _audio_cells(self, model: ModelRef, work: ModelStageParams) -> int:
+        """The cells of an audio latent; 0 for other work."""
+        if not isinstance(work, SampleParams | DecodeParams) or not work.shape.seconds:
+            return 0
+        audio = self._open(model).latent.audio
+        return 0 if audio is None else audio.cells_of(work.shape.seconds)
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
@@ -301,7 +308,7 @@ class ActivationEstimator:
         learned = {each.name: torch.empty((each.rows, config.hidden_size), device=META) for each in work.embeddings}
         if not family.text_set:
             return TextStage(module, family.texts[role], self._load_tokenizer(), tokens, embeddings=learned)
-        text = opened.reading(role)
+        text = opened.reading(role, work.lyrics)
         reading = reading_with_images(text.reading, len(work.seen), work.numbered)
         images = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
         known = learned if isinstance(tokens, ClipTokens) else {}
@@ -340,7 +347,7 @@ class ActivationEstimator:
 
         # families without a text set read the same chunks
         text_set = work.model.sha256 if family.text_set else len(family.text_encoders)
-        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered)
+        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered, work.lyrics)
         return self._texts.get(key, read)
 
     def _read_by_encoders(self, work: EncodeParams, rows: Mapping[str, int]) -> _TextRead:
@@ -352,7 +359,7 @@ class ActivationEstimator:
         counts = [len(image.states_LD) for image in _empty_seen(opened, work.seen, 1)]
         clip: ClipTokens | None = None
         for role in family.text_encoders:
-            own = opened.reading(role)
+            own = opened.reading(role, work.lyrics)
             reading = reading_with_images(own.reading, len(work.seen), work.numbered)
             tokenizer = own.tokenizer or self._load_tokenizer()
             if isinstance(tokenizer, ClipTokenizer):
@@ -464,7 +471,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
         case EncodeParams():
-            return (stage_of(work), work.seen, work.numbered)
+            return (stage_of(work), work.seen, work.numbered, work.lyrics)
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():

@@ -29,6 +29,7 @@ from modelpool.pool.conditioning.micro_conditioning import (
     CONTEXT,
     FRAME_RATE,
     IMAGE,
+    LYRICS,
     Residuals,
     empty_micro_conditioning,
 )
@@ -157,6 +158,8 @@ def sample_bytes(
     if work.options.skips_by_content:
         max_batch = 1  # the cache decides for each text
     lengths, regional = list(context_tokens), len(work.regions)
+    if facts.learned_negative:
+        lengths = lengths[:1] * (2 if work.reads_negative else 1)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
     if common is not None:
@@ -424,6 +427,8 @@ def _inputs(
     texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in text_inputs(length).items()}
     context_BLD = texts.pop(CONTEXT)
     model_inputs = number_inputs(facts, work, batch)
+    if facts.reads_lyrics:  # nearly all of the text
+        model_inputs[LYRICS], context_BLD = context_BLD, context_BLD[:, :1].contiguous()
     model_inputs |= empty_image_inputs(facts, work, shape_CHW, batch, META)
     if work.prior is not None:
         model_inputs[PRIOR] = torch.empty(

@@ -77,7 +77,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if facts.seconds
+            if "seconds" in facts.reads
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },
@@ -100,11 +100,12 @@ def defined_family(definition: FamilyDefinition) -> Family:
             side_multiple=facts.side_multiple,
             patch_side=facts.patch_side,
             video=_video(facts),
-            audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
+            audio=_audio(facts),
             cfg_rescale=definition.cfg_rescale,
             several_references=definition.several_references,
             needs_reference="reference" in facts.reads,
             reference_covers=definition.reference_covers,
+            learned_negative=facts.learned_negative,
             defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
@@ -112,6 +113,20 @@ def defined_family(definition: FamilyDefinition) -> Family:
         latent_format=definition.latent,
         dtypes=definition.dtypes,
         relative=name,
+        companion=definition.companion,
+    )
+
+
+def _audio(facts: ModelFacts) -> AudioFacts | None:
+    if not facts.seconds:
+        return None
+    return AudioFacts(
+        facts.seconds,
+        facts.samples_per_second,
+        facts.cells,
+        most_seconds=facts.most_seconds,
+        cell_samples=facts.cell_samples,
+        peak=facts.peak,
     )
 
 

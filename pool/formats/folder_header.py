@@ -19,11 +19,14 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 PROJECTION = "projection_model"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
+#: folder of the model with which ACE-Step 1.5 encodes texts and lyrics
+CONDITION_ENCODER = "condition_encoder"
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     PROJECTION,
+    CONDITION_ENCODER,
     NORMALIZER,
 )
 #: key in `Header.configs`: the class of each component, from the model's index

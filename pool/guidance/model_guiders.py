@@ -19,7 +19,7 @@ from modelpool.pool.conditioning.first_frame import (
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
+from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
 from modelpool.pool.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
@@ -69,6 +69,8 @@ def _guider_of_model(
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
+    if guidance is Guidance.PROJECTED:
+        return ChannelProjectedGuidance(work.guidance.cfg, memory)
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
     if work.guidance.without_image:

@@ -54,6 +54,12 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 }
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: entries of the configuration of a model that tell its distilled form; other families have one in the index
+_DISTILLED_ENTRIES = {
+    family.name: family.distilled_entries for family in defined_families() if family.distilled_entries
+}
+#: families whose pipelines have a shift of their own
+_OWN_LEVELS = frozenset(family.name for family in defined_families() if family.own_levels)
 #: schedulers of families that none of the usual ones suits
 _OWN_SCHEDULERS = {family.name: family.scheduler.name for family in defined_families() if family.scheduler is not None}
 #: the prediction of a flow in schedulers for several kinds of models
@@ -96,19 +102,21 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
-    is_distilled = base.name in DISTILLED and header.configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    is_distilled = base.name in DISTILLED and _says_distilled(base, header.configs)
     base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
+    extra = base.companion or (PROJECTION if base.extra_prefixes else "")
+    needed = [*folders.values(), *([extra] if extra else ())]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
-    if missing and (whole or PROJECTION in missing):
+    if missing and (whole or extra in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
-    noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    has_own = is_distilled or base.name in _OWN_LEVELS
+    noise = base.sampling.noise if has_own else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
@@ -118,9 +126,9 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{PROJECTION}.",)) | _projector_prefixes(base),
+        extra_prefixes=({Role.DIFFUSION_MODEL: (f"{extra}.",)} if extra else {}) | _projector_prefixes(base),
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={**_models(folders, header.configs), Role.VAE: config, **vision},
+        configs={**_models(base, folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
@@ -188,9 +196,21 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
-def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
-    """Return the configurations of the diffusion models."""
-    return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
+def _models(
+    family: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]
+) -> dict[Role, FolderConfig]:
+    """Return the configurations of the diffusion models, including that of a part with a folder of its own."""
+    part = configs.get(family.companion, {}) if family.companion else {}
+    named = {f"{family.companion}_{key}": value for key, value in part.items()}
+    return {role: {**configs.get(folder, {}), **named} for role, folder in folders.items() if role.is_diffusion_model}
+
+
+def _says_distilled(family: Family, configs: Mapping[str, FolderConfig]) -> bool:
+    """Return whether the folder is that of the distilled model of `family`, by its index or its configuration."""
+    entries, config = _DISTILLED_ENTRIES.get(family.name), configs.get(TRANSFORMER, {})
+    if entries is None:
+        return configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    return any(config.get(key) == value for key, value in entries.items())
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:

@@ -13,7 +13,7 @@ from typing import Any
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
@@ -83,6 +83,8 @@ class FamilyDefinition:
     text_join  how the states of several encoders are joined; None: those of each are a separate input
     text_vision  how the first text encoder reads reference images; None: it reads none
     optional_encoders  those that the model runs without, but not all of them at once
+    lyrics    how the first text encoder reads lyrics, for models that read them
+    prepare   what a run does once with the texts, before its steps; None: nothing
 
     Sampling:
     facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
@@ -94,7 +96,8 @@ class FamilyDefinition:
     controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
     reference_covers  whether its reference image, which is a single one, has the size of the output
-    distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
+    distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
+    distilled_entries  entries of the model's configuration, one of which says so; empty: an entry of the index does
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
@@ -115,6 +118,8 @@ class FamilyDefinition:
     vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
     text_folders      folder of each text encoder; empty: the names of the roles
     extra_prefixes    further key prefixes of the diffusion model in single files
+    companion         as in `Family`
+    own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     """
 
     name: str
@@ -158,6 +163,11 @@ class FamilyDefinition:
     several_references: bool = False
     reference_covers: bool = False
     distilled: ModelFacts | None = None
+    distilled_entries: Mapping[str, Any] = field(default_factory=dict)
+    lyrics: Reading | None = None
+    prepare: Prepare | None = None
+    companion: str = ""
+    own_levels: bool = False
     two_experts: TwoExperts | None = None
 
     @property

@@ -56,6 +56,7 @@ class Family:
     configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
     latent         the latents of a model without a VAE; None if the VAE defines them
+    companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
     """
 
     name: str
@@ -78,6 +79,7 @@ class Family:
     extra_prefixes: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     latent: LatentFacts | None = None
     shifts_latent: bool = True
+    companion: str = ""
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:

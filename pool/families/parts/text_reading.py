@@ -109,6 +109,7 @@ class Reading:
     images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
     last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
     reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
+    has_weights       brackets in a prompt set weights; else they are a part of the text
     spells_quotes     the template, the text and its parts in quotation marks are tokenized separately, and these parts
                       character by character
     """
@@ -145,6 +146,7 @@ class Reading:
     chat_template: str = ""
     image_template: str = ""
     spells_quotes: bool = False
+    has_weights: bool = True
 
     @property
     def is_clip(self) -> bool:

@@ -30,6 +30,7 @@ _CHATS = {
         "<image>",
     ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
+    "qwen_embedding": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "glm": ("<|endoftext|>", "[gMASK]", "<sop>"),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
@@ -109,6 +110,11 @@ def _byte_level(kind: str) -> Tokenizer:
             single="[gMASK] <sop> $A",
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in _CHATS[kind][1:]],
         )
+    if kind == "qwen_embedding":
+        end = "<|endoftext|>"
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+        )
     if begin:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -118,6 +124,7 @@ def _byte_level(kind: str) -> Tokenizer:
 
 def for_transformers(kind: str, **more: object) -> PreTrainedTokenizerFast:
     """The same tokenizer as pipelines of diffusers take it."""
-    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "qwen": "<|endoftext|>", "glm": "<|endoftext|>"}
+    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "glm": "<|endoftext|>"}
+    pads |= dict.fromkeys(("qwen", "qwen_embedding"), "<|endoftext|>")
     own = Tokenizer.from_str(tiny(kind).to_str())  # pipelines set lengths and sides on theirs
     return PreTrainedTokenizerFast(tokenizer_object=own, **{"pad_token": pads.get(kind, "<pad>"), **more})
