@@ -147,9 +147,9 @@ class _GraphBuilder:
         name: str = PROMPT,
         is_lyrics: bool = False,
     ) -> tuple[TaskId, int]:
-        """Add the encoding of a text, or of `is_lyrics`, by the model of `request` with its LoRAs that act for the text of this name, and
-        with image embeddings where the text encoder reads images. Return the task, and the number of tokens that the
-        diffusion model reads."""
+        """Add the encoding of a text, or of lyrics, by the model of `request` with its LoRAs that act for the text of
+        this name, and with image embeddings where the text encoder reads images. Return the task, and the number of
+        tokens that the diffusion model reads."""
         catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)

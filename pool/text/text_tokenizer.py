@@ -83,7 +83,8 @@ KINDS: Mapping[str, str] = {
     "byt5_small_glyph": "byt5",
     "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
     "ministral3_3b": "mistral", "gemma2_2b": "gemma",
-    "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
+    "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding",
+    "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
 }  # fmt: skip
 #: the kind whose tokens are bytes
