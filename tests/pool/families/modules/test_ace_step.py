@@ -107,7 +107,7 @@ def _published(state: Mapping[str, Tensor]) -> File:
     return file
 
 
-TINY = TinyFamily(
+ACE_STEP = TinyFamily(
     "ace_step_15",
     _model,
     _published,
@@ -142,7 +142,7 @@ class _Music:
     """The tiny file, run stage by stage."""
 
     def __init__(self, folder: Path, write: bool = True) -> None:
-        self.whole = Whole(folder, TINY, write=write)
+        self.whole = Whole(folder, ACE_STEP, write=write)
         self.model = self.whole.model
 
     def run(self, work: StageParams, inputs: Mapping[str, Result], role: Role) -> Result:
@@ -282,8 +282,8 @@ def test_published_sizes_are_those_of_the_classes_defaults() -> None:
 def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
     """A folder that says it is distilled is not guided, and has the steps of such models."""
     path = tmp_path / "tiny.safetensors"
-    save_file(TINY.file(), path)
-    write_tokenizers(tmp_path, TINY)
+    save_file(ACE_STEP.file(), path)
+    write_tokenizers(tmp_path, ACE_STEP)
     checkpoint = open_checkpoint(path)
     save_checkpoint(checkpoint, tmp_path / "again.safetensors")
     before, after = load_file(path), load_file(tmp_path / "again.safetensors")
@@ -314,7 +314,7 @@ def test_a_file_without_silence_makes_it_with_its_autoencoder(tmp_path: Path) ->
     """As single files with all components are published: what comes out is what a file with that silence gives."""
     for name in ("without", "with"):
         (tmp_path / name).mkdir()
-    file = {key: value for key, value in TINY.file().items() if SILENCE not in key}
+    file = {key: value for key, value in ACE_STEP.file().items() if SILENCE not in key}
     save_file(file, tmp_path / "without/tiny.safetensors")
     silence = silence_latent(open_checkpoint(tmp_path / "without/tiny.safetensors"))
     with torch.no_grad():
@@ -324,7 +324,7 @@ def test_a_file_without_silence_makes_it_with_its_autoencoder(tmp_path: Path) ->
     save_file({**file, f"model.diffusion_model.{SILENCE}": whole.contiguous()}, tmp_path / "with/tiny.safetensors")
     latents = []
     for name in ("without", "with"):
-        write_tokenizers(tmp_path / name, TINY)
+        write_tokenizers(tmp_path / name, ACE_STEP)
         music = _Music(tmp_path / name, write=False)
         latents.append(music.latent(music.texts(1.2, "la"), seconds=1.2).samples_CHW)
         music.whole.engine.close()
@@ -349,7 +349,7 @@ def test_loras_of_both_namings_give_what_the_merged_file_gives(tmp_path: Path) -
     without = music.latent(texts, seconds=seconds).samples_CHW
     save_checkpoint(music.whole.opened, tmp_path / "merged/tiny.safetensors", loras=(lora,))
     music.whole.engine.close()
-    write_tokenizers(tmp_path / "merged", TINY)
+    write_tokenizers(tmp_path / "merged", ACE_STEP)
     merged = _Music(tmp_path / "merged", write=False)
     expected = merged.latent(texts, seconds=seconds).samples_CHW
     merged.whole.engine.close()
