@@ -178,9 +178,9 @@ class AceStepConditionEncoder(diffusers.AceStepConditionEncoder):  # type: ignor
     @functools.wraps(diffusers.AceStepConditionEncoder.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, silence_cells: int = SILENCE_CELLS, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        width = self.silence_latent.shape[-1]
         del self.silence_latent
-        silence_1LC = nn.Parameter(torch.empty(1, silence_cells, width)) if silence_cells else None
+        shape = (1, silence_cells, self.config.timbre_hidden_dim)
+        silence_1LC = nn.Parameter(torch.empty(shape)) if silence_cells else None
         self.register_parameter("silence_latent", silence_1LC)
         # one state for each reference: diffusers' counts them on the host, which waits for the device
         self.timbre_encoder.unpack_timbre_embeddings = lambda states_ND, _: (states_ND[:, None], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from collections.abc import Mapping
@@ -34,9 +35,13 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.core.task_inputs import LATENT, LYRICS, POSITIVE, TaskInputs
+from modelpool.pool.core.task_inputs import LYRICS, POSITIVE, TaskInputs
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE, SILENCE_CELLS, config
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
+from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE, SILENCE_CELLS, config, forward, prepare
 from modelpool.pool.families.parts.music_text import caption_text, lyrics_text
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.silence import silence_latent
@@ -44,8 +49,10 @@ from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role, TaskSpec
+from modelpool.pool.specs.spec import Role, Stage, TaskSpec
+from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.families.test_transformers_as_folders import assert_loaded, assert_same_model
+from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, File, TinyFamily, seeded, words
 from tests.pool.families.whole_transformer import SEED, Whole
@@ -64,6 +71,13 @@ STEPS = 4
 PROMPT = "a slow (piano:1) song"
 SUNG = "[verse]\nlow (ooh, ooh) over the moon, painted in oil\n" * LINES
 MUSIC: dict[str, Any] = {"bpm": 96, "key_scale": "C major", "time_signature": "4"}
+#: names of one weight in LoRA files: of trainers of the authors, of diffusers, and of the file
+LORAS = {
+    "ace_step_15": (
+        *("base_model.model.layers.0.self_attn.q_proj", "transformer.layers.0.self_attn.to_q"),
+        "diffusion_model.decoder.layers.0.self_attn.q_proj",
+    )
+}
 _PUBLISHED = ((".to_out.0.", ".o_proj."), (".norm_q.", ".q_norm."), (".norm_k.", ".k_norm."))
 
 
@@ -141,8 +155,8 @@ def _cells(seconds: float) -> int:
 class _Music:
     """The tiny file, run stage by stage."""
 
-    def __init__(self, folder: Path, write: bool = True) -> None:
-        self.whole = Whole(folder, ACE_STEP, write=write)
+    def __init__(self, folder: Path, write: bool = True, settings: EngineSettings | None = None) -> None:
+        self.whole = Whole(folder, ACE_STEP, write=write, settings=settings)
         self.model = self.whole.model
 
     def run(self, work: StageParams, inputs: Mapping[str, Result], role: Role) -> Result:
@@ -168,13 +182,6 @@ class _Music:
         found = self.run(work, texts, Role.DIFFUSION_MODEL)
         assert isinstance(found, Latent)
         return found
-
-    def samples(self, latent: Latent, seconds: float = SECONDS) -> Any:
-        work = DecodeParams(self.model, OutputShape(0, 0, seconds=seconds))
-        found = self.run(work, {LATENT: latent}, Role.VAE)
-        assert isinstance(found, AudioSamples)
-        assert found.samples_per_second == 48000
-        return found.samples_SC
 
 
 def _noise(seconds: float) -> Tensor:
@@ -213,19 +220,62 @@ def test_texts_and_latents_are_those_of_the_pipeline(tmp_path: Path) -> None:
     music.whole.engine.close()
 
 
-def test_audio_is_that_of_the_pipeline_and_as_long_as_requested(tmp_path: Path) -> None:
-    """Scaled to one amplitude; the last cell is cut."""
-    music, seconds, sung = _Music(tmp_path), 0.39, "[verse]\nla la"
-    latent = music.latent(music.texts(seconds, sung), seconds=seconds)
-    assert latent.samples_CHW.shape == (CHANNELS, 10)
-    samples = music.samples(latent, seconds)
+def test_a_request_gives_the_audio_of_the_pipeline(tmp_path: Path) -> None:
+    """Scaled to one amplitude, and as long as requested: the last cell is cut."""
+    save_file(ACE_STEP.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, ACE_STEP)
+    tiny, seconds, sung = TinyModel.of_folder(tmp_path), 0.39, "[verse]\nla (la)"
+    made = tiny.made(prompt=PROMPT, lyrics=sung, seconds=seconds, steps=STEPS, seed=SEED, **MUSIC)
+    assert [task.input_names for task in made.tasks if task.stage is Stage.SAMPLE] == [(POSITIVE, LYRICS)]
+    (latent,) = made.latents
+    assert latent.shape == (1, CHANNELS, 10)
+    (audio,) = made.of(DecodeParams)
+    assert isinstance(audio, AudioSamples)
+    assert audio.samples_per_second == 48000
     heard = _expected(_pipeline(), 7.0, sung, seconds)[0]
-    assert samples.shape == (int(seconds * 48000), 2)
+    assert audio.samples_SC.shape == (int(seconds * 48000), 2)
     assert heard.shape == (2, 10 * CELL)
     # scaled by the loudest sample, which may be in the part that is cut
-    np.testing.assert_allclose(samples.T, heard[:, : len(samples)], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(audio.samples_SC.T, heard[:, : len(audio.samples_SC)], rtol=0, atol=1e-5)
     assert heard.abs().max() == pytest.approx(10 ** (-1 / 20), abs=1e-4)
-    music.whole.engine.close()
+    tiny.close()
+
+
+@pytest.mark.filterwarnings("ignore:In sim autocast:UserWarning")
+def test_streamed_weights_make_what_resident_ones_make(tmp_path: Path) -> None:
+    """The condition encoder, which runs once, among them; and a typical run of each component can be looked at."""
+    found = []
+    for write, policy in ((True, VramPolicy.NORMAL), (False, VramPolicy.NONE)):
+        settings = EngineSettings("sim", budget_bytes=512 << 20, vram_policy=policy)
+        music = _Music(tmp_path, write, settings)
+        found.append(music.latent(music.texts(0.4, "la"), seconds=0.4).samples_CHW)
+        opened = music.whole.opened
+        for role in opened.checkpoint.roles if write else ():
+            component = opened.component(role)
+            work = module_work(component.built.module, component.form.compute_dtype, typical_call(opened, role))
+            assert sum(work.values()) > 0, role
+            assert role is not Role.DIFFUSION_MODEL or any(COMPANION in name for name in work if work[name])
+        music.whole.engine.close()
+        del music, opened
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-5 * max(1.0, float(np.abs(found[0]).max())))
+    gc.collect()
+    assert sim.memory_stats(0).used_bytes == 0
+
+
+def test_members_of_a_batch_are_as_they_are_alone() -> None:
+    state = _published(seeded(_model, 1).state_dict())
+    module = plan_diffusion_model({key: tuple(value.shape) for key, value in state.items()}).build(state)
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        name: torch.randn(2, length, WIDTH, generator=generator) for name, length in (("context", 5), ("lyrics", 7))
+    }
+    x, level = torch.randn(2, CHANNELS, 9, generator=generator), torch.tensor([0.4, 0.4])
+    with torch.no_grad():
+        ready, learned = prepare(module, (CHANNELS, 9), inputs)
+        both = forward(module, x, level, ready)
+        alone = [forward(module, x[[n]], level[[n]], {key: one[[n]] for key, one in inputs.items()}) for n in (0, 1)]
+    assert learned.shape == ready["context"].shape == (2, 5 + 1 + 7, 48)
+    torch.testing.assert_close(both, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_lyrics_and_facts_of_the_music_change_it(tmp_path: Path) -> None:
@@ -340,8 +390,7 @@ def test_loras_of_both_namings_give_what_the_merged_file_gives(tmp_path: Path) -
     up, down = torch.randn(64, 2, generator=generator) * 0.05, torch.randn(2, 64, generator=generator)
     latents = []
     texts = music.texts(seconds, "la")
-    names = ("base_model.model.layers.0.self_attn.q_proj", "transformer.layers.0.self_attn.to_q")
-    for number, base in enumerate((*names, "diffusion_model.decoder.layers.0.self_attn.q_proj")):
+    for number, base in enumerate(LORAS["ace_step_15"]):
         place = tmp_path / f"loras/some{number}.safetensors"
         save_file({f"{base}.lora_B.weight": up, f"{base}.lora_A.weight": down}, place)
         lora = Catalog((tmp_path / "plain",), (tmp_path / "loras",), "cpu").find_lora(f"some{number}", 0.8)
