@@ -160,12 +160,16 @@ _WIDTHS = (
 
 #: prefix of a CLIP in the naming of transformers in files of text encoder sets, next to its projection
 _LEVEL = "transformer."
+#: parts of a language model that is published without its head, as embedding models are, and so without this level
+_HEADLESS, _HEADLESS_LEVEL = ("embed_tokens.", "layers.", "norm."), "model."
 
 
 def recognise_text_encoder(shapes: Shapes) -> TextEncoderFacts | None:
     """Return the text encoder with tensors of `shapes` (keys without prefix), or None."""
     if any(key.startswith(_LEVEL + "text_model.") for key in shapes):
         shapes = {key.removeprefix(_LEVEL): shape for key, shape in shapes.items()}
+    if "embed_tokens.weight" in shapes:
+        shapes = {_HEADLESS_LEVEL * key.startswith(_HEADLESS) + key: shape for key, shape in shapes.items()}
     for signature in SIGNATURES:
         if _fits(signature, shapes):
             tables = [shapes[key] for key in _TOKEN_TABLES if len(shapes.get(key, ())) == 2]
