@@ -40,11 +40,15 @@ STEP_SECONDS = 0.05
 BODY = {"model": "shapes", "prompt": "a red circle", "seed": 1, "steps": STEPS}
 
 
-class SlowEngine:
-    """An engine whose steps take time, without computing."""
+#: of a step of a run that is to go on until somebody has a preview: later steps make one that is asked for now
+HELD_SECONDS = 3.0
 
-    def __init__(self, engine: WorkerEngine) -> None:
-        self._engine = engine
+
+class SlowEngine:
+    """An engine whose steps take time, without computing; more if `may_end` is clear."""
+
+    def __init__(self, engine: WorkerEngine, may_end: threading.Event) -> None:
+        self._engine, self._may_end = engine, may_end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -53,14 +57,29 @@ class SlowEngine:
         def on_step(done: int, steps: int) -> None:
             time.sleep(STEP_SECONDS)
             hooks.on_step(done, steps)
+            self._may_end.wait(HELD_SECONDS)
 
         return self._engine.run(task, work, inputs, replace(hooks, on_step=on_step), *others, **named)
 
 
 @pytest.fixture(scope="module")
-def slow_pool() -> Iterator[ModelPool]:
+def ends() -> threading.Event:
+    found = threading.Event()
+    found.set()
+    return found
+
+
+@pytest.fixture
+def may_end(ends: threading.Event) -> Iterator[threading.Event]:
+    """Set, unless the test clears it for a run that does not end before it has asked."""
+    yield ends
+    ends.set()
+
+
+@pytest.fixture(scope="module")
+def slow_pool(ends: threading.Event) -> Iterator[ModelPool]:
     config = PoolConfig.load(CONFIG).override(device="cpu", workers=1)
-    with open_real_pool(config, lambda engine: SlowEngine(engine)) as pool:  # type: ignore[arg-type]
+    with open_real_pool(config, lambda engine: SlowEngine(engine, ends)) as pool:  # type: ignore[arg-type]
         # the first image of a model with previews finds the colours of its latents, which takes a moment
         request = GenerateRequest(model="shapes", prompt="", steps=1, preview="latent_rgb")
         assert pool.submit(request, output=False).wait(60).succeeded == 1
@@ -77,7 +96,10 @@ def opened(content: bytes) -> Image.Image:
     return Image.open(BytesIO(content))
 
 
-def test_the_newest_preview_of_a_job_is_served_while_it_is_sampled_and_named_by_an_event(server: str) -> None:
+def test_the_newest_preview_of_a_job_is_served_while_it_is_sampled_and_named_by_an_event(
+    server: str, may_end: threading.Event
+) -> None:
+    may_end.clear()
     submission = requests.post(f"{server}/api/jobs", json=BODY, timeout=60).json()
     address = f"{server}/api/jobs/{submission['id']}"
     assert requests.get(f"{address}/preview", timeout=60).status_code == 204
@@ -88,6 +110,9 @@ def test_the_newest_preview_of_a_job_is_served_while_it_is_sampled_and_named_by_
             if line.startswith("data: ") and kind == "preview":
                 names.append(json.loads(line.removeprefix("data: ")))
                 answers.append(requests.get(f"{server}{names[-1]['url']}", timeout=60))
+                if answers[-1].status_code == 200:
+                    may_end.set()
+    assert may_end.is_set()
     assert names
     assert all(1 <= each["step"] <= each["steps"] == STEPS for each in names)
     shown = [answer for answer in answers if answer.status_code == 200]  # the others had ended by then
@@ -98,9 +123,10 @@ def test_the_newest_preview_of_a_job_is_served_while_it_is_sampled_and_named_by_
 
 
 def test_a_detached_job_has_previews_while_somebody_asks(
-    slow_pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow_pool: ModelPool, may_end: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submissions_module, "DETACHED_SECONDS", 0.05)
+    may_end.clear()
     service = JobService(Journal(tmp_path / "journal.sqlite"), lambda: slow_pool._connection)
 
     class Direct:
@@ -116,6 +142,8 @@ def test_a_detached_job_has_previews_while_somebody_asks(
             preview, answers = f"{address}/api/jobs/{submitted['id']}/preview?index=0", []
             while requests.get(f"{address}/api/jobs/{submitted['id']}", timeout=60).json()["state"] == "active":
                 answers.append(requests.get(preview, timeout=60))
+                if answers[-1].status_code == 200:
+                    may_end.set()
         shown = [answer for answer in answers if answer.status_code == 200]
         assert submitted["detached"]
         assert shown
