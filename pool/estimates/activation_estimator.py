@@ -45,6 +45,7 @@ from modelpool.pool.estimates.activation_calibration import (
 from modelpool.pool.estimates.activation_counts import ActivationCounts
 from modelpool.pool.estimates.counted_options import counted_options
 from modelpool.pool.estimates.stage_peak_bytes import (
+    AUDIO_TILES,
     TILES,
     TYPICAL_TOKENS,
     AdapterStage,
@@ -199,9 +200,12 @@ class ActivationEstimator:
         if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)):
-            shape = work.shape if isinstance(work, DecodeParams) else work
-            cells = self._open(model).latent.sides(shape.width, shape.height)
-            yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
+            shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
+            cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
+            tiles = TILES
+            if latent.audio is not None and not latent.audio.cells:  # those of one length are short
+                cells, tiles = (self._audio_cells(model, work),), AUDIO_TILES
+            yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in tiles if t < max(cells))
 
     def _counted_modes(
         self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int]

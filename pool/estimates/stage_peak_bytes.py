@@ -82,6 +82,8 @@ from modelpool.pool.tracing.dry_run import META
 
 #: tile edges of a VAE in latent cells, largest first
 TILES = (64, 48, 32, 24, 16, 12, 8)
+#: the same for audio, whose cells depend on some ten others
+AUDIO_TILES = (4096, 2048, 1024, 512, 256, 128)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
 #: the two means, in float32 at most, of which the change between steps is the ratio
@@ -257,13 +259,13 @@ def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, 
 
     The tiles are merged on the host.
     """
-    cells = shape[-2], shape[-1]
+    cells = shape[-2:] if len(shape) > 2 else shape[-1:]  # of audio [C, L]
     if tile:
         edges, _ = Tiling(tile).edges(cells)
-        cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
+        cells = tuple(map(min, edges, cells))
 
     def decode(module: nn.Module) -> object:
-        latent_BC = torch.empty((1, *shape[:-2], *cells), dtype=torch.float32, device=META)
+        latent_BC = torch.empty((1, *shape[: -len(cells)], *cells), dtype=torch.float32, device=META)
         return _decode(module, latent_BC, latent, vae.compute_dtype)
 
     return vae.peak_bytes(decode)
@@ -322,7 +324,7 @@ def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtyp
     return states(module, shown_BCHW.to(dtype), facts.vision_use)
 
 
-def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
+def tile_slowdown(cells: tuple[int, ...], tile: int) -> float:
     """Return the number of cells computed by tiles of `tile`, including overlaps, relative to all `cells`."""
     edges, overlaps = Tiling(tile).edges(cells)
     covered = 1

@@ -35,7 +35,7 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.core.task_inputs import LYRICS, POSITIVE, TaskInputs
+from modelpool.pool.core.task_inputs import LATENT, LYRICS, POSITIVE, TaskInputs
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -49,7 +49,7 @@ from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role, Stage, TaskSpec
+from modelpool.pool.specs.spec import ExecutionMode, Role, Stage, TaskSpec
 from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.families.test_transformers_as_folders import assert_loaded, assert_same_model
 from tests.pool.families.tiny_model import TinyModel
@@ -260,6 +260,28 @@ def test_streamed_weights_make_what_resident_ones_make(tmp_path: Path) -> None:
     np.testing.assert_allclose(*found, rtol=0, atol=1e-5 * max(1.0, float(np.abs(found[0]).max())))
     gc.collect()
     assert sim.memory_stats(0).used_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:In sim autocast:UserWarning")
+def test_long_audio_is_decoded_in_parts_where_memory_is_short(tmp_path: Path) -> None:
+    """They overlap, and are joined without a step; a minute has smaller parts than the whole."""
+    whole = Whole(tmp_path, ACE_STEP, settings=EngineSettings("sim", budget_bytes=256 << 20))
+    minute = DecodeParams(whole.model, OutputShape(0, 0, seconds=60.0))
+    sizes = [mode.tile for mode in whole.catalog.execution_modes(whole.model, minute)]
+    assert sizes == [0, 1024, 512, 256, 128]
+    work, cells = DecodeParams(whole.model, OutputShape(0, 0, seconds=8.0)), _cells(8.0)
+    latent = Latent(torch.randn(CHANNELS, cells, generator=torch.Generator().manual_seed(0)).numpy())
+    uses, heard = (whole.catalog.use(whole.model, Role.VAE, ()),), []
+    for needed in (1 << 20, 8 << 30):
+        parts = (ExecutionMode(1 << 20, tile=128),)
+        task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1, divisions=parts)
+        audio, cost = whole.engine.run(task, work, TaskInputs({LATENT: latent}), QUIET)
+        assert isinstance(audio, AudioSamples)
+        assert (cost.division is not None) == (needed > 1 << 28)
+        heard.append(audio.samples_SC)
+    whole.engine.close()
+    assert heard[0].shape == heard[1].shape == (8 * 48000, 2)
+    assert np.sqrt(np.mean((heard[0] - heard[1]) ** 2)) < 0.01 * heard[0].std()
 
 
 def test_members_of_a_batch_are_as_they_are_alone() -> None:
