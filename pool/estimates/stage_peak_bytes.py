@@ -81,9 +81,9 @@ from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
 
 #: tile edges of a VAE in latent cells, largest first
-TILES = (64, 48, 32, 24, 16, 12, 8)
+TILES: tuple[int, ...] = (64, 48, 32, 24, 16, 12, 8)
 #: the same for audio, whose cells depend on some ten others
-AUDIO_TILES = (4096, 2048, 1024, 512, 256, 128)
+AUDIO_TILES: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
 #: the two means, in float32 at most, of which the change between steps is the ratio
