@@ -35,7 +35,16 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    RunError,
+    RunErrorKind,
+    Stage,
+    TaskId,
+    TaskReport,
+    WorkerId,
+    WorkerSpec,
+)
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
@@ -84,6 +93,8 @@ class _LiveWorker:
         self.runs: dict[TaskId, StepDone] = {}
         #: those of them that begin when the others have ended, one after the other
         self.queued: dict[TaskId, None] = {}
+        #: those of them that decode
+        self.decodes: set[TaskId] = set()
         #: waits for the end of the run that was sent last
         self.last_wait: asyncio.Task[None] | None = None
         #: components whose files it has checked
@@ -92,11 +103,23 @@ class _LiveWorker:
         self.load = 0
 
     def end(self, task_id: TaskId) -> None:
-        """Forget a run. After the last one that had begun, the next begins by itself."""
+        """Forget a run."""
         del self.runs[task_id]
         self.queued.pop(task_id, None)
-        if self.queued and len(self.queued) == len(self.runs):
-            del self.queued[next(iter(self.queued))]
+        self.decodes.discard(task_id)
+        self.begin_queued()
+
+    def begin_queued(self) -> None:
+        """Begin what begins by itself: the next run after the last one that had begun. Behind a decode that may mean
+        while it is still computed, and counts as begun then."""
+        begun = [task_id for task_id in self.runs if task_id not in self.queued]
+        if self.queued and not begun:
+            begun = [next(iter(self.queued))]
+            del self.queued[begun[0]]
+        if self.queued and self.spec.overlaps_decode and len(begun) == 1 and begun[0] in self.decodes:
+            following = next(iter(self.queued))
+            if following not in self.decodes:  # else it waits
+                del self.queued[following]
 
 
 class Dispatcher:
@@ -442,6 +465,7 @@ class Dispatcher:
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
         if command.queued:
             worker.queued[command.task_id] = None
+            worker.begin_queued()
         previous = worker.last_wait
         worker.last_wait = self._spawn(self._wait_for(command, worker, run, request.run, previous))
 
@@ -450,6 +474,7 @@ class Dispatcher:
         worker = self._live[commands[0].worker_id]
         calls = [self._begin(command, worker) for command in commands]
         worker.queued.update((command.task_id, None) for command in commands)
+        worker.begin_queued()
         run = self._fleet.run_in_order(worker.spec.worker_id, worker.spec.incarnation, calls)
         previous = worker.last_wait
         worker.last_wait = self._spawn(self._wait_in_order(commands, calls, worker, run, previous))
@@ -476,6 +501,8 @@ class Dispatcher:
             request.run,
             *self._tasks.steps_before(command),
         )
+        if request.task.stage is Stage.DECODE:
+            worker.decodes.add(command.task_id)
         return request, inputs
 
     async def _revoke(self, command: RevokeTask) -> None:

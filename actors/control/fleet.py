@@ -36,12 +36,12 @@ class InputsLost(Exception):
     """A run could not start because an input is no longer available."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentRun:
     """A run that was sent.
 
     report  waits for its end; None if it was revoked before it started. Raises WorkerLost or InputsLost
-    result  its output, or its state; valid only if the report has no error, or has a state
+    result  its output, or its state; valid once the report is there, if it has no error, or has a state
     """
 
     report: Awaitable[TaskReport | None]

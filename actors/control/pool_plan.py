@@ -16,7 +16,7 @@ from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, P
 from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.wire.message_fields import message_fields
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.results import Result
@@ -24,15 +24,15 @@ from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKi
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.resident import Resident
-from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, RunError, TaskReport, WorkerId
+from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, RunError, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
 #: what a worker reads and sends, and those parts of them that compiled classes do not tell: they are in tuples
-_MESSAGES = (RunRequest, LoadRequest, Result, TaskReport, LoadReport, StateSaved, StepDone)
-_PARTS = (ComponentUse, ExecutionMode, Resident, RunError)
+_MESSAGES = (RunRequest, LoadRequest, Result, TaskReport, LoadReport, StartedWorker, StateSaved, StepDone)
+_PARTS = (ComponentUse, ExecutionMode, Resident, RunError, WorkerSpec)
 
 
 @dataclass(frozen=True, slots=True)

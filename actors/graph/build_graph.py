@@ -24,7 +24,12 @@ from modelpool.actors.graph.model_defaults import with_defaults
 from modelpool.actors.graph.music_graph import lyrics_of, music_lengths, text_of
 from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.reference_graph import NO_REFERENCES, ReferenceInputs, edit_model_warnings
+from modelpool.actors.graph.reference_graph import (
+    NO_REFERENCES,
+    ReferenceInputs,
+    edit_model_warnings,
+    text_with_images,
+)
 from modelpool.actors.graph.request_checks import check_request
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.graph.sampling_runs import (
@@ -79,8 +84,10 @@ from modelpool.pool.core.task_inputs import (
     REGION_MASK,
     SAMPLER_STATE,
     START,
+    UNSHOWN,
     numbered,
 )
+from modelpool.pool.families.parts.text_reading import image_names
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 
 
@@ -127,7 +134,7 @@ class _GraphBuilder:
         """Return the tasks of the stage, except those in `given`. Raises UserError."""
         match self._stage.stage:
             case Stage.ENCODE:
-                wanted, _ = self._encode(self._request, self._request.prompt)
+                wanted, _ = self._encode(self._request, self._named(self._request.prompt))
             case Stage.SAMPLE:
                 wanted, _ = self._sample(self._passes[-1])
             case Stage.DECODE:
@@ -167,29 +174,53 @@ class _GraphBuilder:
         return task, tokenized.length
 
     def _texts(
-        self, reads_negative: bool, regions: Sequence[Region] = (), references: ReferenceInputs = NO_REFERENCES
+        self,
+        reads_negative: bool,
+        regions: Sequence[Region] = (),
+        references: ReferenceInputs = NO_REFERENCES,
+        without_image: bool = False,
     ) -> dict[str, tuple[TaskId, int]]:
         """Add the encoding of the texts that a run reads: the prompt, the negative prompt if it `reads_negative`, and
-        the prompts of `regions`. Return them by name; none for a model that reads only images."""
+        the prompts of `regions`. Return them by name; none for a model that reads only images.
+
+        Where texts name reference images, these alone are the negative text, and the negative prompt is the text of
+        the prediction `without_image`."""
         if not self._facts.reads_text:
             return {}
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         image_embeds = embeds or self._image_embeds(is_model_input=False)
-        texts = {POSITIVE: self._encode(positive, positive.prompt, references, image_embeds)}
+        shown = len(request.references) if self._facts.names_images else 0
+        texts = {POSITIVE: self._encode(positive, self._named(positive.prompt), references, image_embeds)}
         if self._facts.reads_lyrics:
             texts[LYRICS] = self._encode(positive, lyrics_of(positive), is_lyrics=True)
-        if self._facts.learned_negative:
-            return texts
-        if reads_negative and negative is not None:
-            texts[NEGATIVE] = self._encode(negative, negative.prompt, references, image_embeds)
-        elif reads_negative:
-            negative_embeds = embeds or self._image_embeds(is_model_input=False, is_negative=True)
-            texts[NEGATIVE] = self._encode(request, request.negative, references, negative_embeds, True, NEGATIVE_TEXT)
+        unguided = (NEGATIVE,) if reads_negative and not self._facts.learned_negative else ()
+        if reads_negative and shown:
+            images = image_names(shown)
+            texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
+            unguided = (UNSHOWN,) if without_image else ()
+            usual = "" if self._facts.defaults is None else self._facts.defaults.negative
+            if not unguided and self._stage.negative_prompt not in ("", usual):
+                reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
+                self.warnings[f"negative: ignored, {reason}"] = None
+        for name in unguided:
+            if negative is not None:
+                texts[name] = self._encode(negative, self._named(negative.prompt, 0), references, image_embeds)
+                continue
+            embedded = embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            text = self._named(request.negative, 0, "negative")
+            texts[name] = self._encode(request, text, references, embedded, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
-            encoded = self._encode(request, region.prompt, references, image_embeds, name=region_text(number))
+            text = self._named(region.prompt)
+            encoded = self._encode(request, text, references, image_embeds, name=region_text(number))
             texts[numbered(REGION, number)] = encoded
         return texts
+
+    def _named(self, text: str, count: int | None = None, field: str = "prompt") -> str:
+        """Return `text` with the names of `count` reference images, by default all, for models that read names."""
+        if not self._facts.names_images:
+            return text
+        return text_with_images(text, len(self._request.references) if count is None else count, field)
 
     def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
         """Add the sampling of one pass; return the last task and its work."""
@@ -211,7 +242,7 @@ class _GraphBuilder:
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
         self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
         started = self._start_inputs(run, work)
-        texts = self._texts(guided, self._request.regions, references)
+        texts = self._texts(guided, self._request.regions, references, work.guidance.without_image)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape, self._facts))

@@ -16,7 +16,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, OutputShape
 from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
-from modelpool.pool.families.control_video import takes_control_video, takes_face_video
+from modelpool.pool.families.control_video import follows_video, takes_control_video, takes_face_video
 from modelpool.pool.specs.spec import TaskId
 
 
@@ -24,9 +24,14 @@ def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for a control video if models of `facts` do not accept one."""
     if request.video is not None and not takes_control_video(facts):
         raise unsupported_field("video", request.model, "accepts no control video")
+    if not takes_face_video(facts) and request.face_video is not None:
+        raise unsupported_field("face_video", request.model, "animates no character")
+    if follows_video(facts):
+        if request.video_mask is not None:
+            raise unsupported_field("video_mask", request.model, "follows a video as a whole")
+        if request.video is None:
+            raise missing_field("video", f"model {request.model!r} follows a video")
     if not takes_face_video(facts):
-        if request.face_video is not None:
-            raise unsupported_field("face_video", request.model, "animates no character")
         return
     if request.video_mask is not None:
         raise unsupported_field("video_mask", request.model, "animates a character without a background")
@@ -64,7 +69,7 @@ def control_video_task(
         needs[VIDEO_MASK] = input_video_id(request.video_mask, is_mask=True)
     needs |= {numbered(REFERENCE, number): input_image_id(each) for number, each in enumerate(request.references)}
     work = EncodeImageParams(model, shape.width, shape.height, frames=shape.frames, is_control_video=True)
-    work = replace(work, animates=takes_face_video(facts))
+    work = replace(work, animates=takes_face_video(facts), follows=follows_video(facts))
     return StageTask(work, needs)
 
 

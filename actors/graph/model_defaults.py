@@ -48,11 +48,12 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
 
 
 def sampling_defaults(request: GenerateRequest, defaults: SamplingDefaults | None) -> dict[str, Any]:
-    """Return the model's default steps, guidance scale and sampler where `request` sets none; and the levels of a model
-    that has its own, if `request` sets nothing that they depend on."""
+    """Return the model's default steps, guidance scale, sampler and negative prompt where `request` sets none; and the
+    levels of a model that has its own, if `request` sets nothing that they depend on."""
     if defaults is None:
         return {}
     values = {"steps": defaults.steps, "cfg": defaults.cfg, "sampler": defaults.sampler}
+    values |= {"negative": defaults.negative} if defaults.negative else {}
     found: dict[str, Any] = {name: value for name, value in values.items() if name not in request.model_fields_set}
     if defaults.sigmas and not request.model_fields_set & _LEVEL_FIELDS and not _has_own_steps(request, defaults):
         found["sigmas"] = defaults.sigmas

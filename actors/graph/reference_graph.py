@@ -24,6 +24,7 @@ from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
 from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
 from modelpool.pool.core.task_inputs import IMAGE, numbered
 from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
 
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
@@ -62,6 +63,27 @@ class ReferenceInputs:
 NO_REFERENCES = ReferenceInputs()
 
 
+def text_with_images(text: str, count: int, field: str = "prompt") -> str:
+    """Return `text`, in which each of `count` reference images has a name, such as <img><|image_1|></img>; a text
+    without names gets them in front. Raises UnusableField for a text that names only some of them, or others."""
+    named = {int(number) for number in IMAGE_NAME.findall(text)}
+    if not named and count:
+        return f"{image_names(count)} {text}".strip()
+    if named != set(range(1, count + 1)):
+        found = ", ".join(f"<|image_{number}|>" for number in sorted(named))
+        wanted = f"{image_names(count)}: the names of all reference images" if count else "no name of an image"
+        raise unusable_field(field, found, f"{wanted}, as the request has {count}")
+    return text
+
+
+def reference_cfg(request: GenerateRequest, facts: SamplingFacts) -> float:
+    """Return the guidance scale of the reference images; 0 for a run that is not guided by them."""
+    if not (facts.names_images and request.references):
+        return 0.0
+    usual = 0.0 if facts.defaults is None else facts.defaults.image_cfg
+    return usual if request.image_cfg is None else request.image_cfg
+
+
 def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for reference images, or options of them, that models of `facts` do not support."""
     count = len(request.references)
@@ -74,6 +96,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
     if count > 1 and not accepts_several:
         raise unusable_field("reference", f"{count} images", f"one: model {request.model!r} accepts only one")
+    if facts.names_images and request.image_cfg is not None and not count:
+        raise UnusableField("image_cfg requires reference")
     if request.reference_as is None:
         return
     if not count or facts.reference_mode is None:
@@ -133,6 +157,14 @@ def _is_called(names: re.Pattern[str], request: GenerateRequest, model: ModelRef
     return any(map(names.search, (request.model, model.name, file)))
 
 
+def _own_size(size: tuple[int, int], most: int, step: int) -> tuple[int, int]:
+    """Return the width and height at which an image of this size is read that is not enlarged: multiples of `step`, up
+    to `most`."""
+    scale = min(1.0, most / max(size))
+    width, height = (max(step, round(side * scale) // step * step) for side in size)
+    return width, height
+
+
 def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     """Return how `run` reads its reference images for an output of `size`, before it is scaled up: each in its own
     proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide for the
@@ -151,6 +183,8 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     if facts.reference_mode is not None:
         step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)
     sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)
+    if facts.reference_side:
+        sizes = tuple(_own_size(size, facts.reference_side, step) for size in own_sizes)
     numbers = request.reference_as == ReferenceMode.NUMBERED.value
     seen = sizes if request.reference_as else ()
     if numbers:

@@ -11,7 +11,7 @@ from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.image_concat_graph import image_concat_input
 from modelpool.actors.graph.image_prompt_graph import image_prompt_refs
 from modelpool.actors.graph.output_shape import duration_of
-from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references
+from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references, reference_cfg
 from modelpool.actors.graph.region_graph import region_params
 from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.graph.schedule_guidance import resolve_guidance, resolve_schedule
@@ -104,7 +104,7 @@ def sample_params(
             sigmas=request.sigmas,
             shift=request.shift or 0.0,
         ),
-        GuidanceParams(cfg, distilled, concat.image_cfg),
+        GuidanceParams(cfg, distilled, concat.image_cfg or reference_cfg(request, facts)),
         run.seed,
         tuple(conditions),
         request.run_options,

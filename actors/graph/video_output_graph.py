@@ -10,7 +10,7 @@ from modelpool.actors.request.field_errors import missing_field, unsupported_fie
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import FirstFrameMode, LastFrameMode, SamplingFacts
-from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.control_video import follows_video, takes_control_video
 
 
 def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -55,6 +55,6 @@ def first_frame_mode(request: GenerateRequest, model: str, facts: SamplingFacts)
         if facts.makes_layers:
             reason = "accepts the image that it splits into layers as reference"
         elif takes_control_video(facts):
-            reason = "accepts images as reference or video"
+            reason = "follows a video" if follows_video(facts) else "accepts images as reference or video"
         raise unsupported_field("image", model, reason)
     return begins

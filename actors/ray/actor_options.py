@@ -11,9 +11,9 @@ from typing import Any
 from modelpool.actors.control.cluster_view import ACCELERATOR_PREFIX, GPU
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
-#: concurrency groups of a worker: one thread runs, or two by turns; others answer and stop, one waits as long as the
-#: worker lives
-COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
+#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives, and
+#: one waits for decodes that overlap with the next runs
+COMPUTE, CONTROL, WATCH, DECODES = "compute", "control", "watch", "decodes"
 #: amount with which Ray requests an accelerator type
 _SOME = 0.001
 
@@ -49,6 +49,12 @@ class WorkerNeeds:
         accelerator = {f"{ACCELERATOR_PREFIX}{self.accelerator_type}": _SOME} if self.accelerator_type else {}
         counted = {"CPU": self.cpus, GPU: self.gpus, **dict(self.resources), **accelerator}
         return {name: amount for name, amount in counted.items() if amount > 0.0}
+
+
+def worker_threads(overlaps_decode: bool) -> dict[str, int]:
+    """Return the threads of each concurrency group. Ray begins the calls of a group in their order only if that has one
+    thread: with two, one that reads larger inputs is overtaken."""
+    return {COMPUTE: 1, CONTROL: 2, WATCH: 1} | ({DECODES: 1} if overlaps_decode else {})
 
 
 def worker_needs(

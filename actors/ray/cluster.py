@@ -38,7 +38,7 @@ from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
 from modelpool.actors.metrics.trace_export import open_traces
-from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
+from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs, worker_threads
 from modelpool.actors.ray.fork_server import PY_EXECUTABLE, python_command
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
@@ -51,7 +51,14 @@ from modelpool.actors.ray.survivors import Succession, detached_options, next_ep
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import PreviewMade, RunRequest, StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import (
+    PreviewMade,
+    RunRequest,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+    StillDecodes,
+)
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
@@ -257,14 +264,18 @@ class GpuWorkerActor(GpuWorker):
         return function(argument)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run
-        was revoked."""
-        report, result = self.run_unless_revoked(unpacked(request), *map(result_of, inputs))
-        return packed(report), None if report is None else packed_result(result, report.result_bytes)
+        """As `begin_unless_revoked`, with request, inputs, report and result packed; see `RayFleet.run`."""
+        report, result = self.begin_unless_revoked(unpacked(request), *map(result_of, inputs))
+        return packed(report), _packed(report, result)
 
     def run_in_order_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_in_order`, packed; see `RayFleet.run_in_order`."""
-        return _packed_runs(*self.run_in_order(unpacked(requests), *map(result_of, inputs)))
+        """As `begin_in_order`, packed; see `RayFleet.run_in_order`."""
+        return _packed_runs(*self.begin_in_order(unpacked(requests), *map(result_of, inputs)))
+
+    def ended_packed(self, run: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
+        """As `ended`, packed; see `RayFleet.run`."""
+        report, result = self.ended(run, epoch)
+        return packed(report), _packed(report, result)
 
     def over_in_order_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
         """As `over_in_order`, packed; see `RayFleet.over_in_order`."""
@@ -282,13 +293,15 @@ class GpuWorkerActor(GpuWorker):
 
 
 def _packed_runs(
-    reports: Sequence[TaskReport | None], results: Sequence[Result | None]
+    reports: Sequence[TaskReport | StillDecodes | None], results: Sequence[Result | None]
 ) -> tuple[bytes | Result | None, ...]:
     """Return the packed reports, then each result, packed if it is small."""
-    sized = zip(reports, results, strict=True)
-    return packed(reports), *(
-        None if report is None else packed_result(result, report.result_bytes) for report, result in sized
-    )
+    return packed(reports), *map(_packed, reports, results)
+
+
+def _packed(report: TaskReport | StillDecodes | None, result: Result | None) -> bytes | Result | None:
+    """Return the result of a run with this report, packed if it is small."""
+    return packed_result(result, report.result_bytes) if isinstance(report, TaskReport) else None
 
 
 def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:
@@ -403,8 +416,7 @@ def _create_worker(
         **_needs(plan, new.group).options,
         **PLAIN,
         **detached,
-        # the second one takes its turn behind a decode that the device still computes
-        concurrency_groups={COMPUTE: 2 if plan.overlaps_decode else 1, CONTROL: 2, WATCH: 1},
+        concurrency_groups=worker_threads(plan.overlaps_decode),
     )(GpuWorkerActor)
     worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)
     return worker

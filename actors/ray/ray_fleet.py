@@ -32,12 +32,19 @@ from modelpool.actors.control.cluster_view import ClusterView, launch_failure, s
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
 from modelpool.actors.ray.demand_watch import end_watch, start_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
 from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
+from modelpool.actors.wire.messages import (
+    LoadReport,
+    LoadRequest,
+    ResultRef,
+    RunRequest,
+    StartedWorker,
+    StillDecodes,
+)
 from modelpool.actors.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.worker_lease import OlderEpoch
@@ -45,7 +52,7 @@ from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
 
 logger = logging.getLogger(__name__)
@@ -363,7 +370,24 @@ class RayFleet:
         """
         worker = self._workers[worker_id, incarnation]
         report, result = worker.run.remote(packed(request), *inputs)
-        return SentRun(self._awaited(worker, report), result)
+        sent = SentRun(report, result)
+        sent.report = self._report(worker, report, request.run, sent)
+        return sent
+
+    async def _report(self, worker: _Worker, report: Any, run: int, sent: SentRun) -> TaskReport | None:
+        """Wait for the report of a run. If that decodes while the next runs begin, another call waits for its end."""
+        found = await self._awaited(worker, report)
+        if isinstance(found, StillDecodes):
+            later, sent.result = self._ended(worker, run)
+            found = await later
+        ended: TaskReport | None = found
+        return ended
+
+    def _ended(self, worker: _Worker, run: int) -> tuple[Awaitable[Any], ResultRef]:
+        """Ask a worker for the report of a run that still decodes, and for its result."""
+        call = worker.handle.ended_packed.options(concurrency_group=DECODES, num_returns=2)
+        report, result = call.remote(run, self._epoch)
+        return self._awaited(worker, report), result
 
     def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
         """See `WorkerFleet`. One call, as `run_batch`."""
@@ -375,7 +399,17 @@ class RayFleet:
             worker.run_in_order[len(calls)] = call
         refs = [ref for _, inputs in calls for ref in inputs]
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
-        return SentRuns(self._awaited(worker, reports), results)
+        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
+
+    async def _reports(
+        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
+    ) -> Sequence[TaskReport | None]:
+        """Wait for the reports of a call, as `_report` for the last run."""
+        *found, last = await self._awaited(worker, reports)
+        if isinstance(last, StillDecodes):
+            later, results[-1] = self._ended(worker, last_run)
+            last = await later
+        return [*found, last]
 
     def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""

@@ -385,7 +385,7 @@ _ROWS = (
         "reference",
         "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
         "output; a missing output size follows it (the last one).",
-        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage)",
+        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, OmniGen)",
         option=Option(
             "--reference",
             "FILE",
@@ -409,9 +409,9 @@ _ROWS = (
     ),
     RequestField(
         "image_cfg",
-        "Guidance scale of `image`. Default: the model's.",
+        "Guidance scale of `image`, or of `reference` for OmniGen. Default: the model's.",
         check=Number(1.0, MAX_CFG, f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"),
-        requires="guidance by text and image (InstructPix2Pix)",
+        requires="guidance by text and image (InstructPix2Pix, OmniGen)",
         option=Option(
             "--image-cfg",
             "X",
@@ -568,12 +568,13 @@ _ROWS = (
     RequestField(
         "video",
         "Control video: a path, a list of paths or images, or a numpy array. Missing sizes and frames follow it; if it "
-        "is shorter than the output, the rest is generated freely.",
-        requires="a control video (Wan VACE, Wan 2.2 animate)",
+        "is shorter than the output, the rest is generated freely (Wan VACE), or follows it back and forth.",
+        requires="a control video (Wan VACE, Wan 2.2 animate, CogVideoX Fun, Wan Fun)",
         option=Option(
             "--video",
             "FILE",
-            "Control video, for models that accept one (Wan VACE, Wan 2.2 animate); sets size and frames.",
+            "Control video, for models that accept one (Wan VACE, Wan 2.2 animate, CogVideoX Fun); sets size and "
+            "frames.",
             VIDEO,
         ),
     ),

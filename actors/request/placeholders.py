@@ -8,7 +8,7 @@ from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import LastFrameMode, ModelDefaults
-from modelpool.pool.families.control_video import takes_face_video
+from modelpool.pool.families.control_video import follows_video, takes_face_video
 
 
 def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:
@@ -32,11 +32,12 @@ def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> Gene
         for name, is_wanted in wanted.items()
         if is_wanted and getattr(request, name) is None
     }
-    if takes_face_video(facts) and video is not None:
+    videos = {"video": takes_face_video(facts) or follows_video(facts), "face_video": takes_face_video(facts)}
+    if video is not None:
         frames = request.frames or video.frames
         found |= {
             name: InputVideo(f"a placeholder for {name}", width, height, frames)
-            for name in ("video", "face_video")
-            if getattr(request, name) is None
+            for name, is_wanted in videos.items()
+            if is_wanted and getattr(request, name) is None
         }
     return request.model_copy(update=found) if found else request

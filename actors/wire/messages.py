@@ -143,6 +143,12 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StillDecodes:
+    """In place of the report of a run, which is over but for what the device still decodes: `GpuWorker.ended` waits for
+    that and returns the report."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateSaved:
     """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
     message: an object that the worker stored would be lost with the worker.

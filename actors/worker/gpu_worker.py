@@ -3,9 +3,10 @@
 Rules
 1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
    accepted raises (rule 4).
-2. One thread uses the engine: that of Ray's `compute` group, which has one. With runs that overlap, the group has two
-   and the engine a thread of its own (`_in_turn`), so that one of the two can wait for what the device still computes.
-   Stops, status calls and preload requests arrive on other threads and touch only the values named in `__init__`.
+2. One thread uses the engine: that of Ray's `compute` group, which has one, so that runs begin in the order in which
+   they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `begin_unless_revoked`
+   returns while the device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
+   requests arrive on other threads, too, and touch only the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
    by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
 4. Calls of a controller have its epoch. Those of an older one than the worker serves raise OlderEpoch, and its runs
@@ -23,10 +24,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.wire.messages import (
@@ -38,6 +40,7 @@ from modelpool.actors.wire.messages import (
     StartedWorker,
     StateSaved,
     StepDone,
+    StillDecodes,
 )
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
@@ -112,9 +115,10 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 0.1
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
+STILL_DECODES = StillDecodes()
 _T = TypeVar("_T")
-#: waits for the end of a run, on any thread
-_Ending = Callable[[], tuple[TaskReport, Result | None]]
+#: the report and the result of a run; neither if it did not start
+_Answer: TypeAlias = tuple[TaskReport | None, Result | None]
 
 
 class WorkerEngine(Protocol):
@@ -146,6 +150,16 @@ class WorkerEngine(Protocol):
         resume: RunState | None = None,
     ) -> Callable[[], tuple[Result, RunCost]]:
         """As `run`; what the device still computes is waited for by the returned function, on any thread."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the device may still compute a begun run, for which later runs did not wait."""
+
+    def poll_pending(self) -> None:
+        """Release what a begun run holds if somebody has its result."""
+
+    def release_pending(self) -> None:
+        """Wait for a begun run that the device still computes, and release what it holds."""
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
@@ -210,6 +224,23 @@ def open_engine(
     )
 
 
+class _Ending:
+    """The end of a run that the device may still compute. Any thread may wait for it, any number of times."""
+
+    def __init__(self, end: Callable[[], tuple[TaskReport, Result | None]]) -> None:
+        """`end` waits for the end, on any thread; it is called once."""
+        self._end = end
+        self._lock = threading.Lock()
+        self._answer: tuple[TaskReport, Result | None] | None = None
+
+    def wait(self) -> tuple[TaskReport, Result | None]:
+        """Wait for the end; return report and result."""
+        with self._lock:
+            if self._answer is None:
+                self._answer = self._end()
+            return self._answer
+
+
 class GpuWorker:
     """Runs tasks on one GPU, one run at a time."""
 
@@ -234,8 +265,8 @@ class GpuWorker:
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
-        receives previews that are wanted, on another thread. With `overlaps_decode`, runs may be called on several
-        threads, and a decode may overlap with the runs after it."""
+        receives previews that are wanted, on another thread. With `overlaps_decode`, a decode may overlap with the runs
+        after it."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -261,7 +292,9 @@ class GpuWorker:
         self._pauses: dict[int, None] = {}
         #: the answers of the runs that are over of each call of several that is under way, by its epoch and runs;
         #: changed by single atomic operations
-        self._in_order: dict[tuple[int, ...], list[tuple[TaskReport | None, Result | None]]] = {}
+        self._in_order: dict[tuple[int, ...], list[_Answer]] = {}
+        #: the ends of decodes that the device may still compute, by epoch and run; likewise
+        self._endings: dict[tuple[int, int], _Ending] = {}
         #: replaced with the controller
         self._revoked = RevokedRuns()
         #: likewise
@@ -296,6 +329,7 @@ class GpuWorker:
         # a controller counts its runs from 1
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
         self._own_results = OwnResults()
+        self._in_order, self._endings = {}, {}
         self._previews.forget_wishes()
         return self.ping(epoch)
 
@@ -312,6 +346,9 @@ class GpuWorker:
         self._previews.rename(worker_id, incarnation)
         spec = self._start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
         assert self._engine is not None, "start opens it"
+        if self._compute is not None:  # a decode that nobody waits for any more
+            self._engine.release_pending()
+            self._endings = {}
         with self._reporting:
             return StartedWorker(spec, self._engine.residency(), self._memory.runs())
 
@@ -327,6 +364,7 @@ class GpuWorker:
             files_address="" if self._fetched is None else self._fetched.address,
             cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
             cached_files=() if self._fetched is None else self._fetched.on_disk(),
+            overlaps_decode=self._compute is not None,
         )
 
     def may_start(self, request: RunRequest) -> bool:
@@ -334,6 +372,10 @@ class GpuWorker:
         succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
         OlderEpoch."""
         self._lease.check(request.epoch)
+        for run in request.own:
+            ending = self._endings.get((request.epoch, run))
+            if ending is not None:
+                ending.wait()
         return self._own_results.claim(request.own) and self._revoked.start(request.run)
 
     def revoke(self, run: int, epoch: int = 0) -> bool:
@@ -345,19 +387,50 @@ class GpuWorker:
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
         that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
-        return self._in_turn(lambda: self._begin(request, inputs))()
+        begun = self._in_turn(lambda: self._begin(request, inputs))
+        return self._end(request.epoch, request.run, begun) if isinstance(begun, _Ending) else begun
 
-    def run_unless_revoked(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport | None, Result | None]:
+    def run_unless_revoked(self, request: RunRequest, *inputs: Result) -> _Answer:
         """As `run`, if `may_start`, at its turn; otherwise None. Raises OlderEpoch."""
-        ending = self._in_turn(lambda: self._begin(request, inputs) if self.may_start(request) else None)
-        return (None, None) if ending is None else ending()
+        report, result = self.begin_unless_revoked(request, *inputs)
+        return self.ended(request.run, request.epoch) if isinstance(report, StillDecodes) else (report, result)
+
+    def begin_unless_revoked(
+        self, request: RunRequest, *inputs: Result
+    ) -> tuple[TaskReport | StillDecodes | None, Result | None]:
+        """As `run_unless_revoked`, except that it does not wait for a decode that overlaps with the next runs: then the
+        answer is StillDecodes, and `ended` has to be called."""
+        begun = self._in_turn(lambda: self._begin_unless_revoked(request, inputs))
+        return (STILL_DECODES, None) if isinstance(begun, _Ending) else begun
+
+    def _begin_unless_revoked(self, request: RunRequest, inputs: tuple[Result, ...]) -> _Answer | _Ending:
+        return self._begin(request, inputs) if self.may_start(request) else (None, None)
+
+    def ended(self, run: int, epoch: int = 0) -> tuple[TaskReport, Result | None]:
+        """Wait for the end of a decode that was begun; return its report and its result. Once for each, on any thread.
+        Raises OlderEpoch."""
+        self._lease.check(epoch)
+        return self._end(epoch, run, self._endings[epoch, run])
+
+    def _end(self, epoch: int, run: int, ending: _Ending) -> tuple[TaskReport, Result | None]:
+        """Wait for the end of a decode, and have the thread of the engine release what it held."""
+        try:
+            return ending.wait()
+        finally:
+            self._endings.pop((epoch, run), None)
+            for call in tuple(self._in_order):
+                if (call[0], call[-1]) == (epoch, run):  # all of it is over now
+                    self._in_order.pop(call, None)
+            if self._compute is not None and self._engine is not None:
+                with suppress(RuntimeError):  # the worker was closed meanwhile
+                    self._compute.submit(self._engine.poll_pending)
 
     def _in_turn(self, work: Callable[[], _T]) -> _T:
         """Return `work()`, by the thread that uses the engine, after all that was asked of it before."""
         return work() if self._compute is None else self._compute.submit(work).result()
 
-    def _begin(self, request: RunRequest, inputs: tuple[Result, ...]) -> _Ending:
-        """Begin one attempt, which is over unless it decodes with runs that overlap."""
+    def _begin(self, request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskReport, Result | None] | _Ending:
+        """Run one attempt; of one that decodes with runs that overlap, return the end."""
         own_results = self._own_results  # of the controller that sent it: the next one counts its runs from 1, too
         self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
@@ -390,20 +463,17 @@ class GpuWorker:
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
-            try:
-                outcome = _outcome_of(begun) if callable(begun) else begun
-                report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
-                if report.error is None and result is not None:
-                    own_results.keep(request.run, result, report.result_bytes)
-                return report, result
-            finally:
-                own_results.end(request.run)
+            outcome = _outcome_of(begun) if callable(begun) else begun
+            report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
+            if report.error is None and result is not None:
+                own_results.keep(request.run, result, report.result_bytes)
+            return report, result
 
-        if self._compute is not None and isinstance(request.work, DecodeParams):  # only such a run may be computed yet
-            own_results.expect(request.run)
-            return end
-        ended = end()  # at once: the run behind it may read its result here
-        return lambda: ended
+        # only a decode may be computed yet
+        if self._compute is None or not isinstance(request.work, DecodeParams) or not self._engine.is_pending:
+            return end()
+        ending = self._endings[request.epoch, request.run] = _Ending(end)
+        return ending
 
     def run_in_order(
         self, requests: Sequence[RunRequest], *inputs: Result
@@ -411,40 +481,52 @@ class GpuWorker:
         """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
         `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
         after the loss of the GPU, which do not start. Raises OlderEpoch."""
-        answers: list[tuple[TaskReport | None, Result | None]] = []
+        reports, results = self.begin_in_order(requests, *inputs)
+        if reports and isinstance(reports[-1], StillDecodes):
+            last, result = self.ended(requests[-1].run, requests[-1].epoch)
+            reports, results = (*reports[:-1], last), (*results[:-1], result)
+        return tuple(report for report in reports if not isinstance(report, StillDecodes)), results
+
+    def begin_in_order(
+        self, requests: Sequence[RunRequest], *inputs: Result
+    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
+        """As `run_in_order`, except that it does not wait for a last run that still decodes, as
+        `begin_unless_revoked`."""
+        answers: list[_Answer] = []
+        last: _Ending | None = None
         call = (requests[0].epoch, *[request.run for request in requests])
         self._in_order[call] = answers
         try:
             last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
-            if last is not None:
-                answers.append(last())
         finally:
-            self._in_order.pop(call, None)
-        return tuple(report for report, _ in answers), tuple(result for _, result in answers)
+            if last is None:
+                self._in_order.pop(call, None)
+        found = answers if last is None else [*answers, (STILL_DECODES, None)]
+        return tuple(report for report, _ in found), tuple(result for _, result in found)
 
     def _begin_in_order(
-        self,
-        requests: Sequence[RunRequest],
-        inputs: tuple[Result, ...],
-        answers: list[tuple[TaskReport | None, Result | None]],
+        self, requests: Sequence[RunRequest], inputs: tuple[Result, ...], answers: list[_Answer]
     ) -> _Ending | None:
         """Run the requests, each decode overlapping with the next one, unless that reads its result. Returns the end of
         the last one if that is not in `answers`."""
-        rest, pending, decode = iter(inputs), None, 0
+        rest, epoch = iter(inputs), requests[0].epoch
+        pending: _Ending | None = None
+        decode = 0
         for request in requests:
             own = tuple(islice(rest, _input_count(request)))
             if pending is not None and decode in request.own:
-                answers.append(pending())
+                answers.append(self._end(epoch, decode, pending))
                 pending = None
-            can_start = not self._ended.is_set() and self.may_start(request)
-            ending = self._begin(request, own) if can_start else None
+            begun: _Answer | _Ending = (None, None)
+            if not self._ended.is_set() and self.may_start(request):
+                begun = self._begin(request, own)
             if pending is not None:
-                answers.append(pending())
+                answers.append(self._end(epoch, decode, pending))
                 pending = None
-            if ending is not None and self._compute is not None and isinstance(request.work, DecodeParams):
-                pending, decode = ending, request.run
+            if isinstance(begun, _Ending):
+                pending, decode = begun, request.run
             else:
-                answers.append((None, None) if ending is None else ending())
+                answers.append(begun)
         return pending
 
     def over_in_order(

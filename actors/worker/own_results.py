@@ -23,28 +23,15 @@ class OwnResults:
     own."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         #: with their bytes
         self._kept: OrderedDict[int, tuple[Result, int]] = OrderedDict()
-        #: runs that end on another thread
-        self._expected: set[int] = set()
         #: runs whose results stay for the run that is about to begin
         self._claimed: frozenset[int] = frozenset()
 
-    def expect(self, run: int) -> None:
-        """The run ends on another thread, which calls `end` then."""
-        with self._changed:
-            self._expected.add(run)
-
-    def end(self, run: int) -> None:
-        """The run is over; what is not kept by now is not kept later."""
-        with self._changed:
-            self._expected.discard(run)
-            self._changed.notify_all()
-
     def keep(self, run: int, result: Result, result_bytes: int) -> None:
         """Keep the result of a run, in place of the oldest that is not claimed."""
-        with self._changed:
+        with self._lock:
             self._kept[run] = (result, result_bytes)
             for oldest in [kept for kept in self._kept if kept not in self._claimed]:
                 if len(self._kept) <= MOST_KEPT and sum(size for _, size in self._kept.values()) <= MOST_BYTES:
@@ -52,12 +39,11 @@ class OwnResults:
                 del self._kept[oldest]
 
     def claim(self, own: Sequence[int]) -> bool:
-        """Return whether the results of all these runs are there, after those that are expected; 0 means an input that
-        was sent. Then they stay until `complete`, in place of those that were claimed before."""
+        """Return whether the results of all these runs are there; 0 means an input that was sent. Then they stay until
+        `complete`, in place of those that were claimed before."""
         if not any(own):
             return True
-        with self._changed:
-            self._changed.wait_for(lambda: self._expected.isdisjoint(own))
+        with self._lock:
             is_there = all(not run or run in self._kept for run in own)
             self._claimed = frozenset(own) if is_there else frozenset()
             return is_there
@@ -66,7 +52,7 @@ class OwnResults:
         """Return all inputs of a run in order: those of `own`, which are forgotten, between those that were `sent`.
         What was sent beyond its inputs follows them. Raises KeyError if one is not there any more."""
         rest = list(sent)
-        with self._changed:
+        with self._lock:
             self._claimed = frozenset()
             inputs = [self._kept[run][0] if run else rest.pop(0) for run in own]
             for run in own:

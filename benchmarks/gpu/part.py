@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,40 +14,31 @@ import torch
 from benchmarks.gpu.measurements import OutOfTime, Record
 from benchmarks.gpu.setting import PREFIX, Setting
 
+#: module and function of each part, by its name or the first word of it
+PARTS: Mapping[str, tuple[str, str]] = {
+    "tests": ("device_tests", "run"),
+    "zoo": ("tiny_models", "compare_zoo"),
+    "families": ("tiny_models", "compare_families"),
+    "transfers": ("transfers", "run"),
+    "memory": ("worker_memory", "run"),
+    "switch": ("model_switch", "run"),
+    "soak": ("soak", "run"),
+    "pool": ("pool_jobs", "run"),
+    "sampling": ("sampling", "run"),
+    "compiled": ("sampling", "run_compiled"),
+    "more": ("sampling", "run_more"),
+    "loading": ("transfers", "run_loading"),
+    "overlap": ("overlap", "run"),
+}
+
 
 def part_named(name: str) -> Callable[[Record, Setting], None]:
-    """Return the function of a part; imports only what it needs."""
-    from benchmarks.gpu import (
-        device_tests,
-        model_switch,
-        overlap,
-        pool_jobs,
-        sampling,
-        soak,
-        tiny_models,
-        transfers,
-        worker_memory,
-    )
-
-    parts: Mapping[str, Callable[[Record, Setting], None]] = {
-        "tests": device_tests.run,
-        "zoo": tiny_models.compare_zoo,
-        "families": tiny_models.compare_families,
-        "transfers": transfers.run,
-        "memory": worker_memory.run,
-        "switch": model_switch.run,
-        "soak": soak.run,
-        "pool": pool_jobs.run,
-    }
-    of_models: Mapping[str, Callable[[Record, Setting, str], None]] = {
-        "sampling": sampling.run,
-        "compiled": sampling.run_compiled,
-        "more": sampling.run_more,
-        "loading": transfers.run_loading,
-        "overlap": overlap.run,
-    }
+    """Return the function of a part. Imports only its module: what another one needs and this machine lacks does not
+    matter."""
     kind, _, model = name.partition(" ")
-    return partial(of_models[kind], model=model) if model else parts[name]
+    module, function = PARTS[kind]
+    found: Callable[..., None] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+    return partial(found, model=model) if model else found
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, ModelKwargs
+from modelpool.pool.conditioning.micro_conditioning import FRAME_RATE, IMAGE_PLACES, ModelKwargs
 
 #: (hooks of a condition or None, noise level): sets the model's weights for the condition
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
@@ -21,7 +21,12 @@ ApplyHooks: TypeAlias = Callable[[object | None, float], None]
 COND, UNCOND = 0, 1
 
 #: model inputs that the host computes with: reading them from a device would wait for all of its work, in each step
-HOST_INPUTS = frozenset({FRAME_RATE})
+HOST_INPUTS = frozenset({FRAME_RATE, IMAGE_PLACES})
+
+
+def inputs_on(model_kwargs: ModelKwargs, device: torch.device) -> dict[str, Tensor]:
+    """Return model inputs on `device`; those of `HOST_INPUTS` unchanged."""
+    return {name: value if name in HOST_INPUTS else value.to(device) for name, value in model_kwargs.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +44,7 @@ class Condition:
 
     def to(self, device: torch.device) -> Condition:
         """Return the same on `device`; numbers of `HOST_INPUTS` stay on the host."""
-        model_kwargs = {
-            name: value if name in HOST_INPUTS else value.to(device) for name, value in self.model_kwargs.items()
-        }
-        return Condition(self.context_BLD.to(device), self.hooks, model_kwargs)
+        return Condition(self.context_BLD.to(device), self.hooks, inputs_on(self.model_kwargs, device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

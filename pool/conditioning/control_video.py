@@ -1,4 +1,4 @@
-"""Encodes a control video and its mask to the model input of VACE: the stage of `EncodeImageParams.is_control_video`.
+"""Encodes a control video, and its mask for VACE, to a model input: the stage of `EncodeImageParams.is_control_video`.
 
 Knows the inputs of that work and the form of the model input (`pool.families.control_video`); not which models
 read it.
@@ -45,10 +45,13 @@ def encode_control_video(
 ) -> Latent:
     """Return the model input of the control video in `read`, for a video of `work.frames`. A shorter video is padded
     with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one first.
+    One that is followed as a whole goes back and forth if it is shorter.
 
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
+    if work.follows:
+        return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
     images = read.read_all(REFERENCE, ImagePixels)
     if work.animates:
         return _animated(work, read, images[0], vae, latent, hooks, division)
@@ -65,10 +68,7 @@ def encode_control_video(
     *before, kept_CTHW, anew_CTHW = latents
     video_CTHW = torch.cat([kept_CTHW, anew_CTHW, _mask_cells(mask_THW, latent.downscale, kept_CTHW.shape[1])])
     references = [torch.cat([one, one.new_zeros(len(video_CTHW) - len(one), *one.shape[1:])]) for one in before]
-    control_CTHW = torch.cat([*references, video_CTHW], dim=1)
-    if not torch.isfinite(control_CTHW).all():
-        raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected finite numbers")
-    return Latent(control_CTHW.contiguous().numpy())
+    return _finite(torch.cat([*references, video_CTHW], dim=1), vae)
 
 
 def _animated(
@@ -84,9 +84,7 @@ def _animated(
     `encode_control_video`. Source: `prepare_reference_image_latents`, `prepare_prev_segment_cond_latents` and
     `prepare_pose_latents` of diffusers' WanAnimatePipeline, for one segment without a background."""
     size = work.width, work.height
-    frames_THWC = read.read(VIDEO, VideoFrames).frames_THWC
-    frames_THWC = frames_THWC[there_and_back(len(frames_THWC), work.frames)]
-    poses_1CTHW = torch.from_numpy(_covering(frames_THWC, *size)).permute(3, 0, 1, 2)[None].float() / 127.5 - 1.0
+    poses_1CTHW = _back_and_forth(work, read)
     parts = [_on_white(character, *size, ground=-1.0), torch.zeros_like(poses_1CTHW), poses_1CTHW]
     shown_CTHW, empty_CTHW, poses_CTHW = (
         encoded(part, vae, latent, part_hooks, None, division)[0]
@@ -95,10 +93,22 @@ def _animated(
     kept_CTHW = torch.cat([shown_CTHW, empty_CTHW], dim=1)
     mask_CTHW = kept_CTHW.new_zeros(MASK_CHANNELS, *kept_CTHW.shape[1:])
     mask_CTHW[:, :1] = 1.0
-    control_CTHW = torch.cat([mask_CTHW, kept_CTHW, torch.cat([torch.zeros_like(shown_CTHW), poses_CTHW], dim=1)])
+    posed_CTHW = torch.cat([torch.zeros_like(shown_CTHW), poses_CTHW], dim=1)
+    return _finite(torch.cat([mask_CTHW, kept_CTHW, posed_CTHW]), vae)
+
+
+def _finite(control_CTHW: Tensor, vae: ModelPatcher) -> Latent:
     if not torch.isfinite(control_CTHW).all():
         raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected finite numbers")
     return Latent(control_CTHW.contiguous().numpy())
+
+
+def _back_and_forth(work: EncodeImageParams, read: TaskInputs) -> Tensor:
+    """Return the control video, [1, C, T, H, W] from -1 to 1; after its last frame, back and forth as often as it
+    takes."""
+    frames_THWC = read.read(VIDEO, VideoFrames).frames_THWC
+    frames_THWC = _covering(frames_THWC[there_and_back(len(frames_THWC), work.frames)], work.width, work.height)
+    return torch.from_numpy(frames_THWC).permute(3, 0, 1, 2)[None].float() / 127.5 - 1.0
 
 
 def _split(work: EncodeImageParams, read: TaskInputs) -> tuple[Tensor, Tensor, Tensor]:

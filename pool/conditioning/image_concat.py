@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
-from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT
+from modelpool.pool.conditioning.micro_conditioning import CLASS_LABELS, ESTIMATES, IMAGE, IMAGE_LATENT, IMAGE_PLACES
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
@@ -36,7 +36,7 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.task_inputs import TaskInputs, numbered
-from modelpool.pool.families.control_video import CONTROL, FACE, control_video_channels
+from modelpool.pool.families.control_video import FACE, control_input, control_video_channels
 from modelpool.pool.families.parts.video import FACE_SIDE
 from modelpool.pool.models.common.infer_config import image_concat_channels
 from modelpool.pool.pixels.image_ops import HALF, covering, there_and_back
@@ -94,7 +94,7 @@ def image_inputs(
         model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
     if work.has(ControlVideoCondition):
-        model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
+        model_kwargs[control_input(facts)] = _latents(inputs, task_inputs.CONTROL_VIDEO)
     if work.has(FaceCondition):
         model_kwargs[FACE] = torch.stack([_face(work, read) for read in inputs])
         # Source: diffusers' WanAnimatePipeline
@@ -112,7 +112,9 @@ def image_inputs(
         model_kwargs[PRIOR] = _latents(inputs, task_inputs.PRIOR)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
-    without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guidance.without_image else None
+    without = None
+    if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
+        without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])}
     vision_kwargs = vision_inputs(works, inputs, facts)
     if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
@@ -142,13 +144,17 @@ def empty_image_inputs(
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
     if work.has(ControlVideoCondition):
         channels = control_video_channels(facts, shape_CHW[0], work.shape.height // shape_CHW[-2])
-        model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
+        shape = batch, channels, *cells
+        model_kwargs[control_input(facts)] = torch.empty(shape, dtype=torch.float32, device=device)
     if work.has(FaceCondition):
         face = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
         model_kwargs[FACE] = torch.empty(face, dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
         size = height * cells[-2] // work.shape.height, width * cells[-1] // work.shape.width
         model_kwargs[name] = torch.empty((batch, shape_CHW[0], *size), dtype=torch.float32, device=device)
+    if facts.names_images and work.references:  # on the host, which computes with them
+        places = [[place, place + 1] for place in range(len(work.references))]
+        model_kwargs[IMAGE_PLACES] = torch.tensor([places] * batch)
     return model_kwargs
 
 

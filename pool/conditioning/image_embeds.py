@@ -27,7 +27,16 @@ from modelpool.pool.core.stage_params import (
     VisionEncodeParams,
 )
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
-from modelpool.pool.core.task_inputs import IMAGE, IMAGE_EMBEDS, NEGATIVE, POSITIVE, REGION, TaskInputs, enumerated
+from modelpool.pool.core.task_inputs import (
+    IMAGE,
+    IMAGE_EMBEDS,
+    NEGATIVE,
+    POSITIVE,
+    REGION,
+    UNSHOWN,
+    TaskInputs,
+    enumerated,
+)
 from modelpool.pool.models.vision.preprocess import preprocess_image, side_of, states
 from modelpool.pool.models.vision.qwen import form_of, grid_of, patches_of, read_patches
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -97,10 +106,13 @@ def _blank_states(module: nn.Module, encoder: ModelPatcher, vision_use: VisionEn
 
 
 def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tuple[Encoded, ...]:
-    """Return the texts that a run reads: prompt, negative prompt, regions; not the lyrics. A model that reads only
-    images gets the embeddings of its image instead of the prompt, and zeros instead of the negative prompt."""
+    """Return the texts that a run reads: prompt, negative prompt, text without images, regions; not the lyrics. A model
+    that reads only images gets the embeddings of its image instead of the prompt, and zeros instead of the negative
+    prompt."""
     if facts.reads_text:
         names = (POSITIVE, NEGATIVE) if work.reads_negative and not facts.learned_negative else (POSITIVE,)
+        if facts.names_images and work.guidance.without_image:
+            names = (*names, UNSHOWN)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD
     zeros = (Encoded(np.zeros_like(states_LD)),) if work.reads_negative else ()

@@ -117,4 +117,5 @@ def call_unet(
 CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
 
 
-SECONDS, IMAGE_CONTEXT, LYRICS, SILENCE = "seconds", "image_context", "lyrics", "silence"
+SECONDS, IMAGE_CONTEXT, IMAGE_PLACES = "seconds", "image_context", "image_places"
+LYRICS, SILENCE = "lyrics", "silence"

@@ -328,6 +328,7 @@ class SamplingDefaults:
 
     cfg          guidance scale, for its kind of `guidance`
     image_cfg    guidance scale of the image, for models guided by text and image
+    negative     negative prompt, if a request sets none
     noise_level  noise added to an image that is upscaled
     image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
     motion       motion strength, 0 to 255
@@ -344,6 +345,7 @@ class SamplingDefaults:
     image_noise: float = 0.0
     motion: int = 0
     sigmas: tuple[float, ...] = ()
+    negative: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +385,8 @@ class SamplingFacts:
     several_references  whether it reads more than one reference image other than through its text encoder
     needs_reference  whether it runs with a reference image only
     reference_covers  whether its reference image, which is a single one, has the size of the output
+    reference_side  most pixels along a side of its reference images, which keep their size otherwise; 0: they have
+                    about as many pixels as the output
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     """
 
@@ -409,12 +413,18 @@ class SamplingFacts:
     several_references: bool = False
     needs_reference: bool = False
     reference_covers: bool = False
+    reference_side: int = 0
     learned_negative: bool = False
 
     @property
     def reads_lyrics(self) -> bool:
         """It generates music, and reads lyrics and facts about the music."""
         return "lyrics" in self.reads
+
+    @property
+    def names_images(self) -> bool:
+        """Its texts name the reference images, and it reads these in the places of their names."""
+        return "image_places" in self.reads
 
     @property
     def reads_text(self) -> bool:

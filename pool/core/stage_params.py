@@ -183,9 +183,9 @@ class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
     Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative` and the model reads one,
-    "lyrics" for models that read them, "image_embeds" for models with a vision encoder (instead of texts if the model
-    reads none), "sampler_state" if it resumes from another expert, and what `conditions` names
-    (`pool.core.sample_conditions`).
+    "unshown" if the negative text names images and there is a prediction without them, "lyrics" for models that read
+    them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none), "sampler_state"
+    if it resumes from another expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
     options      extensions of guidance and model, and caches (`pool.core.run_options`)
@@ -293,6 +293,7 @@ class EncodeImageParams:
     is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
              "video_mask", if there are, and "reference.N" for each reference image
     animates  the control video has the poses of the character in "reference.0"
+    follows  the control video is encoded as a whole, without a mask
     """
 
     model: ModelRef
@@ -307,6 +308,7 @@ class EncodeImageParams:
     is_control_video: bool = False
     black: bool = False
     animates: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,12 +101,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         diffusers("glyph_projector.net.0.proj.weight", "prior_token_embedding.weight"),
         runs="GlmImageTransformer2DModel",
     ),
-    # the first OmniGen: a language model that generates images
-    _marked(
-        "omnigen", "OmniGen", "",
-        diffusers("patch_embedding.output_image_proj.weight", "time_token.linear_1.weight"),
-        runs="OmniGenTransformer2DModel", latent="sdxl",
-    ),
     # video
     _shared(video.LTX, "ltx2", "LTX-2", "LTXAV", having(audio=True), "LTX2VideoTransformer3DModel"),
     _shared(
@@ -140,10 +134,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         published("blocks.35.mlp.all.proj_in_gate.weight"),
         published("blocks.31.mlp.all.proj_in_gate.weight"),
     ),
-    _shared(
-        image.COGVIEW, "cogview4_control", "CogView 4 control", "", having(in_channels=32),
-        "CogView4Transformer2DModel",
-    ),
     # CogVideoX image-to-video that also reads a face
     _marked(
         "consisid", "ConsisID", "",
@@ -154,9 +144,10 @@ NOT_RUNNING: tuple[Signature, ...] = (
         video.COGVIDEOX, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
         _COGVIDEOX,
     ),
+    # the video to follow would need an even number of latent frames
     _shared(
-        video.COGVIDEOX, "cogvideox_fun_control", "CogVideoX Fun control", "CogVideoX_I2V",
-        having(in_channels=32), _COGVIDEOX,
+        video.COGVIDEOX, "cogvideox_15_fun_control", "CogVideoX 1.5 Fun control", "CogVideoX_I2V",
+        having(in_channels=32, patch_frames=2, reads_offset=False), _COGVIDEOX,
     ),
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),

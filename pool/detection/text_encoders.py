@@ -27,7 +27,7 @@ class TextEncoderFacts:
     name          short and stable, "clip_l"
     title         for human readers
     architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "ministral3", "gemma2", "gemma3",
-                  "qwen2", "qwen3", "qwen3_vl", "glm"
+                  "qwen2", "qwen3", "qwen3_vl", "glm"; "words" for a table of words alone
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
     width         width of each token's state; 0 if the file does not tell
     layers        number of layers in the file
@@ -144,6 +144,9 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
         _facts("hydit_bert", "BERT of HunyuanDiT", "bert"), ("bert.encoder.layer.0.attention.self.query.weight",)
     ),
 )  # fmt: skip
+
+#: text encoders that are parts of a diffusion model: no file has one alone
+INSIDE: tuple[TextEncoderFacts, ...] = (_facts("omnigen_words", "the words of OmniGen", "words"),)
 
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers?|resblocks|block)\.(\d+)\.")
 _TOKEN_TABLES = (

@@ -57,6 +57,8 @@ class Stream(Protocol):
 class StreamMaker:
     """Functions for streams and events of one device.
 
+    new_end  an event that a thread waits for, for longer than a copy takes: the thread sleeps meanwhile, and hears of
+             the end some 50 us late. Other events cost a CPU core for as long as somebody waits for them
     current  the compute stream
     on       a context whose operations run on a stream
     lend     memory allocated on one stream is read by another: it is not overwritten before that one has passed its
@@ -65,6 +67,7 @@ class StreamMaker:
 
     new_stream: Callable[[], Stream]
     new_event: Callable[[], Event]
+    new_end: Callable[[], Event]
     current: Callable[[], Stream]
     on: Callable[[Stream], AbstractContextManager[object]]
     lend: Callable[[Tensor, Stream], None]
@@ -93,6 +96,7 @@ def cuda_streams(device: torch.device) -> StreamMaker:
     return StreamMaker(
         new_stream=lambda: cuda.Stream(device),
         new_event=lambda: cuda.Event(),
+        new_end=lambda: cuda.Event(blocking=True),
         current=lambda: cuda.current_stream(device),
         on=lambda stream: cuda.stream(stream),
         lend=_lend,

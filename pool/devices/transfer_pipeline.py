@@ -128,11 +128,12 @@ class TransferPipeline:
             for tensor in arrived:
                 self._streams.maker.lend(tensor, self._computing)
 
-    def mark(self) -> Event | None:
-        """Return an event that happens when all pending work of the compute stream is done; None without streams."""
+    def mark(self, is_end: bool = False) -> Event | None:
+        """Return an event that happens when all pending work of the compute stream is done; None without streams. With
+        `is_end`, a thread will wait for it (`StreamMaker.new_end`)."""
         if self._streams is None:
             return None
-        event = self._streams.maker.new_event()
+        event = self._streams.maker.new_end() if is_end else self._streams.maker.new_event()
         event.record(self._computing or self._streams.maker.current())
         return event
 
@@ -174,7 +175,7 @@ class TransferPipeline:
                 yield
         except BaseException:
             with suppress(RuntimeError):  # a lost device has nothing pending
-                begun = maker.new_event()
+                begun = maker.new_end()
                 begun.record(stream)
                 begun.synchronize()
             raise

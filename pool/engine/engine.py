@@ -295,7 +295,8 @@ class Engine:
         resume: RunState | None = None,
     ) -> Callable[[], tuple[Result, RunCost]]:
         """As `run`, but the device may still decode when this returns, on a stream of its own, while the next runs
-        begin: the returned function waits for the result, on any thread. See `TaskRunner.begin`."""
+        begin: the returned function waits for the result, on any thread. The decode holds its weights and memory until
+        `poll_pending` finds that somebody has the result, or another run needs them. See `TaskRunner.begin`."""
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -303,6 +304,19 @@ class Engine:
             return results[0], cost
 
         return first
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a begun run holds weights and memory, as the device may still compute it."""
+        return self._runner.is_pending
+
+    def poll_pending(self) -> None:
+        """Release what a begun run holds if somebody has its result. Takes microseconds."""
+        self._runner.poll_pending()
+
+    def release_pending(self) -> None:
+        """Wait for a begun run that the device still computes, and release what it holds."""
+        self._runner.release_pending()
 
     def _prepared(
         self,
@@ -366,7 +380,8 @@ class Engine:
 
     def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
         """Prepare what previews of sampling `model` need, before a run: the first time, its VAE decodes some small
-        latents. May raise anything that a run raises."""
+        latents, after a decode that is pending: what fails for lack of memory is not tried again. May raise anything
+        that a run raises."""
         opened = self._opened(model)
         self._previews.note(model.sha256, opened.latent)
         if Role.VAE in opened.checkpoint.roles and self._previews.needs_map(model.sha256, wish):
@@ -401,7 +416,9 @@ class Engine:
 
     @contextmanager
     def ready(self, patcher: ModelPatcher, activation_bytes: int, passes: int = 1) -> Iterator[Lease]:
-        """Lease a patcher and its dependents for the block, as `VramManager.lease`: for runs composed by hand."""
+        """Lease a patcher and its dependents for the block, as `VramManager.lease`: for runs composed by hand. Waits
+        for a decode that is pending."""
+        self._runner.release_pending()
         with self.vram.lease(with_dependents(patcher, passes), activation_bytes) as lease:
             yield lease
 

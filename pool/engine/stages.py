@@ -277,7 +277,9 @@ def _prompts(
     # repeating a text changes nothing with cross-attention (UNets), but does with joint attention
     count = len(works[0].regions)
     own = [each[: len(each) - count] for each in read]
-    texts = [_texts(each, matched and not facts.model) for each in own]
+    # of the prompt and of the negative prompt; a third one is that of a prediction without images
+    texts = [_texts(each[:2], matched and not facts.model) for each in own]
+    negative = min(2, len(own[0])) - 1
     cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
     assert cond_BLD is not None, "sampling reads a prompt"
     width, height = works[0].shape.width, works[0].shape.height
@@ -289,30 +291,33 @@ def _prompts(
             micro_conditioning(facts.size_conditions, p, width, height, 0 < n < len(own[0]))
             for n, p in enumerate(pooled)
         ]
+    without, unshown_BLD = image_values.without, None
+    if len(own[0]) > 2:
+        without, unshown_BLD = model_kwargs[2], _stacked_texts([each[2] for each in own])
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if facts.reads_lyrics:
         lyrics_BLD = _stacked_texts([each.read(LYRICS, Encoded) for each in inputs])
         model_kwargs = [{**kwargs, LYRICS: lyrics_BLD} for kwargs in model_kwargs]
-    if len(own[0]) > 1:
-        model_kwargs[len(own[0]) - 1] |= image_values.negative
+    if negative:
+        model_kwargs[negative] |= image_values.negative
     if works[0].image is not None and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].shape.frames) + works[0].shape.leading
         beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].image.ends)
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
     cond, places = Condition(cond_BLD, model_kwargs=model_kwargs[0]), range(len(own[0]), len(read[0]))
-    uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[len(own[0]) - 1])
+    uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[negative])
     if facts.learned_negative and works[0].reads_negative:
         uncond = cond  # until the model replaces it
     regional = tuple(
         Condition(_stacked_texts([each[place] for each in read]), model_kwargs=model_kwargs[place]) for place in places
     )
     if not regional:
-        return Prompts(cond, uncond, without_image=image_values.without)
+        return Prompts(cond, uncond, without_image=without, unshown_BLD=unshown_BLD)
     areas = works[0].regions
     drawn = [numbered(REGION_MASK, number) for number, area in enumerate(areas) if area.box is None]
     masks = [[each.read(name, Mask) for name in drawn] for each in inputs]
-    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), image_values.without)
+    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), without, unshown_BLD)
 
 
 def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:

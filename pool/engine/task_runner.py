@@ -175,6 +175,11 @@ class TaskRunner:
         """
         return self._begin(run, may_overlap=True)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a begun run holds weights and memory."""
+        return self._pending is not None
+
     def release_pending(self) -> None:
         """Wait for the pending run, if any, and release what it holds."""
         pending, self._pending = self._pending, None
@@ -288,7 +293,7 @@ class TaskRunner:
                     result = self._thread.call(partial(run.compute, mode))
                 else:
                     with self._pipeline.on_overlap_stream(is_first=True):
-                        bring, end = self._thread.call(partial(begin, mode)), self._pipeline.mark()
+                        bring, end = self._thread.call(partial(begin, mode)), self._pipeline.mark(is_end=True)
                 ended = time.perf_counter()
                 run_peak_bytes = memory.peak_bytes()
                 is_streaming = lease.plan.streamed_bytes > 0
@@ -367,15 +372,20 @@ class TaskRunner:
         """Forget all convolutions after an attempt that ran out inside of torch: it may have chosen some with less
         memory than the next attempt has."""
         if self._device.memory.refusals() > progress.refusals:
-            self._thread.renew()
+            self._renew_thread()
 
     def _forget_plans(self, run: TaskRun[Any], division: ExecutionMode) -> None:
         """Forget the convolutions that were chosen while memory was short, if such a run chose some then and has more
         memory now."""
         short_bytes = self._short.kept(self._kind(run, division))
         if short_bytes is not None and self._device.memory.free_bytes() >= short_bytes + FREED_BYTES:
-            self._thread.renew()
+            self._renew_thread()
             self._short.clear()
+
+    def _renew_thread(self) -> None:
+        """Compute in a new thread. The plans of the old one end with it: the device must not compute with them."""
+        self.release_pending()
+        self._thread.renew()
 
     def _kind(self, run: TaskRun[Any], division: ExecutionMode) -> tuple[ActivationKey, int]:
         """Runs of one kind have the same convolutions."""

@@ -20,14 +20,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.conditioning.conditions import Condition, inputs_on
 from modelpool.pool.conditioning.first_frame import first_frame_inputs, first_frame_shape
 from modelpool.pool.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
 from modelpool.pool.conditioning.image_labels import empty_image_labels
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.micro_conditioning import (
     CONTEXT,
-    FRAME_RATE,
     IMAGE,
     LYRICS,
     Residuals,
@@ -180,8 +179,8 @@ def sample_bytes(
 
     run = lengths if work.reads_negative else lengths[:1]
     cached_bytes = 0
-    together = Counter(run if common is not None else set(run))
-    if work.guidance.without_image and max_batch != 1:
+    together = Counter(run if common is not None or (len(run) > 2 and max_batch != 1) else set(run))
+    if len(run) == 2 and work.guidance.without_image and max_batch != 1:
         together[lengths[1]] += 1
     together.update(of_regions if max_batch != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
@@ -441,9 +440,8 @@ def _inputs(
     elif work.image is not None and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         model_inputs |= first_frame_inputs(facts.video, first, shape_CHW[1])
-    # models read the frame rate as a number
-    on_meta = {name: value if name == FRAME_RATE else value.to(META) for name, value in model_inputs.items()}
-    return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **on_meta})
+    others = {**{k: v for k, v in texts.items() if k in facts.reads}, **inputs_on(model_inputs, META)}
+    return _Inputs(x_BC, level_B, context_BLD, others)
 
 
 def _held(inputs: _Inputs) -> Condition:
@@ -507,6 +505,7 @@ def _loop_bytes(
                     uncond,
                     Regions(tuple(regions), tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions)),
                     without if work.guidance.without_image else None,
+                    texts[2].context_BLD if len(texts) > 2 else None,
                 ),
                 ModelCall(predict_noise, sd1_sigma_table(), options=options.model_options, max_batch=max_batch),
                 guider_of(facts, run, cond, (1, *shape_CHW), META, GuidanceMemory()),

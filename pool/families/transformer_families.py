@@ -21,6 +21,7 @@ from modelpool.pool.core.sampling_facts import (
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
+from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
@@ -47,6 +48,8 @@ _NOT_SAID = frozenset({"image"})
 _TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text_vision for family in defined_families() if family.text_vision is not None
 }
+#: tables of words in diffusion models that are their text encoders
+_TABLES = {family.name: family.words for family in defined_families() if family.words}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
@@ -64,11 +67,13 @@ def defined_family(definition: FamilyDefinition) -> Family:
     reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
     latent = LATENT_FORMATS[definition.latent]
+    words = definition.words.get(Naming.PUBLISHED)
     return Family(
         name=name,
         title=definition.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
+            **({} if words is None else {Role.TEXT_ENCODER: _MODEL_PREFIX + words}),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
             Role.VAE: _VAE_PREFIX,
@@ -106,13 +111,18 @@ def defined_family(definition: FamilyDefinition) -> Family:
             needs_reference="reference" in facts.reads,
             reference_covers=definition.reference_covers,
             learned_negative=facts.learned_negative,
-            defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
+            reference_side=definition.reference_side,
+            defaults=SamplingDefaults(
+                *(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance, facts.image_cfg),
+                negative=facts.negative,
+            ),
         ),
         text_set=name,
         extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
         latent_format=definition.latent,
         dtypes=definition.dtypes,
         relative=name,
+        inside=frozenset() if words is None else frozenset({Role.TEXT_ENCODER}),
         companion=definition.companion,
     )
 
@@ -189,6 +199,8 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
             prefixes[role] = encoders[facts.encoder]
         elif facts.encoder in optional and encoders:
             del prefixes[role]
+    if family.name in _TABLES:
+        prefixes[Role.TEXT_ENCODER] = found.prefix + _TABLES[family.name][found.naming]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
     return with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes)
 

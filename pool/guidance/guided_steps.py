@@ -14,7 +14,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches, join_kwargs
+from modelpool.pool.conditioning.conditions import (
+    COND,
+    UNCOND,
+    ApplyHooks,
+    Batch,
+    Condition,
+    batches,
+    inputs_on,
+    join_kwargs,
+)
 from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.conditioning.regions import NO_REGIONS, Regions
 from modelpool.pool.core.errors import unusable_field
@@ -66,12 +75,14 @@ class Prompts:
     uncond         the negative prompt; None with a guidance scale of 1
     regions        prompts for parts of the image in addition to `cond`
     without_image  model inputs that replace those of the same names for a prediction of `uncond` without an image
+    unshown_BLD    the text of that prediction; None: that of `uncond`
     """
 
     cond: Condition
     uncond: Condition | None = None
     regions: Regions = NO_REGIONS
     without_image: ModelKwargs | None = None
+    unshown_BLD: Tensor | None = None
 
     def to(self, device: torch.device) -> Prompts:
         """Return the same on `device`."""
@@ -80,7 +91,8 @@ class Prompts:
             self.cond.to(device),
             None if self.uncond is None else self.uncond.to(device),
             self.regions.to(device),
-            None if without is None else {name: value.to(device) for name, value in without.items()},
+            None if without is None else inputs_on(without, device),
+            None if self.unshown_BLD is None else self.unshown_BLD.to(device),
         )
 
 
@@ -142,7 +154,9 @@ class _GuidedStep:
         self._without_image = len(self._conditions)
         if prompts.uncond is not None and prompts.without_image is not None:
             model_kwargs = {**prompts.uncond.model_kwargs, **prompts.without_image}
-            self._conditions = (*self._conditions, replace(prompts.uncond, model_kwargs=model_kwargs))
+            text = prompts.uncond.context_BLD if prompts.unshown_BLD is None else prompts.unshown_BLD
+            unshown = replace(prompts.uncond, context_BLD=text, model_kwargs=model_kwargs)
+            self._conditions = (*self._conditions, unshown)
         self._batches = batches(self._conditions, call.max_batch)
         #: the hooks of the last batch, whose weights are in place
         self._hooks: object | None = None

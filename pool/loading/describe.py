@@ -130,7 +130,8 @@ def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
         title=family.title,
         file_bytes=header.file_bytes,
         components=components,
-        other_bytes=sum(e.storage_bytes for e in header.tensors.values()) - sum(c.storage_bytes for c in components),
+        other_bytes=sum(e.storage_bytes for e in header.tensors.values())
+        - sum(c.storage_bytes for c in components if c.role not in family.inside),
         width=width,
         height=height,
         latent=latent_facts(family, header.shapes),

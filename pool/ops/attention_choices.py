@@ -169,7 +169,9 @@ class KernelChoices:
 
 
 def device_seconds(run: Callable[[], Tensor], device: torch.device) -> float:
-    """Return the seconds that `run` takes on `device`, a CUDA device, by its own clock."""
+    """Return the seconds that `run` takes on `device`, a CUDA device, by its own clock. Waits for other streams first:
+    a decode that overlaps would slow one kernel down and not another."""
+    torch.cuda.synchronize(device)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     stream = torch.cuda.current_stream(device)
     begin.record(stream)

@@ -7,6 +7,7 @@ it is computed for one call or kept by the patcher: both use `apply_weight_funct
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,9 @@ from modelpool.pool.ops.packed import PackedWeight
 Move: TypeAlias = Callable[[Tensor, torch.device], Tensor]
 #: gets a new float32 (or float64) copy of a weight, which it may modify, and returns the changed weight
 WeightFunction: TypeAlias = Callable[[Tensor], Tensor]
+
+#: moves the tensors of the patches that are computed now; None: they are copied from where they are
+_FACTOR_MOVE: ContextVar[Move | None] = ContextVar("factor_move", default=None)
 
 
 def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Sequence[WeightFunction] = ()) -> Tensor:
@@ -64,10 +68,10 @@ def apply_weight_functions(
     """Return `weight` moved to `device`, unpacked and in float32, changed by `functions` in order, and converted to
     `dtype`.
 
-    `move` transfers it; None uses the current compute context. Computes in float64 when `dtype` is float64. Without
-    functions nothing passes through float32. `weight` is not modified.
+    `move` transfers it, and what the functions read of patches; None uses the current compute context. Computes in
+    float64 when `dtype` is float64. Without functions nothing passes through float32. `weight` is not modified.
     """
-    move = move or _moved
+    given, move = move, move or _moved
     working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     if isinstance(weight, PackedWeight):
         packed = weight.moved(device, lambda part: move(part, device))
@@ -84,9 +88,24 @@ def apply_weight_functions(
         working = converted(working, working_dtype).contiguous()
     else:
         working = working.clone(memory_format=torch.contiguous_format)
-    for function in functions:
-        working = function(working)
+    token = _FACTOR_MOVE.set(given)
+    try:
+        for function in functions:
+            working = function(working)
+    finally:
+        _FACTOR_MOVE.reset(token)
     return working.to(dtype)
+
+
+def moved_factor(factor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of a patch on `device`, as `apply_weight_functions` moves the weight: a copy from pageable memory
+    would wait for all work of the device. May be `factor` itself: do not write to it."""
+    move = _FACTOR_MOVE.get()
+    if move is None or factor.device == device:
+        return factor.to(device)
+    if isinstance(factor, PackedWeight):
+        return factor.moved(device, lambda part: move(part, device))
+    return move(factor, device)
 
 
 def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int = -1) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.ops.cast import moved_factor
 from modelpool.pool.ops.packed import PackedWeight
 
 Shape: TypeAlias = tuple[int, ...]
@@ -198,7 +199,7 @@ def expect_shape(what: str, found: Shape, expected: Shape) -> None:
 def to_working(tensor: Tensor, like: Tensor) -> Tensor:
     """Return `tensor` on the device and in the dtype of `like`, moved in storage dtype first. May be `tensor` itself:
     do not write to it."""
-    there = tensor.to(device=like.device)
+    there = moved_factor(tensor, like.device)
     return there.unpack(like.dtype) if isinstance(there, PackedWeight) else there.to(like.dtype)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import DiffusionPipeline, guiders
+from torch import nn
 from transformers import CLIPImageProcessorPil, PreTrainedModel
 
 from modelpool.pool.core.errors import OutputFailed
@@ -151,27 +152,27 @@ def _missing_parts(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence
 def _tokenizers(
     checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[FolderPart]
 ) -> Iterator[_Tokenizer | MissingPart]:
-    """Yield the tokenizer of each text encoder among `parts`."""
-    for part in parts:
-        if part.role not in checkpoint.family.texts:
-            continue
-        folder, reading = facts.tokenizer_folder(part.role), reading_of_role(checkpoint, part.role)
+    """Yield the tokenizer of each text encoder among `parts`, or in the diffusion model."""
+    readers = [(part.role, part.module) for part in parts if part.role in checkpoint.family.texts]
+    readers += [(role, checkpoint.build(role).module) for role in checkpoint.family.inside]
+    for role, module in readers:
+        folder, reading = facts.tokenizer_folder(role), reading_of_role(checkpoint, role)
         if reading is None or reading.is_clip:
-            pad_id = checkpoint.family.texts[part.role].pad_id if reading is None else reading.clip_pad_id
+            pad_id = checkpoint.family.texts[role].pad_id if reading is None else reading.clip_pad_id
             yield _Tokenizer(folder, _CLIP_TOKENIZER, partial(write_clip_tokenizer, pad_id=pad_id))
             continue
         try:
-            tokenizer = tokenizer_of(checkpoint, part.role, reading, part.module)
+            tokenizer = tokenizer_of(checkpoint, role, reading, module)
         except TokenizerMissing:
-            yield _without_tokenizer(folder, part, reading)
+            yield _without_tokenizer(folder, module, reading)
         else:
             yield _Tokenizer(
                 folder, tokenizer_class(tokenizer), partial(write_text_tokenizer, tokenizer=tokenizer, reading=reading)
             )
 
 
-def _without_tokenizer(folder: str, part: FolderPart, reading: Reading) -> MissingPart:
-    config: Any = part.module.config  # transformers is not typed
+def _without_tokenizer(folder: str, module: nn.Module, reading: Reading) -> MissingPart:
+    config: Any = module.config  # transformers is not typed
     facts = TOKENIZER_FACTS[tokenizer_kind(reading.encoder, config.vocab_size, config.model_type)]
     return MissingPart(
         folder, f"no tokenizer of {facts.title} is in the file or next to it, expected {facts.published}"

@@ -112,11 +112,14 @@ def parts_of(
     dtype: torch.dtype | None,
 ) -> Iterator[FolderPart | MissingPart]:
     """Yield the folders of the component `role` with `patches`, in `dtype` (None: the dtypes of the file), or why there
-    is none. The vision part of a text encoder is in the text encoder's folder.
+    is none. The vision part of a text encoder is in the text encoder's folder, and a text encoder that is a part of the
+    diffusion model in that model's.
 
     Raises PatchFailed for a patch that fits no parameter, and UnknownArchitecture.
     """
     architectures = checkpoint.family.architectures
+    if role in checkpoint.family.inside:
+        return
     if architectures[role] is Architecture.TEXT_VISION or (
         role is Role.VISION_ENCODER and _is_vision_in_text_folder(checkpoint)
     ):

@@ -80,7 +80,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if family.sampling.defaults is not None and family.sampling.defaults.sigmas:
         entries = {**entries, LEVELS_KEY: list(family.sampling.defaults.sigmas)}
     has_vision = Role.VISION_ENCODER in complete.prefixes
-    folders = {**text_folders(complete), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+    separate = {role: folder for role, folder in text_folders(complete).items() if role not in complete.inside}
+    folders = {**separate, Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}
     vision_use = complete.sampling.vision_use
     folders |= (

@@ -242,6 +242,8 @@ class WorkerSpec(WireValue):
     cache_bytes: int = 0
     #: fetched files on that machine's disk when the worker started
     cached_files: tuple[FileOnDisk, ...] = ()
+    #: whether it may begin a task while it still decodes for the one before
+    overlaps_decode: bool = False
 
 
 class RunErrorKind(Enum):

@@ -49,6 +49,7 @@ class Chunk:
     learned  learned tokens, by position
     cut      text tokens that were truncated
     images  start positions of the tokens of each image
+    named_images  position and number of each name of a reference image
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +59,7 @@ class Chunk:
     learned: tuple[tuple[int, LearnedToken], ...] = ()
     cut: int = 0
     images: tuple[int, ...] = ()
+    named_images: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_weighted(self) -> bool:

@@ -296,7 +296,11 @@ def _read_text(
     has_mask = reading.mask is not MaskMode.NOTHING and not all(mask_values)
     mask_L = torch.tensor(mask_values, dtype=torch.bool).to(z.device) if has_mask else None
     if isinstance(places, range):
-        return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut)
+        images_K2 = None
+        if reading.names_images:
+            named = [(place - places.start, number) for place, number in row.named_images]
+            images_K2 = torch.tensor(named, dtype=torch.long).reshape(-1, 2)
+        return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut, images_K2)
     return ReadText(z[..., torch.tensor(places).to(z.device), :], pooled_V, mask_L, row.cut)
 
 

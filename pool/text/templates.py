@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modelpool.pool.core.prompt_tokens import Tokens
-from modelpool.pool.families.parts.text_reading import HEAD_TOKENS, Reading, cleaned, spelled
+from modelpool.pool.families.parts.text_reading import (
+    HEAD_TOKENS,
+    IMAGE_NAME,
+    Reading,
+    cleaned,
+    image_number,
+    spelled,
+)
 from modelpool.pool.text.chunks import Chunk, plain_words
 from modelpool.pool.text.prompt_weights import WeightedText, parse_weights
 from modelpool.pool.text.text_tokenizer import TextTokenizer
@@ -22,19 +29,32 @@ def template_tokens(tokenizer: TextTokenizer, text: str, reading: Reading, is_ne
 
 
 def _in_template(tokenizer: TextTokenizer, plain: str, reading: Reading, is_negative: bool) -> Tokens:
-    """Tokenize a prompt without weights in its template."""
+    """Tokenize a prompt without weights in its template. The name of the n-th reference image is the token -n."""
     before, after = reading.around(is_negative)
-    if not reading.spells_quotes:
+    pieces = (before, *spelled(plain), after)
+    if reading.names_images:
+        pieces = tuple(_between_images(before + plain + after))
+    elif not reading.spells_quotes:
         return tokenizer.encode(before + plain + after)
     ids: list[int] = []
     ends: list[int] = []
     start = 0
-    for piece in (before, *spelled(plain), after):
-        found = tokenizer.encode(piece)
+    for piece in pieces:
+        number = image_number(piece) if reading.names_images else 0
+        found = Tokens((-number,), (len(piece),)) if number else tokenizer.encode(piece)
         ids.extend(found.ids)
         ends.extend(start + end for end in found.ends)
         start += len(piece)
     return Tokens(tuple(ids), tuple(ends))
+
+
+def _between_images(text: str) -> Iterator[str]:
+    """Yield the names of reference images in `text`, and the parts between them, in order."""
+    start = 0
+    for found in IMAGE_NAME.finditer(text):
+        yield from (text[start : found.start()], found[0])
+        start = found.end()
+    yield text[start:]
 
 
 def whole_text(
@@ -58,10 +78,11 @@ def whole_text(
     weights = [at[end - 1] if 0 < end <= len(at) else 1.0 for end in (tokens.ends[place] for place in places)]
     ids = (*tokenizer.begin, *content, *tokenizer.end)
     row = Chunk(
-        token_ids=ids,
+        token_ids=tuple(max(0, token) for token in ids),
         weights=(*(1.0 for _ in tokenizer.begin), *weights, *(1.0 for _ in tokenizer.end)),
         tokens=len(ids),
         cut=len(tokens.ids) - len(content),
+        named_images=tuple((place, -token) for place, token in enumerate(ids) if token < 0),
     )
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)

@@ -65,6 +65,9 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
     "glm": TokenizerFacts(
         "GLM 4", "[gMASK] <sop>", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"
     ),
+    "phi3": TokenizerFacts(
+        "Phi 3", "<s>", pads=("<|endoftext|>",), published="tokenizer.json of Shitao/OmniGen-v1-diffusers"
+    ),
     "qwen": TokenizerFacts(
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
@@ -86,6 +89,7 @@ KINDS: Mapping[str, str] = {
     "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding",
     "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
+    "omnigen_words": "phi3",
 }  # fmt: skip
 #: the kind whose tokens are bytes
 _BYTES = "byt5"

@@ -97,10 +97,11 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
     """Return folders in which the tokenizer of a weights file may be located, the most likely first.
 
     A folder named like the file; the folder that contains it, for a model folder; `tokenizer*` in that, and, for
-    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`.
+    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder, and last `processor`. A
+    `transformer` that reads tokens has `tokenizer` next to it.
     """
     here = weights.parent
-    suffix = here.name.removeprefix("text_encoder")
+    suffix = "" if here.name == "transformer" else here.name.removeprefix("text_encoder")
     near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]
     if suffix != here.name:
         siblings = sorted(here.parent.glob("tokenizer*"))

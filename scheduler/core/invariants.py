@@ -193,6 +193,7 @@ def _queue(state: SchedulerState, worker: Worker) -> None:
         assert stays or queued.is_revoked, _story(state, name, "ends, and has a queued task")
         assert worker.is_barred or not queued.is_revoked, _story(state, name, "may be sent tasks behind a revoked one")
         assert not (queued.joins and task.alone), _story(state, name, f"runs {task.name} with others again")
+        assert not (worker.overlaps_decode and task.alone), _story(state, name, f"may run {task.name} with others")
 
 
 def _backlog(state: SchedulerState) -> None:

@@ -21,6 +21,9 @@ The core plans the run of a worker and a queue of tasks after it. Rules
    of one of these as its user is at the limit. Its weights are resident and it evicts none; no other GPU is faster, and
    no idle one has its weights next to other ones. If one of the tasks in front does not succeed, the worker reports the
    follower as revoked: it counts as started until then.
+7. A worker that may begin a task while it still decodes for the one before reports both ends when the decode is over:
+   the tasks behind a decode may have started (`Worker.begun`), as those of one call. There, a task that has to run
+   alone is not queued, and none is queued behind it.
 
 Pure state; no clock.
 """
@@ -110,13 +113,20 @@ class SendAhead:
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds + ROUNDING_SECONDS:
                 break
-            if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
+            if self._takes_none(worker, at - end):
                 continue
             if not worker.queue or self._is_low(worker, at):
                 found.append(worker)
                 if len(found) == MOST_ASKED:
                     break
         return found
+
+    def _takes_none(self, worker: Worker, late_seconds: float) -> bool:
+        """Return whether no task may be queued on a busy worker, whose run should have ended `late_seconds` ago."""
+        if worker.is_barred or worker.drain_deadline is not None or late_seconds > self.seconds:
+            return True
+        task_id = worker.task_id
+        return worker.overlaps_decode and task_id is not None and self._demand.tasks[task_id].alone  # rule 7
 
     def _is_low(self, worker: Worker, at: float) -> bool:
         """Return whether the queue of a worker is filled again."""
@@ -132,7 +142,7 @@ class SendAhead:
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds + ROUNDING_SECONDS:
                 break
-            if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
+            if self._takes_none(worker, at - end):
                 continue
             task = self._follower(worker) if not worker.queue or self.has_room(worker, at) else None
             if task is not None:
@@ -222,6 +232,8 @@ class SendAhead:
         """Return whether this decision, which placement makes if the run of `worker` has ended, may be sent ahead."""
         task, backlog = decision.task, self._demand.backlog
         if decision.worker is not worker or decision.why.chosen.extra_seconds or decision.spent_seconds:
+            return False
+        if worker.overlaps_decode and task.alone:
             return False
         if decision.preload_first is not None or task.memory_failures or task.cost_class.kind.ratio is None:
             return False

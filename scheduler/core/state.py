@@ -68,6 +68,7 @@ from modelpool.pool.specs.spec import (
     OomStep,
     RunError,
     RunErrorKind,
+    Stage,
     TaskId,
     TaskReport,
     TaskSpec,
@@ -352,7 +353,10 @@ class SchedulerState:
         before = worker.queue[-1].task_id if worker.queue else worker.task_id
         self.log.move(task, TaskStatus.QUEUED, f"queued on {worker.worker_id}, after {before}")
         self.demand.fair_queue.start(task)
-        self.worker_table.queue(worker, QueuedTask(task.name, decision.seconds, decision.why, ready_at, joins))
+        decodes = worker.overlaps_decode and task.spec.stage is Stage.DECODE
+        overlaps = worker.overlaps_decode and not decodes  # of two decodes, the second one waits for the first
+        queued = QueuedTask(task.name, decision.seconds, decision.why, ready_at, joins, decodes, overlaps)
+        self.worker_table.queue(worker, queued)
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -389,7 +393,7 @@ class SchedulerState:
         if self.costs.load_estimate(task.cost_class, worker) is not None:  # else it will run out of memory
             assumed = self.costs.residency_after(task.cost_class, worker)
         expected_end = self.at + queued.seconds + (extra_seconds or 0.0)
-        self.worker_table.run_started(worker, task.name, assumed, expected_end)
+        self.worker_table.run_started(worker, task.name, assumed, expected_end, decodes=queued.decodes)
         # whether a revoked task runs is not known, and one without its inputs does not: nothing can be sent
         worker.is_barred = queued.is_revoked or bool(task.follows) or any(other.is_revoked for other in worker.queue)
         self.prefetch_planner.run_started(worker)
@@ -498,9 +502,9 @@ class SchedulerState:
         if batch_mates and expected_end is not None:
             together_seconds = self.costs.batch_seconds(spec, task.cost_class, worker, 1 + len(batch_mates))
             expected_end += together_seconds - self.costs.resident_seconds(spec, task.cost_class, worker)
-        self.worker_table.run_started(
-            worker, spec.task_id, assumed, expected_end, tuple([batch_mate.name for batch_mate in batch_mates])
-        )
+        mates = tuple([batch_mate.name for batch_mate in batch_mates])
+        decodes = worker.overlaps_decode and spec.stage is Stage.DECODE and not mates
+        self.worker_table.run_started(worker, spec.task_id, assumed, expected_end, mates, decodes)
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -575,7 +579,9 @@ class SchedulerState:
                 self._stray_state(task_id, task)
             return
         if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
-            for queued in worker.queue:  # the worker reports its own end, and that none of them has started
+            # the worker reports its own end, and that none of them has started, except behind a decode: errors of the
+            # device come late
+            for queued in worker.queue:
                 queued.joins = False
             self._end_lost_worker(worker, report.error)
             return
@@ -758,11 +764,11 @@ class SchedulerState:
         waiting tasks."""
         self._update_capacities()
         returned, self.worker_table.returned = self.worker_table.returned, []
-        may_have_started = [queued for queued in returned if queued.joins]
+        may_have_started = [queued for queued in returned if queued.may_have_started]
         for queued in returned:  # first: it has not failed, whatever the loss means for the others
             task = self.demand.tasks.get(queued.task_id)
             if task is not None and task.on_worker:
-                task.alone = task.alone or queued.joins
+                task.alone = task.alone or queued.may_have_started
                 self.recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
         if self.costs.fetched.disks:
             self.costs.keep_disks(self.worker_table.worker_index.on_node)

@@ -123,7 +123,10 @@ class QueuedTask:
     why         the reasons of the decision
     ready_at    as in the task before it was queued
     joins       it was sent in one call with the task before it, and their ends are reported together
+    decodes     it is a decode, and its worker may begin the next tasks while it is computed
+    overlaps    it may begin while such a decode in front of it is computed
     is_revoked  it was asked back, and the answer is not there
+    may_have_started  set when its worker is lost: `Worker.begun` had it
     """
 
     task_id: TaskId
@@ -131,7 +134,10 @@ class QueuedTask:
     why: Why
     ready_at: float | None
     joins: bool = False
+    decodes: bool = False
+    overlaps: bool = False
     is_revoked: bool = False
+    may_have_started: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +170,8 @@ class Worker:
     batch_mates: tuple[TaskId, ...] = ()
     #: number of tasks that its current or last run began with
     members: int = 0
+    #: its run is a decode, and it may begin queued tasks while that is computed
+    decodes: bool = False
     #: the tasks that it starts after its run, in order; only while BUSY
     queue: list[QueuedTask] = field(default_factory=list)
     #: their expected seconds
@@ -216,6 +224,11 @@ class Worker:
     def live(self) -> bool:
         """Whether it is up."""
         return self.residency is not None
+
+    @property
+    def overlaps_decode(self) -> bool:
+        """Whether it may begin a task while it still decodes for the one before."""
+        return self.spec is not None and self.spec.overlaps_decode
 
     def update_residency(self, residency: Residency | None) -> None:
         """Set the assumed content of the GPU. Entries are compared with every event, which is fast for identical
@@ -270,6 +283,18 @@ class Worker:
         that is reported with the end of the last one."""
         return list(takewhile(lambda queued: queued.joins, self.queue))
 
+    @property
+    def begun(self) -> list[QueuedTask]:
+        """The queued tasks that may have started: those of `joined`, and those behind a decode that may overlap with
+        it."""
+        found, decodes = list[QueuedTask](), self.decodes
+        for queued in self.queue:
+            if not (queued.joins or (decodes and queued.overlaps)):
+                break
+            found.append(queued)
+            decodes = decodes or queued.decodes
+        return found
+
 
 def restart_delay_seconds(config: SchedulerConfig, failures: int) -> float:
     """Delay before the next start after this many failures in a row: 0, then doubling up to the limit."""
@@ -296,7 +321,7 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
         #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
-        #: queued tasks whose worker was lost; those that join may have started there. Emptied by the core
+        #: queued tasks whose worker was lost. Emptied by the core
         self.returned: list[QueuedTask] = []
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
@@ -445,9 +470,12 @@ class WorkerTable:
         assumed: Residency,
         expected_end: float | None,
         batch_mates: tuple[TaskId, ...] = (),
+        decodes: bool = False,
     ) -> None:
-        """A task was placed, with the others of its batch; its weights are assumed to arrive."""
+        """A task was placed, with the others of its batch; its weights are assumed to arrive. `decodes` as in
+        `Worker`."""
         worker.task_id, worker.batch_mates, worker.members = task_id, batch_mates, 1 + len(batch_mates)
+        worker.decodes = decodes
         worker.expected_end, worker.is_barred = expected_end, False
         self._story.move(worker, WorkerState.BUSY, task_id)
         worker.update_residency(assumed)
@@ -558,11 +586,10 @@ class WorkerTable:
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
-        joined = len(worker.joined)
-        for place in range(len(worker.queue)):
-            queued = self.unqueue(worker)
-            queued.joins = place < joined
-            self.returned.append(queued)
+        for queued in worker.begun:
+            queued.may_have_started = True
+        while worker.queue:
+            self.returned.append(self.unqueue(worker))
         worker.update_residency(None)
         self._note(worker)
 

@@ -155,6 +155,8 @@ class FakeFleet:
         self.starts_by_itself = True
         #: the machine of all workers
         self.node = NodeId("")
+        #: whether they begin runs while they decode
+        self.overlaps_decode = False
         self.starting: dict[tuple[WorkerId, int], asyncio.Future[None]] = {}
         self.workers: dict[tuple[WorkerId, int], FakeWorker] = {}
         self.ended: list[tuple[WorkerId, int]] = []
@@ -205,7 +207,10 @@ class FakeFleet:
                 del self.starting[key]
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.workers[key] = FakeWorker(FakeEngine(), gone)
-        return StartedWorker(WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", node=self.node))
+        overlaps = self.overlaps_decode
+        return StartedWorker(
+            WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", self.node, overlaps_decode=overlaps)
+        )
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         return Loss(await self.workers[worker_id, incarnation].gone)

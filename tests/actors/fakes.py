@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -337,6 +338,18 @@ class FakeEngine:
         )
         return result, cost
 
+    def begin(self, *args: Any, **named: Any) -> Callable[[], tuple[Result, RunCost]]:
+        made = self.run(*args, **named)
+        return lambda: made
+
+    @property
+    def is_pending(self) -> bool:
+        return False
+
+    def poll_pending(self) -> None: ...
+
+    def release_pending(self) -> None: ...
+
     def load_weights(
         self,
         model: ModelRef,
@@ -503,6 +516,7 @@ def fake_plan(
     image_side: int = 0,
     engine: type[FakeEngine] = FakeEngine,
     heartbeat_seconds: float = 3.0,
+    overlaps_decode: bool = False,
 ) -> PoolPlan:
     """Like `plan_pool`, with fake engines on CPUs."""
     count = config.pool.workers if isinstance(config.pool.workers, int) else 2
@@ -515,6 +529,7 @@ def fake_plan(
         scheduler=config.scheduler,
         record=config.output.record,
         nodes=NodeSettings(heartbeat_seconds=heartbeat_seconds),
+        overlaps_decode=overlaps_decode,
     )
 
 

@@ -25,6 +25,7 @@ from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models, w
 from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
+from benchmarks.gpu.part import part_named
 from benchmarks.gpu.setting import Setting
 from modelpool.pool.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.specs.spec import Role
@@ -105,6 +106,18 @@ def test_an_interrupted_run_keeps_its_results_and_ends_its_part(
         run_parts([Part("first", 1), Part("second", 1)], 1, tmp_path, tmp_path / "models", command_of)
     assert children[1].returncode == -signal.SIGKILL
     assert [part["part"] for part in json.loads((tmp_path / "results.json").read_text())["parts"]] == ["first"]
+
+
+def test_a_part_needs_the_packages_of_its_own_module_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in an audit: all parts failed on a machine that lacked what one of them imports."""
+    for module in ("tiny_models", "worker_memory", "pool_jobs"):
+        monkeypatch.setitem(sys.modules, f"benchmarks.gpu.{module}", None)
+    for part in PARTS:
+        if part.name in ("zoo", "families", "memory", "pool"):
+            with pytest.raises(ImportError):
+                part_named(part.name)
+        else:
+            assert callable(part_named(part.name)), part.name
 
 
 def test_every_part_has_its_share_and_what_is_left_over() -> None:
@@ -263,7 +276,9 @@ def test_the_engine_needs_no_package_of_the_pool_above_it() -> None:
     catalog and the tests for GPUs are imported, without the configuration and the plugins of the other tests."""
     code = WITHOUT + (
         "import modelpool.pool.engine.engine, modelpool.pool.engine.explicit_control\n"
-        "from benchmarks.gpu import __main__, device_tests, model_switch, pool_jobs, sampling, soak, transfers\n"
+        "from benchmarks.gpu.__main__ import PARTS\n"
+        "from benchmarks.gpu.part import part_named\n"
+        "assert all(callable(part_named(part.name)) for part in PARTS)\n"
         "import pytest\n"
         "ended = pytest.main(['-c', '/dev/null', '--rootdir', '.', '--noconftest', '--import-mode=importlib', '-q',\n"
         "    '-p', 'no:cacheprovider', '--collect-only', 'tests/gpu'])\n"

@@ -181,6 +181,8 @@ class Shell:
     _commands: list[Command] = field(default_factory=list)
     #: when Ticks are due that were asked for
     ticks: list[float] = field(default_factory=list)
+    #: whether workers begin tasks while they decode
+    overlaps_decode: bool = False
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.config)
@@ -251,7 +253,9 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes, entries or ()))
-        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, device, node=NodeId(node))
+        spec = WorkerSpec(
+            worker_id, incarnation, capacity_bytes, link, device, NodeId(node), overlaps_decode=self.overlaps_decode
+        )
         residency = None if entries is None else Residency(capacity_bytes, entries)
         return self.feed(WorkerUp(self.tick(), spec, residency))
 

@@ -209,6 +209,32 @@ OMNIGEN_2 = Layout(
     ),
 )
 
+#: the first OmniGen: a language model that generates images
+OMNIGEN = Layout(
+    "OmniGen",
+    (
+        published(
+            "llm.embed_tokens.weight",
+            "input_x_embedder.proj.weight",
+            "time_token.mlp.0.weight",
+            measure=sizes(
+                **_patches("x_embedder.proj.weight"),
+                vocabulary=dim("llm.embed_tokens.weight", 0),
+                depth=count("llm.layers."),
+            ),
+        ),
+        diffusers(
+            "patch_embedding.output_image_proj.weight",
+            "time_token.linear_1.weight",
+            measure=sizes(
+                **_patches("patch_embedding.output_image_proj.weight"),
+                vocabulary=dim("embed_tokens.weight", 0),
+                depth=count("layers."),
+            ),
+        ),
+    ),
+)
+
 #: both namings are equal
 QWEN_IMAGE = Layout(
     "Qwen-Image",

@@ -1,4 +1,5 @@
-"""CogVideoX: text-to-video in two sizes, image-to-video, and both in version 1.5. Torch-free.
+"""CogVideoX: text-to-video in two sizes, image-to-video, both in version 1.5, and models that follow a video (Fun).
+Torch-free.
 
 The smaller model has 30 heads and adds positions to its patches; the larger one has 48 and rotates queries and keys.
 Their latents have different scales, and their noise levels different shifts. The image-to-video model also has a
@@ -213,6 +214,12 @@ def _learned(found: Config) -> bool:
     return found["in_channels"] == 2 * _CHANNELS and found["patch_frames"] == 1 and bool(found["learned_positions"])
 
 
+def _follows(*, small: bool) -> Condition:
+    """Return the condition of a model that reads the latent of a video, and computes its positions."""
+    sizes = _having(2 * _CHANNELS, 1, small=small)
+    return lambda found: sizes(found) and not found["learned_positions"]
+
+
 def _facts(shift: float, **more: Any) -> ModelFacts:
     usual = {
         "cfg": 6.0, "steps": 50, "width": _WIDTH, "height": _HEIGHT, "frames": _FRAMES, "frame_multiple": _PAIR,
@@ -273,17 +280,40 @@ _SIZES_15: dict[str, Any] = {
     "width": _WIDTH_15, "height": _HEIGHT_15, "frames": _FRAMES_15, "frame_rate": 16.0, "unseen_cells": 1,
 }  # fmt: skip
 
+_SMALL = replace(
+    _LARGE,
+    name="cogvideox_2b",
+    title="CogVideoX 2B",
+    when=_having(_CHANNELS, 1, small=True),
+    latent="cogvideox_2b",
+    facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
+    dtypes=HALF_FIRST,
+    scheduler=_scheduler(_SMALL_SHIFT),
+)
+
+
+def _following(base: FamilyDefinition, name: str, title: str, small: bool, source: str) -> FamilyDefinition:
+    """Return the model that follows a video, with the sizes of `base`."""
+    sources = f"diffusers' CogVideoXFunControlPipeline; {source}"
+    return replace(
+        base,
+        name=name,
+        title=title,
+        when=_follows(small=small),
+        comfyui="CogVideoX_I2V",
+        facts=replace(base.facts, reads=("context", "followed"), sources=sources),
+        pipeline="CogVideoXFunControlPipeline",
+    )
+
+
 FAMILIES = (
-    replace(
-        _LARGE,
-        name="cogvideox_2b",
-        title="CogVideoX 2B",
-        when=_having(_CHANNELS, 1, small=True),
-        latent="cogvideox_2b",
-        facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
-        dtypes=HALF_FIRST,
-        scheduler=_scheduler(_SMALL_SHIFT),
+    _following(
+        _SMALL, "cogvideox_2b_fun_control", "CogVideoX 2B Fun control", True, "alibaba-pai/CogVideoX-Fun-V1.1-2b-Pose"
     ),
+    _following(
+        _LARGE, "cogvideox_fun_control", "CogVideoX Fun control", False, "alibaba-pai/CogVideoX-Fun-V1.1-5b-Pose"
+    ),
+    _SMALL,
     _LARGE,
     replace(
         _LARGE,

@@ -1,14 +1,16 @@
-"""CogView 4: one stream of words and patches, with the texts of GLM 4. Torch-free.
+"""CogView 4: one stream of words and patches, with the texts of GLM 4; and the model that follows an image. Torch-free.
 
-The model reads the timestep before the shift, which grows with the size of the image. No single file of the original
-code has been published: files have the names of diffusers.
+The model reads the timestep before the shift, which grows with the size of the image. The latent of an image to follow
+is concatenated with the noisy one. No single file of the original code has been published: files have the names of
+diffusers.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
 from modelpool.pool.core.shift_by_size import ShiftByRoot
 from modelpool.pool.detection.layouts.image import COGVIEW
 from modelpool.pool.detection.layouts.shape_sizes import Config
@@ -19,6 +21,7 @@ from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import output_size
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.families.parts.video import joined
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,6 +65,11 @@ def is_version_4(found: Config) -> bool:
     return not is_older(found) and found["in_channels"] == CHANNELS
 
 
+def follows_image(found: Config) -> bool:
+    """Return whether a model with these sizes is a CogView 4 that reads an image."""
+    return not is_older(found) and found["in_channels"] == 2 * CHANNELS
+
+
 def is_older(found: Config) -> bool:
     """Return whether a model with these sizes is as wide as CogView 3+."""
     sizes: dict[str, Any] = dict(found)
@@ -70,9 +78,10 @@ def is_older(found: Config) -> bool:
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict noise - clean. Texts of different lengths run one after the other: the mask of diffusers' class does not
-    hide words, but adds 1 to the weights of the others."""
+    hide words, but adds 1 to the weights of the others. "image" adds channels to the latent."""
     import torch
 
+    x_BCHW = joined(x_BCHW, kwargs)
     mask, context, size = kwargs.get("context_mask"), kwargs["context"], output_size(x_BCHW, kwargs)
     shift = _SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
     # the position that the shift moves to this level
@@ -100,53 +109,68 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     )
 
 
-FAMILIES = (
-    FamilyDefinition(
-        name="cogview4",
-        title="CogView 4",
-        layout=COGVIEW,
-        when=is_version_4,
-        comfyui="",
-        module="CogView4Transformer2DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
-        latent="cogview4",
-        texts=(
-            Reading(
-                "glm4_9b",
-                4096,
-                most_tokens=_TOKENS,
-                multiple=_MULTIPLE,
-                pads_left=True,
-                is_masked=True,
-                layers_left_out=1,
-                final_norm=False,
-                padding=Padding.DROPPED,
-            ),
-        ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context",),
-            may_read=("context_mask", "size"),
-            sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
-        ),
-        schedule="linspace",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        pipeline="CogView4Pipeline",
-        scheduler=SchedulerFacts(
-            "FlowMatchEulerDiscreteScheduler",
-            {
-                "use_dynamic_shifting": True,
-                "time_shift_type": "linear",
-                "base_image_seq_len": 256,
-                "base_shift": 0.25,
-                "max_shift": 0.75,
-            },
+_PLAIN = FamilyDefinition(
+    name="cogview4",
+    title="CogView 4",
+    layout=COGVIEW,
+    when=is_version_4,
+    comfyui="",
+    module="CogView4Transformer2DModel",
+    config=config,
+    convert=unchanged(),
+    forward=forward,
+    latent="cogview4",
+    texts=(
+        Reading(
+            "glm4_9b",
+            4096,
+            most_tokens=_TOKENS,
+            multiple=_MULTIPLE,
+            pads_left=True,
+            is_masked=True,
+            layers_left_out=1,
+            final_norm=False,
+            padding=Padding.DROPPED,
         ),
     ),
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+        Guidance.CLASSIFIER_FREE,
+        cfg=5.0,
+        steps=50,
+        reads=("context",),
+        may_read=("context_mask", "size"),
+        sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
+    ),
+    schedule="linspace",
+    dtypes=NO_FLOAT16,
+    lora=TRANSFORMER,
+    pipeline="CogView4Pipeline",
+    scheduler=SchedulerFacts(
+        "FlowMatchEulerDiscreteScheduler",
+        {
+            "use_dynamic_shifting": True,
+            "time_shift_type": "linear",
+            "base_image_seq_len": 256,
+            "base_shift": 0.25,
+            "max_shift": 0.75,
+        },
+    ),
+)
+
+FAMILIES = (
+    replace(
+        _PLAIN,
+        name="cogview4_control",
+        title="CogView 4 control",
+        when=follows_image,
+        facts=replace(
+            _PLAIN.facts,
+            reads=("context", "image"),
+            sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
+        ),
+        image_concat=ImageConcat.LATENT,
+        pipeline="CogView4ControlPipeline",
+    ),
+    _PLAIN,
 )

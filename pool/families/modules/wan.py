@@ -288,15 +288,22 @@ _FLF2V = replace(
     when=having(model_type="i2v", flf_pos_embed_token_number=514),
     facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
 )
-#: requests have no input for its control video
+#: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
 _FUN_CONTROL = replace(
     _I2V,
     name="wan21_fun_control",
     title="Wan 2.1 Fun control",
     when=having(model_type="i2v", in_dim=48),
     comfyui="WAN21_FunControl2V",
-    facts=replace(_FACTS, reads=("context", "image"), may_read=("context_mask", "image_context")),
+    facts=replace(
+        _I2V.facts,
+        reads=("context", "followed", "image", "image_context"),
+        begins=FirstFrameMode.FIRST_CELL,
+        sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
+        "alibaba-pai/Wan2.1-Fun-14B-Control",
+    ),
     pipeline="",
+    pipeline_entries={},
 )
 _I2V_22 = replace(
     _I2V,

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import Condition, Layout
+from modelpool.pool.detection.layouts.signature import Condition, Layout, Naming
 from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
@@ -81,6 +81,8 @@ class FamilyDefinition:
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
     text_join  how the states of several encoders are joined; None: those of each are a separate input
+    words       key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
+                empty: text encoders are separate
     text_vision  how the first text encoder reads reference images; None: it reads none
     optional_encoders  those that the model runs without, but not all of them at once
     lyrics    how the first text encoder reads lyrics, for models that read them
@@ -96,6 +98,7 @@ class FamilyDefinition:
     controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
     reference_covers  whether its reference image, which is a single one, has the size of the output
+    reference_side     as in `SamplingFacts`
     distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
     distilled_entries  entries of the model's configuration, one of which says so; empty: an entry of the index does
     two_experts  two models of the family as experts for high and low noise; None if there are none
@@ -162,6 +165,8 @@ class FamilyDefinition:
     controlnets: str = ""
     several_references: bool = False
     reference_covers: bool = False
+    reference_side: int = 0
+    words: Mapping[Naming, str] = field(default_factory=dict)
     distilled: ModelFacts | None = None
     distilled_entries: Mapping[str, Any] = field(default_factory=dict)
     lyrics: Reading | None = None

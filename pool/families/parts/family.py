@@ -55,6 +55,7 @@ class Family:
                    none
     configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
+    inside         components whose tensors are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
     companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
     """
@@ -80,6 +81,7 @@ class Family:
     latent: LatentFacts | None = None
     shifts_latent: bool = True
     companion: str = ""
+    inside: frozenset[Role] = frozenset()
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -91,7 +93,8 @@ class Family:
         prefix, extra = self.prefixes[role], self.extra_prefixes.get(role, ())
         kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
         # # a diffusion model without prefix gets all keys that no other component has
-        others = () if prefix else tuple(other for other in self.prefixes.values() if other)
+        outside = (other for part, other in self.prefixes.items() if part not in self.inside)
+        others = () if prefix else tuple(other for other in outside if other)
         found: dict[str, Shape] = {}
         for key, shape in shapes.items():
             is_own = key.startswith(prefix) and not (others and key.startswith(others))

@@ -16,6 +16,7 @@ of time.
  guidance             [B]         guidance scale of a distilled model
  image                [B,C,H,W]   (or [B,C,T,H,W]) latents and masks, concatenated with the noisy latent along channels
  reference            [B,C,H,W]   latent of a reference image, whose patches are appended to those of the latent
+ image_places         [B,K,2]     place of each name of a reference image among the words, and its number, from 1
  image_context        [B,L,D]     states of a vision encoder
  size                 [B,2]       height and width of the output in pixels
  frame_rate           [B]         frames per second
@@ -23,6 +24,7 @@ of time.
                                   a module that embeds them itself
  image_mask           [B,1,T,H,W] 1 where a video keeps "image" unchanged, which then has the latent's shape; else 0
  control              [B,C,T,H,W] latents and masks of a control video
+ followed             [B,C,T,H,W] latent of a video to follow, concatenated with the noisy latent along channels
  face                 [B,3,F,S,S] pixels of a face in each frame of the video, -1 to 1
  numbers              [B,n]       numeric conditioning of a UNet: sizes and crops; frame rate, motion and noise; SV3D p:
                                   noise, height and direction of the view for each frame, [B,T,3]

@@ -60,6 +60,8 @@ class ModelFacts:
     vision_use      use of the vision encoder; requires one
     boundary        two experts: share of noise below which the low-noise expert runs; 0 for one model
     low_cfg         default guidance scale of the low-noise expert
+    image_cfg       default guidance scale of the image, for models guided by text and image
+    negative        negative prompt of requests that set none
     sources         where the figures are from
     """
 
@@ -93,6 +95,8 @@ class ModelFacts:
     vision_use: VisionEncoderUse | None = None
     boundary: float = 0.0
     low_cfg: float = 0.0
+    image_cfg: float = 0.0
+    negative: str = ""
     sources: str = ""
 
 

@@ -46,4 +46,4 @@ class PipelineFacts:
 
     def tokenizer_folder(self, role: Role) -> str:
         """Return the folder of the tokenizer of the text encoder `role`."""
-        return self.folders[role].replace("text_encoder", "tokenizer")
+        return self.folders.get(role, role.value).replace("text_encoder", "tokenizer")

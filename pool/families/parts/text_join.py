@@ -25,12 +25,14 @@ class ReadText:
     pooled_V    None unless the reading has a pooled vector
     mask_L      mask of real tokens; None if all are real, or if the reading returns no mask
     cut_tokens  text tokens that were truncated
+    image_places_K2  position and number of each name of a reference image; None if the reading knows none
     """
 
     context_LD: Tensor
     pooled_V: Tensor | None = None
     mask_L: Tensor | None = None
     cut_tokens: int = 0
+    image_places_K2: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

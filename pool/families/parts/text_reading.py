@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 OPEN_CLIP_PAD = 0
 #: the image token of a template
 IMAGE_TOKEN = "<|image_pad|>"
+#: the name of a reference image in a prompt. Source: diffusers' OmniGenPipeline
+IMAGE_NAME = re.compile(r"<\|image_(\d+)\|>")
 #: tokens of the header of a chat turn, and of the end of the turn before
 HEAD_TOKENS = 4
 
@@ -112,6 +114,8 @@ class Reading:
     has_weights       brackets in a prompt set weights; else they are a part of the text
     spells_quotes     the template, the text and its parts in quotation marks are tokenized separately, and these parts
                       character by character
+    names_images      a text may name reference images (`IMAGE_NAME`), which the diffusion model reads in these places;
+                      the parts between are tokenized separately
     """
 
     encoder: str
@@ -147,6 +151,7 @@ class Reading:
     image_template: str = ""
     spells_quotes: bool = False
     has_weights: bool = True
+    names_images: bool = False
 
     @property
     def is_clip(self) -> bool:
@@ -192,6 +197,17 @@ def reading_of(facts: TextFacts | Reading) -> Reading:
         clip_pad_id=facts.pad_id,
         pooled=Pooled.PROJECTED if facts.gives_pooled else Pooled.NONE,
     )
+
+
+def image_names(count: int) -> str:
+    """Return the names of `count` reference images as a text. Source: diffusers' OmniGenPipeline."""
+    return " ".join(f"<img><|image_{number}|></img>" for number in range(1, count + 1))
+
+
+def image_number(piece: str) -> int:
+    """Return the number of the reference image that `piece` is the name of; 0 for another text."""
+    found = IMAGE_NAME.fullmatch(piece)
+    return int(found[1]) if found else 0
 
 
 def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | Reading:

@@ -26,10 +26,12 @@ def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts
 
 
 def joined(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Return the latent, concatenated with the image ("image") along channels if there is one."""
+    """Return the latent, concatenated along channels with the video to follow ("followed") and the image ("image"), if
+    there are."""
     import torch
 
-    return torch.cat((x_BCTHW, kwargs["image"]), dim=1) if "image" in kwargs else x_BCTHW
+    more = [kwargs[name] for name in ("followed", "image") if name in kwargs]
+    return torch.cat((x_BCTHW, *more), dim=1) if more else x_BCTHW
 
 
 def with_image(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:

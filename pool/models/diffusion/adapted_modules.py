@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,6 +114,58 @@ class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type:
             inspect.Parameter("causal_temporal_positioning", inspect.Parameter.KEYWORD_ONLY, default=False),
         ]
     )
+
+
+class _OmniGenPositions(nn.Module):
+    """Rotary positions of OmniGen, whose wavelengths are others in longer sequences.
+
+    diffusers' class reads the length of the sequence back from the device, and waits for a copy to it.
+    """
+
+    def __init__(self, known: Any) -> None:
+        """`known` is diffusers' class. Raises ValueError for another number of factors than of wavelengths."""
+        super().__init__()
+        factors, self.short_length = (known.short_factor, known.long_factor), known.original_max_position_embeddings
+        if any(len(each) != known.dim // 2 for each in factors):
+            raise ValueError(f"rope_scaling: found {[len(each) for each in factors]}, expected {known.dim // 2} each")
+        shares = torch.arange(0, known.dim, 2, dtype=torch.int64).float() / known.dim
+        self.rates = tuple(1.0 / (torch.tensor(each) * known.base**shares) for each in factors)
+        scale = known.max_position_embeddings / self.short_length
+        self.scale = 1.0 if scale <= 1.0 else math.sqrt(1 + math.log(scale) / math.log(self.short_length))
+
+    def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, [N,D], of the positions in the first row of `position_ids`, which are 0 to N-1 in
+        all of them."""
+        rates = sent(self.rates[position_ids.shape[-1] > self.short_length], position_ids.device)
+        angles_ND = torch.outer(position_ids[0].float(), rates).repeat(1, 2)
+        return angles_ND.cos() * self.scale, angles_ND.sin() * self.scale
+
+
+class OmniGenTransformer2DModel(diffusers.OmniGenTransformer2DModel):  # type: ignore[misc]
+    """OmniGen, called with embedded words (`input_ids`), some of which are replaced by images: by the latents
+    `input_img_latents` at the places `input_image_sizes`, for all texts of a batch.
+
+    diffusers' class embeds the words, and computes a table of positions of 450 MB that files have. Both stay parts of
+    the model.
+    """
+
+    @functools.wraps(diffusers.OmniGenTransformer2DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, pos_embed_max_size: int = 192, **sizes: Any) -> None:
+        super().__init__(*args, pos_embed_max_size=1, **sizes)
+        self.register_to_config(pos_embed_max_size=pos_embed_max_size)
+        table_BND = torch.empty(1, pos_embed_max_size**2, self.config.hidden_size)
+        self.patch_embedding.register_buffer("pos_embed", table_BND)
+        self.patch_embedding.pos_embed_max_size = pos_embed_max_size
+        self.rope = _OmniGenPositions(self.get_submodule("rope"))
+
+    def _get_multimodal_embeddings(
+        self, input_ids: Tensor, input_img_latents: list[Tensor], input_image_sizes: list[int]
+    ) -> Tensor:
+        parts, done = list[Tensor](), 0
+        for place, latent_BCHW in zip(input_image_sizes, input_img_latents, strict=True):
+            parts += [input_ids[:, done:place], self.patch_embedding(latent_BCHW, is_input_image=True)]
+            done = place + 1
+        return torch.cat([*parts, input_ids[:, done:]], dim=1)
 
 
 class _SentTables:
@@ -296,6 +349,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         HunyuanVideo15Transformer3DModel,
         Kandinsky5Transformer3DModel,
         LTXVideoTransformer3DModel,
+        OmniGenTransformer2DModel,
         QwenImageTransformer2DModel,
         StableAudioDiTModel,
         StableCascadeUNet,

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
-from modelpool.pool.detection.text_encoders import SIGNATURES, TextEncoderFacts, recognise_text_encoder, stands_for
+from modelpool.pool.detection.text_encoders import (
+    INSIDE,
+    SIGNATURES,
+    TextEncoderFacts,
+    recognise_text_encoder,
+    stands_for,
+)
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.fitted_key_map import fitted, within
@@ -133,10 +139,11 @@ def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:
 
     Raises UnknownName.
     """
-    for signature in SIGNATURES:
-        if (signature.facts.name, signature.facts.layout) == (name, layout):
-            return signature.facts
-    raise unknown_name("text encoder", name, {signature.facts.name for signature in SIGNATURES})
+    known = (*(signature.facts for signature in SIGNATURES), *INSIDE)
+    for facts in known:
+        if (facts.name, facts.layout) == (name, layout):
+            return facts
+    raise unknown_name("text encoder", name, {facts.name for facts in known})
 
 
 def _carried(module: nn.Module) -> dict[str, Tensor]:

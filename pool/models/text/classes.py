@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.models.text.configs import Config
+from modelpool.pool.models.text.word_table import WordTable
 
 
 def _clip(config: Config) -> nn.Module:
@@ -58,6 +59,7 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "glm": lambda config: transformers.GlmModel(transformers.GlmConfig(**config)),
     "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
     "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),
+    "words": lambda config: WordTable(transformers.PreTrainedConfig(**config)),
 }
 
 

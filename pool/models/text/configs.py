@@ -192,12 +192,19 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
     return config
 
 
+def words_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
+    """Return the sizes of a table of words."""
+    vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
+    return {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": 0, "num_layers": 0}
+
+
 #: by the architecture that `pool.detection.text_encoders` names
 CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "clip": clip_config,
     "t5": t5_config,
     "umt5": t5_config,
     "bert": bert_config,
+    "words": words_config,
     **dict.fromkeys(
         ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3"), decoder_config
     ),

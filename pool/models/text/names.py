@@ -81,6 +81,11 @@ def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
 
 
+def convert_words(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a table of words, whose prefix is its name."""
+    return {f"embed_tokens.{key}": value for key, value in tensors.items()}
+
+
 #: by architecture and layout, as `pool.detection.text_encoders` names them
 CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
     ("clip", "transformers"): convert_clip,
@@ -88,6 +93,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
     ("t5", "transformers"): convert_t5,
     ("umt5", "transformers"): convert_t5,
     ("bert", "transformers"): convert_bert,
+    ("words", "transformers"): convert_words,
     **{
         (kind, "transformers"): convert_decoder
         for kind in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3")

@@ -75,6 +75,8 @@ def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> Joined:
     for place, text in enumerate((text for reading, text in texts if reading.reads_states), start=1):
         name = "context" if place == 1 else f"context_{place}"
         joined |= {name: text.context_LD, f"{name}_mask": text.mask_L}
+        if text.image_places_K2 is not None:
+            joined["image_places"] = text.image_places_K2
     pooled = [text.pooled_V for reading, text in texts if reading.pooled is not Pooled.NONE]
     assert len(pooled) <= 1, "several pooled vectors, which only the family can join"
     return joined | {"pooled": pooled[0] if pooled else None}

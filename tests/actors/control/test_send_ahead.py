@@ -64,6 +64,32 @@ def test_the_next_task_is_not_shown_as_running() -> None:
     asyncio.run(talk())
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_next_task_counts_as_running_while_the_device_decodes(overlaps: bool) -> None:
+    """Found in an audit: if the worker was lost then, nothing said so of that task."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        desk.fleet.overlaps_decode = overlaps
+        desk.state.send_ahead.follower = lambda at: None
+        await desk.open()
+        await desk.submit(request("known", cfg=1.0), submission="before")
+        await desk.run_dry()
+        await desk.submit(request("one", cfg=1.0), submission="one")
+        while desk.fleet.running[0].request.task.stage is not Stage.DECODE:
+            await desk.finish(desk.fleet.running[0])
+        await desk.submit(request("two", cfg=1.0), submission="two")
+        (decode,), (encode,) = desk.fleet.running, desk.fleet.queued
+        assert shown(desk) == [decode.task_id, encode.task_id][: 1 + overlaps]
+        desk.fleet.kill(decode.worker_id)
+        await settle()
+        await desk.run_dry()
+        lost = {one.stage for ended in desk.ended for one in ended.tasks if one.lost}
+        assert lost == {Stage.DECODE, *([Stage.ENCODE] if overlaps else [])}
+
+    asyncio.run(talk())
+
+
 def test_a_cancelled_job_ends_before_the_run_in_front_of_it() -> None:
     async def talk() -> None:
         desk = Desk(config=AHEAD)

@@ -13,8 +13,9 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import RunRequest
+from modelpool.actors.wire.messages import RunRequest, StillDecodes
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.pool.core.stage_params import DecodeParams, Result
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
@@ -34,6 +35,8 @@ class OverlappingEngine(FakeEngine):
         self.order: list[str] = []
         #: the residency when the latest decode was begun
         self.left = self.residency()
+        #: decodes that hold their memory, and whether somebody has the result of each
+        self.held: list[bool] = []
 
     def run(self, *args: Any, **named: Any) -> tuple[Result, RunCost]:
         raise AssertionError("a worker with runs that overlap begins them")
@@ -45,15 +48,28 @@ class OverlappingEngine(FakeEngine):
         if not isinstance(work, DecodeParams):
             self.other_began.set()
             return lambda: made
-        self.left = self.residency()
+        self.left, self.held = self.residency(), [False]
 
         def end() -> tuple[Result, RunCost]:
             assert self.other_began.wait(PATIENCE_SECONDS), "the decode kept the run behind it from starting"
+            self.held = [True]
             if self.fails:
                 raise RuntimeError("the device found an error late")
             return made
 
         return end
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self.held)
+
+    def poll_pending(self) -> None:
+        assert threading.get_ident() == self.thread, "the engine has one thread"
+        self.held = [is_over for is_over in self.held if not is_over]
+
+    def release_pending(self) -> None:
+        assert threading.get_ident() == self.thread, "the engine has one thread"
+        self.held = []
 
 
 class Overlapping:
@@ -86,6 +102,16 @@ class Overlapping:
         self.worker.close()
 
 
+def by_the_calls_of_ray(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
+    """As `RayFleet` does it: all runs begin in one thread, and another one waits for what is decoded."""
+    answers = [worker.begin_unless_revoked(request, *own) for request, own in zip(requests, inputs, strict=True)]
+    with ThreadPoolExecutor(1) as thread:
+        for place, (report, _) in enumerate(answers):
+            if isinstance(report, StillDecodes):
+                answers[place] = thread.submit(worker.ended, requests[place].run).result(PATIENCE_SECONDS)
+    return zip(*answers, strict=True)
+
+
 def one_by_one(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
     """Two calls on the threads of Ray's group, the second when the first is under way."""
     with ThreadPoolExecutor(2) as threads:
@@ -100,7 +126,7 @@ def in_one_call(worker: GpuWorker, requests: list[RunRequest], inputs: list[list
     return worker.run_in_order(requests, *inputs[0], *inputs[1])
 
 
-@pytest.mark.parametrize("call", [one_by_one, in_one_call])
+@pytest.mark.parametrize("call", [one_by_one, by_the_calls_of_ray, in_one_call])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_run_behind_a_decode_begins_before_the_decode_is_over(call: Any, fails: bool) -> None:
     both = Overlapping(fails)
@@ -198,4 +224,56 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
         second.result(PATIENCE_SECONDS)
     assert seen == [reports[:1]]
     assert both.worker.over_in_order([2, 3]) == ((), ()), "the call is over"
+    both.worker.close()
+
+
+def test_an_idle_worker_holds_nothing_of_a_decode_that_is_over() -> None:
+    """Found in an audit: the weights and the memory of the last decode were leased until the next run."""
+
+    def alone(worker: GpuWorker, requests: list[RunRequest], *inputs: Result) -> None:
+        worker.run(*requests, *inputs)
+
+    def in_order(worker: GpuWorker, requests: list[RunRequest], *inputs: Result) -> None:
+        worker.run_in_order(requests, *inputs)
+
+    for runs, call in ((1, alone), (1, in_order), (2, in_order)):
+        both = Overlapping()
+        if runs == 1:
+            both.engine.other_began.set()
+        call(both.worker, both.requests[:runs], *[one for inputs in both.inputs[:runs] for one in inputs])
+        both.worker._in_turn(lambda: None)
+        assert both.engine.order == ["decode", "sample"][:runs]
+        assert both.engine.held == []
+        both.worker.close()
+
+
+def test_a_decode_that_is_over_at_once_is_reported_at_once() -> None:
+    """Without memory for the next run beside it, or without streams. Another call would cost a message."""
+    both = Overlapping()
+    both.engine.other_began.set()
+    begin = both.engine.begin
+
+    def at_once(*args: Any, **named: Any) -> Any:
+        made = begin(*args, **named)()
+        both.engine.held = []
+        return lambda: made
+
+    both.engine.begin = at_once
+    report, result = both.worker.begin_unless_revoked(both.requests[0], *both.inputs[0])
+    assert isinstance(report, TaskReport)
+    assert result is not None
+    both.worker.close()
+
+
+def test_a_worker_that_is_taken_over_holds_no_decode_of_an_earlier_controller() -> None:
+    """Nobody asks for its end any more."""
+    both = Overlapping()
+    report, _ = both.worker.begin_unless_revoked(both.requests[0], *both.inputs[0])
+    assert isinstance(report, StillDecodes)
+    both.worker.change_controller(1)
+    with pytest.raises(OlderEpoch):
+        both.worker.ended(both.requests[0].run)
+    both.worker.adopt(WorkerId("gpu-0"), 5, 1)
+    assert both.engine.held == []
+    assert both.worker._endings == {}
     both.worker.close()

@@ -67,6 +67,7 @@ class Trace:
         self.maker = StreamMaker(
             new_stream=self._new_stream,
             new_event=self._new_event,
+            new_end=self._new_event,
             current=lambda: self._on_streams[-1],
             on=self._on,
             lend=lambda tensor, stream: self.lent.append((tensor, stream.name)),

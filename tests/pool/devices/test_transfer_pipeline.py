@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modelpool.pool.devices import loader
-from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.copy_streams import CopyStreams, cuda_streams
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
 from modelpool.pool.devices.sim import device as sim
@@ -157,3 +157,13 @@ def test_where_nothing_can_be_pinned_copies_go_without_and_the_reason_is_kept() 
         )
     assert ledger.pinned_bytes == 0
     assert TransferPipeline(device).why_unpinned == ""
+
+
+def test_only_events_that_a_thread_waits_for_at_length_let_it_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that sleeps hears of an end too late for buffers, of which one is copied in half a millisecond."""
+    made: list[dict[str, bool]] = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda **named: made.append(named))
+    maker = cuda_streams(torch.device("cuda"))
+    maker.new_event()
+    maker.new_end()
+    assert made == [{}, {"blocking": True}]

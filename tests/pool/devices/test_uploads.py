@@ -254,7 +254,14 @@ class PlainStream:
 def plain_streams() -> CopyStreams:
     compute_stream = PlainStream()
     return CopyStreams(
-        StreamMaker(PlainStream, PlainEvent, lambda: compute_stream, lambda stream: nullcontext(), lambda a, b: None)
+        StreamMaker(
+            new_stream=PlainStream,
+            new_event=PlainEvent,
+            new_end=PlainEvent,
+            current=lambda: compute_stream,
+            on=lambda stream: nullcontext(),
+            lend=lambda tensor, stream: None,
+        )
     )
 
 

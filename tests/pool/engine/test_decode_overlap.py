@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,13 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.previews import PreviewKind, PreviewWish
 from modelpool.pool.core.stage_params import ImagePixels, Latent, Result, RunHooks, Stopped
 from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.patcher.out_of_memory import release_frames
+from modelpool.pool.engine.preview_maker import CELLS_TO_FIT, small_decode_bytes
+from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRunner
+from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, release_frames
 from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import OomStep, Role, RunCost
 from tests.pool.input_names import inputs_of
@@ -67,7 +71,16 @@ class LateStreams:
         self.on = [LateStream("compute")]
         self.made: list[LateStream] = []
         self.events: list[LateEvent] = []
-        self.maker = StreamMaker(self._new, self._event, lambda: self.on[-1], self._on, lambda tensor, stream: None)
+        #: those of them that a thread may wait for
+        self.ends: list[LateEvent] = []
+        self.maker = StreamMaker(
+            new_stream=self._new,
+            new_event=self._event,
+            new_end=self._end,
+            current=lambda: self.on[-1],
+            on=self._on,
+            lend=lambda tensor, stream: None,
+        )
 
     def _new(self) -> LateStream:
         self.made.append(LateStream(f"own {len(self.made)}"))
@@ -76,6 +89,10 @@ class LateStreams:
     def _event(self) -> LateEvent:
         self.events.append(LateEvent())
         return self.events[-1]
+
+    def _end(self) -> LateEvent:
+        self.ends.append(self._event())
+        return self.ends[-1]
 
     @contextmanager
     def _on(self, stream: LateStream) -> Iterator[None]:
@@ -121,7 +138,7 @@ class Bench:
         assert np.array_equal(pixels_of(ending()[0]), self.pixels)
         assert isinstance(self.latent, Latent)
         assert np.array_equal(latent, self.latent.samples_CHW)
-        self.engine._runner.poll_pending()
+        self.engine.poll_pending()
         assert not self.engine.vram.leased
         assert sim.memory_stats(0).used_bytes == self.engine.residency().used_bytes
         self.engine.close()
@@ -220,6 +237,70 @@ def test_convolutions_chosen_without_the_memory_of_a_decode_are_forgotten(
     assert cost.oom_steps == ()
     assert seen[1] is not seen[0]
     bench.check(ending, latent)
+
+
+def test_the_plans_of_a_decode_outlive_what_the_device_computes_with_them(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in an audit: the thread whose plans of cuDNN a pending decode used was ended, if the next run was to choose
+    others: as memory had been short for it before, or ran out on the host."""
+
+    def was_short(runner: TaskRunner) -> None:
+        monkeypatch.setattr(runner._short, "kept", lambda kind: -FREED_BYTES)
+
+    def runs_out(runner: TaskRunner) -> None:
+        monkeypatch.setattr(runner._device.memory, "refusals", count().__next__)
+
+    for prepare, error in ((was_short, None), (runs_out, MemoryError("of the host"))):
+        bench, seen = Bench(catalog), list[bool]()
+        runner = bench.engine._runner
+        ending = bench.begin()
+        (end,) = bench.streams.ends
+        renew = runner._thread.renew
+
+        def noted(renew: Callable[[], None] = renew, end: LateEvent = end, seen: list[bool] = seen) -> None:
+            seen.append(end.is_over)
+            renew()
+
+        monkeypatch.setattr(runner._thread, "renew", noted)
+        prepare(runner)
+
+        def step(done: int, steps: int, error: Exception | None = error) -> None:
+            if error is not None:
+                raise error
+
+        if error is None:
+            latent, _ = bench.sample(replace(QUIET, on_step=step))
+        else:
+            with pytest.raises(OutOfHostMemory):
+                bench.sample(replace(QUIET, on_step=step))
+            latent = bench.latent.samples_CHW
+        assert seen == [True] * len(seen) != []
+        bench.check(ending, latent)
+
+
+def test_whoever_waits_for_a_decode_sleeps(catalog: Catalog) -> None:
+    """The thread would take a CPU core from the one that launches the kernels of the next run."""
+    bench = Bench(catalog)
+    bench.check(bench.begin(), bench.latent.samples_CHW)
+    (end,) = bench.streams.ends
+    assert (end.on, end.is_over) == (bench.streams.made[2].name, True)
+
+
+def test_previews_are_prepared_with_the_memory_of_a_pending_decode(catalog: Catalog) -> None:
+    """Found in an audit: they lacked it, so that the model had no previews from then on. A map is fitted once."""
+    bench, wish = Bench(catalog), PreviewWish(PreviewKind.LATENT_RGB)
+    engine, model, task = bench.engine, bench.pipeline.model, bench.pipeline.task(bench.decoding)
+    vae = engine.patcher(model, Role.VAE)
+    small_bytes = small_decode_bytes(vae, (CELLS_TO_FIT, CELLS_TO_FIT), engine.latent_facts(model))
+    ending = bench.begin()
+    engine.vram.unload_all()
+    decode_bytes = needed_bytes(task.uses, task.activation_bytes)
+    engine.vram.capacity_bytes = vae.spec().weight_bytes + decode_bytes + small_bytes - 1
+    assert bench.is_pending
+    bench.engine.prepare_previews(bench.pipeline.model, wish)
+    assert bench.engine.preview(bench.pipeline.model, bench.latent.samples_CHW, wish)
+    bench.check(ending, bench.latent.samples_CHW)
 
 
 def test_a_decode_that_runs_out_takes_the_steps_of_the_ladder_alone(catalog: Catalog) -> None:

@@ -53,9 +53,9 @@ class TinySeeing(TinyFamily):
         return TinyFamily.file(self, left_out) | {key: value.contiguous().clone() for key, value in seen.items()}
 
 
-def _wan(**more: Any) -> Any:
+def _wan(in_channels: int = 36, **more: Any) -> Any:
     return diffusers.WanTransformer3DModel(
-        num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=TEXT_WIDTH,
+        num_attention_heads=1, attention_head_dim=128, in_channels=in_channels, out_channels=16, text_dim=TEXT_WIDTH,
         freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=1024, image_dim=SEEN, added_kv_proj_dim=128, **more,
     )  # fmt: skip
 
@@ -63,12 +63,16 @@ def _wan(**more: Any) -> Any:
 _PARTS = (CONCATENATED.publish, CONCATENATED.encoders, CONCATENATED.vae, CONCATENATED.vae_file)
 ONE = TinySeeing("wan21_i2v", _wan, *_PARTS)
 BOTH = TinySeeing("wan21_flf2v", lambda: _wan(pos_embed_seq_len=2 * STATES_OF_TWO), *_PARTS, side=SIDE_OF_TWO)
+FOLLOWING = TinySeeing("wan21_fun_control", lambda: _wan(48), *_PARTS)
 PIPELINES = {
     "wan21_i2v": diffusers.WanImageToVideoPipeline,
     "wan21_flf2v": diffusers.WanImageToVideoPipeline,
     "wan22_i2v": diffusers.WanImageToVideoPipeline,
 }
 TINY = {"wan21_i2v": ONE, "wan21_flf2v": BOTH, "wan22_i2v": CONCATENATED}
+NOT_COMPARED = {
+    "wan21_fun_control": "diffusers has no pipeline for it: compared with that of image-to-video, given its channels"
+}
 
 
 def image(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
@@ -76,21 +80,24 @@ def image(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
-def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any:
+def _expected(model: TinyFamilyModel, texts: dict[str, Any], channels: Any = None, **call: Any) -> Any:
+    """`channels` are those that are concatenated with the latent, if they are others than the pipeline's."""
     vae, defaults = model.module(Role.VAE), model.family.sampling.defaults
     assert defaults is not None
     latent = model.engine._opened(model.model).latent
     vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
-    side = getattr(TINY[model.family.name], "side", SIDE)
+    side = getattr(TINY.get(model.family.name), "side", SIDE)
     sides = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     sees = Role.VISION_ENCODER in model.family.prefixes
-    pipeline = PIPELINES[model.family.name](
+    pipeline = PIPELINES["wan21_i2v" if channels is not None else model.family.name](
         None, None, vae, FlowMatchEulerDiscreteScheduler(shift=model.family.sampling.noise.shift),
         transformers.CLIPImageProcessorPil(**sides), model.module(Role.VISION_ENCODER) if sees else None,
         model.module(Role.DIFFUSION_MODEL),
     )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)
     noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    if channels is not None:
+        pipeline.prepare_latents = lambda *_, **__: (noise, channels)
     return pipeline(
         **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
         guidance_scale=defaults.cfg,
@@ -110,6 +117,32 @@ def test_a_video_of_seen_images_is_that_of_diffusers(name: str, has_last: bool, 
     assert isinstance(video, VideoFrames)
     shown = _expected(model, made.texts, image=image(4), **last, output_type="np")[0]
     np.testing.assert_allclose(video.frames_THWC / 255, shown, atol=1 / 255)
+    model.close()
+
+
+def _latent_of(model: TinyFamilyModel, frames: np.ndarray[Any, Any]) -> Any:
+    """The mean of the latent of frames [T,H,W,C], as the model reads it."""
+    latent = model.engine._opened(model.model).latent
+    pixels = torch.from_numpy(frames.copy()).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+    with torch.no_grad():
+        found = model.module(Role.VAE).encode(pixels).latent_dist.mode()
+    means, deviations = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (latent.means, latent.deviations))
+    return (found - means) / deviations
+
+
+def test_a_video_that_begins_with_an_image_follows_another(tmp_path: Path) -> None:
+    """As its authors' pipeline does: the channels of the video, and those of the image, followed by zeros."""
+    model = TinyFamilyModel(tmp_path, FOLLOWING)
+    assert model.family.name == "wan21_fun_control"
+    video, first = np.stack([np.asarray(image(seed)) for seed in range(20, 20 + FRAMES)]), image(4)
+    made = model.made(image=first, video=video, **FIELDS)
+    followed, begun = _latent_of(model, video), _latent_of(model, np.asarray(first)[None])
+    begun = torch.cat([begun, torch.zeros_like(followed[:, :, 1:])], dim=2)
+    channels = torch.cat([followed, begun], dim=1)
+    assert_equal(made.latents[0], _expected(model, made.texts, channels, image=first, output_type="latent"))
+    for fields, missing in (({"image": first}, "video: missing"), ({"video": video}, "image: missing")):
+        with pytest.raises(UnusableField, match=missing):
+            model.made(**fields, **FIELDS)
     model.close()
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend, use_attention_kernels
 from modelpool.pool.ops.attention_calls import REFUSALS_KEPT, AttentionKernels, routed, torch_attention
-from modelpool.pool.ops.attention_choices import KernelChoices, shape_of
+from modelpool.pool.ops.attention_choices import KernelChoices, device_seconds, shape_of
 from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build
 
@@ -301,3 +301,25 @@ def test_an_error_of_a_call_does_not_keep_its_tensors() -> None:
             assert failing_call(kernels)() is None
     finally:
         gc.enable()
+
+
+def test_kernels_are_measured_while_no_other_stream_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in an audit: a decode that overlapped slowed one kernel down and not another, and the choice stays."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self, stream: object) -> None:
+            order.append("record")
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: object) -> float:
+            return 2.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    assert device_seconds(lambda: order.append("run"), torch.device("cuda", 0)) == 0.002
+    assert order == ["wait", "record", "run", "record"]

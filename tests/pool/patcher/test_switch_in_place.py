@@ -111,6 +111,28 @@ def test_tensors_keep_their_addresses_and_get_the_values_of_a_load(storage: str,
         fresh.unload()
 
 
+def test_factors_of_patches_come_as_weights_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in an audit: each factor was a copy from pageable memory, which waits for all work of the device. A switch
+    of a LoRA on Flux made a thousand of them."""
+    brought: list[int] = []
+    bring = RunTools.bring
+
+    def noted(tools: RunTools, host: torch.Tensor, device: torch.device) -> torch.Tensor:
+        brought.append(host.data_ptr())
+        return bring(tools, host, device)
+
+    monkeypatch.setattr(RunTools, "bring", noted)
+    patches = patches_for(make_toy(), "a", WEIGHTS)
+    factors = {factor.data_ptr() for patch in patches.patches for factor in (patch.value.up_OR, patch.value.down_RI)}
+    for form in (ResidentForm.COMPUTE, ResidentForm.STORED_MERGED):
+        patcher = patcher_of(stored("float16"), form=form)
+        patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
+        brought.clear()
+        patcher.realize(WeightsTarget(EVERYTHING, patches))
+        assert factors <= set(brought)
+        patcher.unload()
+
+
 @given(
     first=st.sets(st.sampled_from(WEIGHTS)),
     then=st.sets(st.sampled_from(WEIGHTS)),

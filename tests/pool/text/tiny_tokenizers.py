@@ -32,6 +32,10 @@ _CHATS = {
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
     "qwen_embedding": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "glm": ("<|endoftext|>", "[gMASK]", "<sop>"),
+    "phi3": (
+        *("<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>", "<|diffusion|>"),
+        *("<img>", "</img>"),
+    ),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
 
@@ -104,7 +108,7 @@ def _byte_level(kind: str) -> Tokenizer:
     )  # fmt: skip
     tokenizer.train_from_iterator(TRAINING, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _CHATS[kind]])
-    begin = {"llama3": "<|begin_of_text|>", "mistral": "<s>"}.get(kind)
+    begin = {"llama3": "<|begin_of_text|>", "mistral": "<s>", "phi3": "<s>"}.get(kind)
     if kind == "glm":
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[gMASK] <sop> $A",
@@ -124,7 +128,7 @@ def _byte_level(kind: str) -> Tokenizer:
 
 def for_transformers(kind: str, **more: object) -> PreTrainedTokenizerFast:
     """The same tokenizer as pipelines of diffusers take it."""
-    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", "glm": "<|endoftext|>"}
-    pads |= dict.fromkeys(("qwen", "qwen_embedding"), "<|endoftext|>")
+    ends = dict.fromkeys(("qwen", "qwen_embedding", "glm", "phi3"), "<|endoftext|>")
+    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", **ends}
     own = Tokenizer.from_str(tiny(kind).to_str())  # pipelines set lengths and sides on theirs
     return PreTrainedTokenizerFast(tokenizer_object=own, **{"pad_token": pads.get(kind, "<pad>"), **more})

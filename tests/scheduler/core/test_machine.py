@@ -144,9 +144,10 @@ class CoreMachine(RuleBasedStateMachine):
         send_ahead_seconds=st.sampled_from([0.0, 5.0, 60.0]),
         preemption_wait_seconds=st.sampled_from([0.0, 0.0, 5.0, 30.0]),
         preemption_limit=st.integers(0, 2),
+        overlaps=st.booleans(),
     )
-    def begin(self, **limits) -> None:
-        self.shell = Shell(SchedulerConfig(story_length=None, **limits))
+    def begin(self, overlaps: bool, **limits) -> None:
+        self.shell = Shell(SchedulerConfig(story_length=None, **limits), overlaps_decode=overlaps)
         self.shell.want(*NAMES[:2])
 
     def measure(self) -> None:
@@ -498,9 +499,10 @@ class SendAheadMachine(CoreMachine):
         batch_limit=st.sampled_from([1, 1, 2, 3]),
         shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=3),)]),
         node=st.sampled_from(["", "n1"]),
+        overlaps=st.booleans(),
     )
-    def begin(self, node: str, **limits) -> None:
-        super().begin(**limits)
+    def begin(self, node: str, overlaps: bool, **limits) -> None:
+        super().begin(overlaps, **limits)
         for name in NAMES[:2]:
             self.shell.come_up(name, ROOMY, node=node)
         self.measure()
@@ -531,9 +533,10 @@ class FollowerMachine(SendAheadMachine):
         preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
         send_ahead_seconds=st.sampled_from([5.0, 60.0]),
         node=st.sampled_from(["", "n1"]),
+        overlaps=st.booleans(),
     )
-    def begin(self, node: str, **limits) -> None:
-        super().begin(node, batch_limit=1, stop_grace_seconds=4.0, **limits)
+    def begin(self, node: str, overlaps: bool, **limits) -> None:
+        super().begin(node, overlaps, batch_limit=1, stop_grace_seconds=4.0, **limits)
 
     def fill(self) -> None:
         self.wait_in_line(0, 0, PAINT)

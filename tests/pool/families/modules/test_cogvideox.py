@@ -17,23 +17,39 @@ import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler
 from diffusers.pipelines.cogvideo import pipeline_cogvideox_image2video
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.request.placeholders import with_placeholders
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeImageParams, ImagePixels, Latent, VideoFrames
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    EncodeImageParams,
+    ImagePixels,
+    Latent,
+    SampleParams,
+    VideoFrames,
+)
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.modules import cogvideox
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.transformer_folder import _noise
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.pixels.latent_pixels import sampled_shape
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
-from modelpool.pool.specs.spec import Role, Stage
+from modelpool.pool.specs.spec import JobId, Role, Stage
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.test_wan_vace import frames as frames_of
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
+from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion.image_published import File, State
@@ -111,7 +127,7 @@ def _told(whole: Whole, texts: tuple[Encoded, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pipeline(kind: type, whole: Whole) -> Any:
+def _pipeline(kind: type, whole: Whole | TinyModel) -> Any:
     vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
     return kind(None, whole.module(Role.TEXT_ENCODER), vae, model, _scheduler(whole.family.name))
 
@@ -131,13 +147,6 @@ def _tiny(name: str, model: Any) -> TinyFamily:
     return TinyFamily(name, model, _publish, {"t5xxl": T5}, vae, _louder)
 
 
-PIPELINES = {
-    "cogvideox": diffusers.CogVideoXPipeline,
-    "cogvideox_2b": diffusers.CogVideoXPipeline,
-    "cogvideox_15": diffusers.CogVideoXPipeline,
-    "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
-    "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
-}
 #: a weight under its published name, and the form of the names in LoRA files
 LORAS = {
     "cogvideox": ("blocks.0.q", "diffusion_model.{}"),
@@ -150,6 +159,8 @@ PIPELINES = {
     "cogvideox_2b": diffusers.CogVideoXPipeline,
     "cogvideox_i2v": diffusers.CogVideoXImageToVideoPipeline,
     "cogvideox_15_i2v": diffusers.CogVideoXImageToVideoPipeline,
+    "cogvideox_fun_control": diffusers.CogVideoXFunControlPipeline,
+    "cogvideox_2b_fun_control": diffusers.CogVideoXFunControlPipeline,
 }
 CASES = {
     name: Compared(
@@ -176,6 +187,11 @@ READING = {
     )
     for name, model in (("cogvideox_i2v", _reading), ("cogvideox_15_i2v", _reading_15))
 }
+FOLLOWING = {
+    name: replace(READING["cogvideox_i2v"], tiny=_tiny(name, partial(_model, heads, in_channels=32)),
+                  pipeline=PIPELINES[name])
+    for name, heads in (("cogvideox_fun_control", 2), ("cogvideox_2b_fun_control", 30))
+}  # fmt: skip
 
 
 class TestCogVideoX(FamilyTests):
@@ -224,6 +240,70 @@ def _check_other_size(whole: Whole, texts: tuple[Encoded, ...], beginning: Laten
     whole.sides = (64, 96)
     with pytest.raises(UnusableField, match="found '64 x 96 pixels, 9 frames', expected 96 x 64 pixels, 9 frames"):
         whole.latent(texts, beginning=Latent(beginning.samples_CHW.transpose(0, 2, 1)), steps=1)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_a_video_is_followed_as_the_pipeline_does(name: str, tmp_path: Path) -> None:
+    tiny = TinyFamilyModel(tmp_path, FOLLOWING[name].tiny)
+    assert tiny.family.name == name
+    video, asked = frames_of(1), {"frames": 9, "steps": EVEN_STEPS, "negative": "a dog", "width": 96, "height": 64}
+    made = tiny.made(video=video, **asked)
+    latent = tiny.engine._opened(tiny.model).latent
+    tiny.module(Role.VAE).register_to_config(scaling_factor=latent.scaling_factor)
+    (work,) = (one for one in made.works.values() if isinstance(one, SampleParams))
+    noise = ImageNoise(work.seed).draw((1, *sampled_shape(work, latent)))
+    expected = _pipeline(PIPELINES[name], tiny)(
+        **made.texts, control_video=[Image.fromarray(frame) for frame in video], height=64, width=96,
+        num_inference_steps=EVEN_STEPS, latents=noise.transpose(1, 2), output_type="latent",
+    ).frames.transpose(1, 2)  # fmt: skip
+    assert_equal(made.latents[0], expected)
+    if name == "cogvideox_fun_control":  # a shorter video goes back and forth
+        back = video[[0, 1, 2, 3, 4, 3, 2, 1, 0]]
+        shorter, longer, whole = (
+            tiny.made(video=given, **{**asked, "steps": 1}).latents[0] for given in (video[:5], back, video)
+        )
+        assert torch.equal(shorter, longer)
+        assert not np.allclose(shorter, whole, atol=1e-3)
+    tiny.close()
+
+
+def test_a_video_to_follow_is_required_and_followed_as_a_whole(tmp_path: Path) -> None:
+    tiny = TinyFamilyModel(tmp_path, FOLLOWING["cogvideox_fun_control"].tiny)
+    video = frames_of(1)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "video: missing"),
+        ({"video": video, "video_mask": video[..., 0]}, "video_mask: not supported"),
+        ({"video": video, "reference": video[0]}, "reference: not supported"),
+        ({"video": video, "image": video[0]}, "image: not supported"),
+        ({"video": video, "face_video": video}, "face_video: not supported"),
+    ]
+    for fields, why in refused:
+        with pytest.raises(UnusableField, match=why):
+            tiny.made(steps=1, **fields)
+    asked = GenerateRequest(model="tiny", prompt="", seed=0, width=96, height=64, frames=9)
+    planned = with_placeholders(asked, tiny.catalog.model_defaults(tiny.model))
+    assert (planned.video.width, planned.video.height, planned.video.frames) == (96, 64, 9)
+    build_graph(planned, JobId("job"), tiny.catalog)
+    tiny.close()
+
+
+def test_a_video_is_followed_within_what_was_counted(tmp_path: Path) -> None:
+    """On the simulated device, where what a task takes is measured."""
+    sim.install()
+    sim.configure(0, 1 << 29)
+    sim.recover(0)
+    tiny = TinyFamilyModel(tmp_path, FOLLOWING["cogvideox_fun_control"].tiny, device="sim")
+    made = tiny.made(video=frames_of(1), frames=9, steps=1, width=96, height=64)
+    for task, cost in zip(made.tasks, made.costs, strict=True):
+        if isinstance(made.works[task.task_id], SampleParams | EncodeImageParams):
+            assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
+    tiny.close()
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_a_model_that_follows_a_video_has_both_namings_and_folders(name: str, tmp_path: Path) -> None:
+    FOLLOWING[name].check_namings()
+    FOLLOWING[name].check_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", READING)
@@ -298,8 +378,7 @@ def test_relatives_are_told_apart() -> None:
         ).state_dict()  # fmt: skip
     for name, state in (
         ("cogvideox_inpaint", _publish(_model(in_channels=48).state_dict())),
-        ("cogvideox_fun_control", _publish(_model(in_channels=32).state_dict())),
-        ("cogvideox_fun_control", _publish(_model_15(in_channels=32).state_dict())),
+        ("cogvideox_15_fun_control", _publish(_model_15(in_channels=32).state_dict())),
         ("consisid", consisid),
     ):
         shapes = {key: tuple(value.shape) for key, value in state.items()}

@@ -1,24 +1,34 @@
-"""CogView 4, compared with its pipeline in diffusers."""
+"""CogView 4, compared with its pipelines in diffusers."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor
 
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.families.modules import cogview4
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.pipelines import scheduler_facts
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.test_from_images import image
+from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, seeded, words
 from tests.pool.families.whole_transformer import STEPS, Whole
 from tests.pool.models.text import cases as texts
@@ -27,10 +37,10 @@ from tests.pool.text.tiny_tokenizers import for_transformers, tiny
 (READING,) = cogview4.FAMILIES[0].texts
 
 
-def _model() -> Any:
+def _model(**more: Any) -> Any:
     return diffusers.CogView4Transformer2DModel(
         num_layers=2, attention_head_dim=64, num_attention_heads=1, text_embed_dim=WIDTH, time_embed_dim=24,
-        condition_dim=8,
+        condition_dim=8, **more,
     )  # fmt: skip
 
 
@@ -59,27 +69,54 @@ def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found
 
 
+def _tiny(name: str, model: Any) -> TinyFamily:
+    encoders = {"glm4_9b": (lambda: texts.glm(words=words("glm")), texts.under("model."))}
+    return TinyFamily(name, model, dict, encoders, lambda: kl_vae(16))
+
+
 #: a weight under its published name, and the form of the names in LoRA files
 LORAS = {"cogview4": ("transformer_blocks.0.attn1.to_q", "transformer.{}")}
+PIPELINES = {"cogview4": diffusers.CogView4Pipeline, "cogview4_control": diffusers.CogView4ControlPipeline}
 CASES = {
-    "cogview4": Compared(
-        TinyFamily(
-            "cogview4",
-            _model,
-            dict,
-            {"glm4_9b": (lambda: texts.glm(words=words("glm")), texts.under("model."))},
-            lambda: kl_vae(16),
-        ),
-        diffusers.CogView4Pipeline,
-        _latent,
-        _texts,
-        LORAS["cogview4"],
-    )
+    name: Compared(_tiny(name, model), PIPELINES[name], _latent, _texts, LORAS["cogview4"])
+    for name, model in (("cogview4", _model), ("cogview4_control", partial(_model, in_channels=32, out_channels=16)))
 }
+FOLLOWING = CASES["cogview4_control"]
 
 
 class TestCogView4(FamilyTests):
     case = CASES["cogview4"]
+
+
+def test_an_image_is_followed_as_the_pipeline_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws from what its encoder says of the image; here, as in ours, it is the mean."""
+    monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda said, generator=None: said.mode())
+    tiny = TinyFamilyModel(tmp_path, FOLLOWING.tiny)
+    assert tiny.family.name == "cogview4_control"
+    shown = image(96, 64)
+    made = tiny.made(image=shown, negative="a dog", steps=STEPS)
+    tiny.module(Role.VAE).register_to_config(scaling_factor=tiny.family.scaling_factor)
+    parts = [tiny.module(role) for role in (Role.TEXT_ENCODER, Role.VAE, Role.DIFFUSION_MODEL)]
+    pipeline = diffusers.CogView4ControlPipeline(for_transformers("glm", padding_side="left"), *parts, _scheduler())
+    prompt, negative = (made.texts[f"{side}prompt_embeds"] for side in ("", "negative_"))
+    length = max(prompt.shape[1], negative.shape[1])
+    assert prompt.shape[1] == negative.shape[1] == length, "its pipeline takes texts of one length"
+    expected = pipeline(
+        prompt_embeds=prompt, negative_prompt_embeds=negative, control_image=shown, height=64, width=96,
+        num_inference_steps=STEPS, guidance_scale=5.0, output_type="latent",
+        latents=ImageNoise(11).draw((1, *latent_shape(96, 64, 0, tiny.engine._opened(tiny.model).latent))),
+    ).images  # fmt: skip
+    assert_equal(made.latents[0], expected)
+    other = tiny.made(image=image(96, 64).rotate(180), negative="a dog", steps=STEPS)
+    assert not np.allclose(made.latents[0], other.latents[0], atol=1e-3)
+    with pytest.raises(UserError, match="image"):
+        tiny.made(steps=STEPS)
+    tiny.close()
+
+
+def test_a_model_that_follows_an_image_has_both_namings_and_folders(tmp_path: Path) -> None:
+    FOLLOWING.check_namings()
+    FOLLOWING.check_files(tmp_path)
 
 
 def test_texts_have_a_multiple_of_sixteen_tokens_whatever_they_are_read_with() -> None:
