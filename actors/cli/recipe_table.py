@@ -24,6 +24,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
         ("guidance", f"{recipe.cfg:g}"),
         *_extent_facts(recipe),
+        *_music_facts(recipe),
         *((("quality", str(recipe.quality)),) if recipe.quality else ()),
         *(_image_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
         ("seed", str(recipe.seed)),
@@ -89,6 +90,13 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
     yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} per second"
     extras = (("motion", recipe.motion), ("image noise", recipe.image_noise), ("elevation", recipe.elevation))
     yield from ((name, f"{value:g}") for name, value in extras if value)
+
+
+def _music_facts(recipe: Recipe) -> Iterator[Fact]:
+    """Yield what was said about music; lyrics in one line."""
+    for name in ("lyrics", "lyrics_language", "bpm", "key_scale", "time_signature"):
+        if value := getattr(recipe, name):
+            yield name.replace("_", " "), str(value).replace("\n", " / ")
 
 
 def _image_facts(pictures: RecipeImages, steps: int) -> Iterator[Fact]:

@@ -21,6 +21,7 @@ from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_pro
 from modelpool.actors.graph.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.lora_texts_check import check_lora_texts
 from modelpool.actors.graph.model_defaults import with_defaults
+from modelpool.actors.graph.music_graph import lyrics_of, music_lengths, text_of
 from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.reference_graph import (
@@ -73,6 +74,7 @@ from modelpool.pool.core.task_inputs import (
     IMAGE,
     IMAGE_EMBEDS,
     LATENT,
+    LYRICS,
     MASK,
     MASKED_IMAGE,
     NEGATIVE,
@@ -152,10 +154,12 @@ class _GraphBuilder:
         is_negative: bool = False,
         name: str = PROMPT,
         writes: WrittenTokens | None = None,
+        is_lyrics: bool = False,
     ) -> tuple[TaskId, int]:
-        """Add the encoding of a text by the model of `request` with its LoRAs that act for the text of this name, and
-        with image embeddings where the text encoder reads images. Return the task, and the number of tokens that the
-        diffusion model reads. `writes` are the tokens of the image that the text encoder writes for the text."""
+        """Add the encoding of a text, or of lyrics, by the model of `request` with its LoRAs that act for the text of
+        this name, and with image embeddings where the text encoder reads images. Return the task, and the number of
+        tokens that the diffusion model reads. `writes` are the tokens of the image that the text encoder writes for the
+        text."""
         catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
@@ -164,9 +168,10 @@ class _GraphBuilder:
         loras = self._loras(request, model, roles, name)
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
-        named = catalog.embeddings.of(text, self._files_of_loras(request))
+        text = text if is_lyrics else text_of(request, text, self._facts)
+        named = () if is_lyrics else catalog.embeddings.of(text, self._files_of_loras(request))
         images = (references.seen, references.numbered)
-        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes, is_lyrics)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
@@ -195,7 +200,9 @@ class _GraphBuilder:
             seen, seen_embeds, own_embeds = NO_REFERENCES, [], []
         prompt = self._named(positive.prompt)
         texts = {POSITIVE: self._encode(positive, prompt, references, image_embeds, writes=writes)}
-        unguided = (NEGATIVE,) if work.reads_negative else ()
+        if self._facts.reads_lyrics:
+            texts[LYRICS] = self._encode(positive, lyrics_of(positive), is_lyrics=True)
+        unguided = (NEGATIVE,) if work.reads_negative and not self._facts.learned_negative else ()
         if work.reads_negative and shown:
             images = image_names(shown)
             texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
@@ -266,6 +273,7 @@ class _GraphBuilder:
         missing = set(condition_inputs(work.conditions)) - needs.keys()
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
         lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]
+        lengths = music_lengths(lengths) if self._facts.reads_lyrics else lengths
         return self._tasks.add(work, {**needs, **resumed}, lengths), work
 
     def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:

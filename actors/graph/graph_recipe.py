@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from modelpool.actors.graph.music_graph import MUSIC_FIELDS
 from modelpool.actors.graph.recipe import (
     IMAGE_FORMAT,
     Recipe,
@@ -73,6 +74,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         view=next((_view(each) for each in sample.all_of(ViewCondition)), None),
         sigmas=sample.schedule.sigmas,
         shift=sample.schedule.shift,
+        **{name: value for name in MUSIC_FIELDS if (value := getattr(request, name))},
         low_noise=_low_noise(request.low_noise),
         upscale=_upscale(request, graph),
         options=sample.options.settings(),

@@ -10,6 +10,7 @@ from typing import Any
 from modelpool.actors.graph.control_video_graph import video_size
 from modelpool.actors.graph.expert_graph import expert_defaults
 from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
+from modelpool.actors.graph.music_graph import music_defaults
 from modelpool.actors.graph.output_shape import format_of, missing_extent, quality_of
 from modelpool.actors.graph.reference_graph import reference_mode
 from modelpool.actors.graph.schedule_guidance import shift_default
@@ -37,6 +38,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
         **missing_extent(request, defaults),
         **reference_mode(request, facts, model),
         **shift_default(request, facts),
+        **music_defaults(request, facts),
         "format": file_format,
         "quality": quality_of(request.quality, file_format),
     }

@@ -114,8 +114,8 @@ def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDef
     """Return the shape of what `model` decodes from a latent of this shape after the channels. Raises UnusableField for
     a latent of another kind."""
     facts, sides = model_defaults.sampling, tuple(cell * model_defaults.downscale for cell in cells[-2:])
-    if facts.audio is not None and cells == (facts.audio.cells,):
-        return OutputShape(0, 0, seconds=facts.audio.seconds)
+    if facts.audio is not None and len(cells) == 1 and (seconds := facts.audio.seconds_of(cells[0])):
+        return OutputShape(0, 0, seconds=seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
         leading = facts.video.leading
         frames = 1 + (cells[0] - 1 - leading) * facts.video.frames_per_cell
@@ -168,8 +168,8 @@ def _fitting_frames(frames: int, model: str, video: VideoFacts) -> int:
 def _fitting_seconds(seconds: float | None, model: str, audio: AudioFacts) -> float:
     if seconds is None:
         return audio.seconds
-    if seconds > audio.seconds:
-        raise unusable_field("seconds", seconds, f"up to {audio.seconds:g} for model {model!r}")
+    if seconds > audio.longest:
+        raise unusable_field("seconds", seconds, f"up to {audio.longest:g} for model {model!r}")
     return seconds
 
 

@@ -264,6 +264,12 @@ class Recipe:
     upscale: RecipeUpscale | None = field(default=None, metadata=_LATER)
     #: all settings of the options of the run, by the name of the option
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=_LATER)
+    #: of music, for models that read them
+    lyrics: str = field(default="", metadata=_LATER)
+    lyrics_language: str = field(default="", metadata=_LATER)
+    bpm: int = field(default=0, metadata=_LATER)
+    key_scale: str = field(default="", metadata=_LATER)
+    time_signature: str = field(default="", metadata=_LATER)
     #: of the noise levels, where it is not the model's own
     shift: float = field(default=0.0, metadata=_LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults

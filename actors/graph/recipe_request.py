@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from modelpool.actors.graph.music_graph import MUSIC_FIELDS
 from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
@@ -47,7 +48,7 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "clip_skip": recipe.clip_skip,
     }
     sizes = ("width", "height", "frames", "frame_rate", "seconds")
-    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation", "shift")
+    same = (*sizes, *MUSIC_FIELDS, "format", "quality", "motion", "image_noise", "elevation", "shift")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}

@@ -9,6 +9,7 @@ from modelpool.actors.graph.control_video_graph import check_video
 from modelpool.actors.graph.decoder_graph import check_decoder
 from modelpool.actors.graph.expert_graph import check_low_noise
 from modelpool.actors.graph.image_concat_graph import check_image_concat
+from modelpool.actors.graph.music_graph import check_music
 from modelpool.actors.graph.option_checks import check_options
 from modelpool.actors.graph.reference_graph import check_references
 from modelpool.actors.graph.schedule_guidance import check_shift
@@ -31,3 +32,4 @@ def check_request(request: GenerateRequest, facts: SamplingFacts) -> None:
     check_upscale(request, facts)
     check_options(request, facts)
     check_shift(request, facts)
+    check_music(request, facts)

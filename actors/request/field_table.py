@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
+from modelpool.actors.request.music_fields import MAX_BPM, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
 from modelpool.actors.request.option_words import option_words
 from modelpool.actors.request.qos import MAX_PRIORITY
@@ -452,11 +454,48 @@ _ROWS = (
     ),
     RequestField(
         "seconds",
-        "Length of an audio clip. Default: the longest that the model generates.",
+        "Length of an audio clip. Default: the model's, for Stable Audio its longest.",
         unit="s",
         check=Number(0.0, MAX_SECONDS, above=True),
         requires="audio",
-        option=Option("--seconds", "X", "Length of audio in seconds (default: the model's maximum).", VIDEO, "number"),
+        option=Option("--seconds", "X", f"Length of audio in seconds {_OF_MODEL}.", VIDEO, "number"),
+    ),
+    RequestField(
+        "lyrics",
+        "Lyrics of music, with lines such as `[verse]` and `[chorus]` between its parts. Brackets set no weights. "
+        "Default: none, for music without a voice.",
+        check=checked_lyrics,
+        requires="lyrics (ACE-Step 1.5)",
+        option=Option("--lyrics", "TEXT", "Lyrics of music, for models that read them (default: none).", VIDEO),
+    ),
+    RequestField(
+        "lyrics_language",
+        "Language of the lyrics, as a code such as `en` or `zh`. Default: `en`.",
+        check=partial(music_word, "lyrics_language"),
+        requires="lyrics (ACE-Step 1.5)",
+        option=Option("--lyrics-language", "CODE", "Language of --lyrics (default: en).", VIDEO),
+    ),
+    RequestField(
+        "bpm",
+        "Tempo of music. Default: the model chooses.",
+        unit="beats per minute",
+        check=Whole(1, MAX_BPM),
+        requires="lyrics (ACE-Step 1.5)",
+        option=Option("--bpm", "N", "Beats per minute of music (default: the model chooses).", VIDEO, "whole"),
+    ),
+    RequestField(
+        "key_scale",
+        "Key of music, such as `C major`. Default: the model chooses.",
+        check=partial(music_word, "key_scale"),
+        requires="lyrics (ACE-Step 1.5)",
+        option=Option("--key-scale", "NAME", "Key of music, such as 'C major' (default: the model chooses).", VIDEO),
+    ),
+    RequestField(
+        "time_signature",
+        "Beats in a bar of music, such as `4` or `6/8`. Default: the model chooses.",
+        check=partial(music_word, "time_signature"),
+        requires="lyrics (ACE-Step 1.5)",
+        option=Option("--time-signature", "BEATS", "Beats in a bar of music (default: the model chooses).", VIDEO),
     ),
     RequestField(
         "format",

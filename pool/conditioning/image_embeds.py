@@ -105,10 +105,11 @@ def _blank_states(module: nn.Module, encoder: ModelPatcher, vision_use: VisionEn
 
 
 def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tuple[Encoded, ...]:
-    """Return the texts that a run reads: prompt, negative prompt, text without images, regions. A model that reads only
-    images gets the embeddings of its image instead of the prompt, and zeros instead of the negative prompt."""
+    """Return the texts that a run reads: prompt, negative prompt, text without images, regions; not the lyrics. A model
+    that reads only images gets the embeddings of its image instead of the prompt, and zeros instead of the negative
+    prompt."""
     if facts.reads_text:
-        names = (POSITIVE, NEGATIVE) if work.reads_negative else (POSITIVE,)
+        names = (POSITIVE, NEGATIVE) if work.reads_negative and not facts.learned_negative else (POSITIVE,)
         if facts.names_images and work.guidance.without_image:
             names = (*names, UNSHOWN)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))

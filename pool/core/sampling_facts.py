@@ -5,6 +5,7 @@ The modules of `pool.families.modules` have the values of each family; `pool.sam
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -102,6 +103,8 @@ class Guidance(Enum):
     CLASSIFIER_FREE = "classifier-free"
     #: CFG, in late steps without the part of the difference that is parallel to the prompt's prediction (APG)
     PROJECTED_LATE = "classifier-free, then projected"
+    #: the same in every step, along the length of each channel
+    PROJECTED = "classifier-free, projected"
     #: the guidance scale is an input of the model
     DISTILLED = "distilled"
     #: CFG with a per-frame scale that rises from the first frame to the last; the unconditional side has no image
@@ -248,14 +251,35 @@ class ImageConcat(Enum):
 class AudioFacts:
     """Facts about a diffusion model that generates audio.
 
-    seconds             maximum length
+    seconds             default length
     samples_per_second  for each channel
-    cells               of every latent, however short the requested audio is
+    cells               of every latent, however short the requested audio is; 0: as many as the audio has
+    most_seconds        maximum length; 0: `seconds`
+    cell_samples        samples of a cell, for latents that are as long as the audio
+    peak                amplitude to which a clip is scaled; 0: clips keep their own
     """
 
     seconds: float
     samples_per_second: int
     cells: int
+    most_seconds: float = 0.0
+    cell_samples: int = 0
+    peak: float = 0.0
+
+    @property
+    def longest(self) -> float:
+        """Maximum length in seconds."""
+        return self.most_seconds or self.seconds
+
+    def cells_of(self, seconds: float) -> int:
+        """Return the cells of the latent of an audio clip of `seconds`."""
+        return self.cells or max(1, math.ceil(seconds * (self.samples_per_second / self.cell_samples)))
+
+    def seconds_of(self, cells: int) -> float:
+        """Return the length of the audio of a latent of `cells`; 0 if there is no such latent."""
+        if self.cells:
+            return self.seconds if cells == self.cells else 0.0
+        return cells * self.cell_samples / self.samples_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +412,7 @@ class SamplingFacts:
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side  most pixels along a side of its reference images, which keep their size otherwise; 0: they have
                     about as many pixels as the output
+    learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -415,6 +440,12 @@ class SamplingFacts:
     needs_reference: bool = False
     reference_covers: bool = False
     reference_side: int = 0
+    learned_negative: bool = False
+
+    @property
+    def reads_lyrics(self) -> bool:
+        """It generates music, and reads lyrics and facts about the music."""
+        return "lyrics" in self.reads
 
     @property
     def names_images(self) -> bool:

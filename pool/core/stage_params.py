@@ -90,6 +90,7 @@ class EncodeParams(WireValue):
     numbered        the text refers to the images by number
     writes          the tokens of an image that the last text encoder of some families writes for the text; None: none,
                     and it does not run
+    lyrics          it is the text of lyrics, which the text encoder reads in another way
     tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
                     text, so they are not part of the identity
     """
@@ -104,6 +105,7 @@ class EncodeParams(WireValue):
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
     writes: WrittenTokens | None = None
+    lyrics: bool = False
     tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -207,10 +209,10 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative`, "unshown" if the negative text
-    names images and there is a prediction without them, "image_embeds" for
-    models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
-    expert, and what `conditions` names (`pool.core.sample_conditions`).
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative` and the model reads one,
+    "unshown" if the negative text names images and there is a prediction without them, "lyrics" for models that read
+    them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none), "sampler_state"
+    if it resumes from another expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
     options      extensions of guidance and model, and caches (`pool.core.run_options`)
@@ -554,7 +556,7 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
 #: fields that were added later, with an empty default
 _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
-        EncodeParams: frozenset({"writes"}),
+        EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
     }

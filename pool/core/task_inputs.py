@@ -7,9 +7,9 @@ encode an image    image, last_image: `ImagePixels`; mask: `Mask`
 encode a control   video: `VideoFrames`; video_mask: `VideoMask`; reference.N: `ImagePixels`
 video
 embed images       image.N: `ImagePixels`
-sample             positive, negative, unshown, region.N: `Encoded`; image_embeds: `ImageEmbeds`; start: `Latent` that
-                   noise is added to; image: `Latent` of the first frame, or of the concatenated image, or the
-                   `ImagePixels` to upscale; mask: `Mask`; masked_image, control_video, reference.N, prior: `Latent`;
+sample             positive, negative, unshown, lyrics, region.N: `Encoded`; image_embeds: `ImageEmbeds`;
+                   start: `Latent` that noise is added to; image: `Latent` of the first frame, or of the concatenated
+                   image, or the `ImagePixels` to upscale; mask: `Mask`; masked_image, control_video, reference.N, prior: `Latent`;
                    region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
                    control_masked_image.N: `Latent`; face_video: `VideoFrames`;
                    image_prompt.N: `ImageEmbeds` of the images of an image prompt,
@@ -27,6 +27,7 @@ from typing import TypeVar
 from modelpool.pool.core.results import Result
 
 POSITIVE, NEGATIVE, REGION, IMAGE_EMBEDS = "positive", "negative", "region", "image_embeds"
+LYRICS = "lyrics"
 #: the text of the prediction without images, if it is not the negative one
 UNSHOWN = "unshown"
 START, IMAGE, LAST_IMAGE, MASK, MASKED_IMAGE = "start", "image", "last_image", "mask", "masked_image"

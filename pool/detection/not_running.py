@@ -136,12 +136,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     # audio and 3D shapes
     _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
     _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),
-    _marked(
-        "ace_step_15", "ACE-Step 1.5", "ACEStep15",
-        published("encoder.lyric_encoder.layers.0.input_layernorm.weight"),
-        diffusers("proj_in_conv.weight", "time_embed_r.linear_1.weight"),
-        runs="AceStepTransformer1DModel",
-    ),
     _shared(other.HUNYUAN_3D_21, "hunyuan3d_21", "Hunyuan3D 2.1", "Hunyuan3Dv2_1", latent="hunyuan3d_21"),
     _marked(
         "triposplat", "TripoSplat", "TripoSplat",

@@ -130,6 +130,9 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
         _facts("qwen3_2b", "Qwen 3 2B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2048),)
     ),
     TextEncoderSignature(
+        _facts("qwen3_06b", "Qwen 3 0.6B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 1024),)
+    ),
+    TextEncoderSignature(
         _facts("qwen3_8b", "Qwen 3 8B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 4096),)
     ),
     TextEncoderSignature(
@@ -172,12 +175,16 @@ _WIDTHS = (
 
 #: prefix of a CLIP in the naming of transformers in files of text encoder sets, next to its projection
 _LEVEL = "transformer."
+#: parts of a language model that is published without its head, as embedding models are, and so without this level
+_HEADLESS, _HEADLESS_LEVEL = ("embed_tokens.", "layers.", "norm."), "model."
 
 
 def recognise_text_encoder(shapes: Shapes) -> TextEncoderFacts | None:
     """Return the text encoder with tensors of `shapes` (keys without prefix), or None."""
     if any(key.startswith(_LEVEL + "text_model.") for key in shapes):
         shapes = {key.removeprefix(_LEVEL): shape for key, shape in shapes.items()}
+    if "embed_tokens.weight" in shapes:
+        shapes = {_HEADLESS_LEVEL * key.startswith(_HEADLESS) + key: shape for key, shape in shapes.items()}
     for signature in SIGNATURES:
         if _fits(signature, shapes):
             tables = [shapes[key] for key in _TOKEN_TABLES if len(shapes.get(key, ())) == 2]
@@ -300,6 +307,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "glm4_9b": ("cogview4", {}),
     "glm_image_9b": ("glm_image", {}),
     "qwen3_2b": ("ovis", {}),
+    "qwen3_06b": ("ace_step_15", {}),
     "mistral3_24b": ("flux2", {}),
     "mistral3_24b_pruned": ("flux2", {}),
     "ministral3_3b": ("ernie_image", {}),

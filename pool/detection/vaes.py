@@ -262,7 +262,7 @@ _CASCADE_A = VaeFacts(
 )
 _OOBLECK = VaeFacts(
     "oobleck", "Stable Audio", 64, 1, pixel_channels=2, encode_ratio=2048, decode_ratio=2048,
-    working_dtypes=HALF_FIRST, latent_formats=("stable_audio",), may_offload=False,
+    working_dtypes=HALF_FIRST, latent_formats=("stable_audio", "ace_step_15"), may_offload=False,
 )  # fmt: skip
 _MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, working_dtypes=(F16, F32), latent_formats=("mochi",))
 _DC = VaeFacts("dc", "Sana", 32, encode_ratio=32, decode_ratio=32, latent_formats=("sana",))

@@ -601,7 +601,7 @@ class Engine:
             case EncodeParams():
                 # by the roles of this model: a patcher may have the role of another model with equal weights
                 roles = zip(patchers, encoders_run(works[0], family.text_encoders, family.sampling), strict=True)
-                encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
+                encoders = [_text_encoder(opened, patcher, role, works[0].lyrics) for patcher, role in roles]
                 texts, seen = _all_of(works, EncodeParams), inputs[0].read_all(IMAGE, ImageEmbeds)
                 learned = self._learned(texts)
                 return encode_batch(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
@@ -613,7 +613,7 @@ class Engine:
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_in_run(opened, sampled[0])
                 cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
-                own = (controls, resumed, at, adapters, cache_bytes)
+                own = (controls, resumed, at, adapters, cache_bytes, opened.silence())
                 return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
@@ -651,13 +651,13 @@ def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:
     return tuple(one for patcher in dict.fromkeys(patchers) for one in with_dependents(patcher, passes))
 
 
-def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role) -> TextEncoder:
-    """One of the model's text encoders, with the reading of its family."""
+def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role, is_lyrics: bool = False) -> TextEncoder:
+    """One of the model's text encoders, with the reading of its family for a prompt or for lyrics."""
     family = opened.checkpoint.family
     if not family.text_set:
         name = dict(zip(family.text_encoders, members_of(family), strict=False)).get(role, "")
         return TextEncoder(patcher, family.texts[role], name=name)
-    text = opened.reading(role)
+    text = opened.reading(role, is_lyrics)
     return TextEncoder(patcher, text.reading, text.place, text.tokenizer, text.reading.encoder)
 
 

@@ -18,7 +18,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import STEP, micro_conditioning
+from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
@@ -42,7 +42,7 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.stopping import stop_check
-from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
+from modelpool.pool.core.task_inputs import IMAGE, LYRICS, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.extensions.run_extension import run_extension
 from modelpool.pool.extensions.step_clock import StepClock
 from modelpool.pool.families.parts.sound import SoundTrack
@@ -51,6 +51,7 @@ from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, step_input, tokens_of
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
+from modelpool.pool.guidance.prepared_prompts import prepared_prompts
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
 from modelpool.pool.guidance.text_loras import with_text_loras
 from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
@@ -71,6 +72,9 @@ from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
 from modelpool.pool.text.image_tokens import ImageStates
+
+#: amplitude of clips that are taken for silence. Source: diffusers' AceStepPipeline
+SMALLEST_PEAK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +190,14 @@ def sample_batch(
     patches_at: PatchesAtStep | None = None,
     adapters: Sequence[ModelPatcher] = (),
     cache_bytes: int = 0,
+    silence_1LC: Tensor | None = None,
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
     states. `patches_at`: the patches of the diffusion model change over the steps or from text to text. `adapters` are
     those of the image prompts of the tasks. `cache_bytes` of the device are for patched weights that the next step
-    needs again.
+    needs again. `silence_1LC` is the latent of silence, for a model of music whose file has none.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -226,6 +231,8 @@ def sample_batch(
         nullcontext() if extension is None else extension.installed(module),
         scheduled_patches(diffusion_model, patches_at, cache_bytes) as patches,
     ):
+        more = {} if silence_1LC is None else {SILENCE: silence_1LC}
+        prompts = prepared_prompts(facts, module, prompts, shape_CHW, dtype, device, more)
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
             patches.begin_call(work.schedule.first_step + part.done)
@@ -313,6 +320,9 @@ def _prompts(
     if len(own[0]) > 2:
         without, unshown_BLD = model_kwargs[2], _stacked_texts([each[2] for each in own])
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
+    if facts.reads_lyrics:
+        lyrics_BLD = _stacked_texts([each.read(LYRICS, Encoded) for each in inputs])
+        model_kwargs = [{**kwargs, LYRICS: lyrics_BLD} for kwargs in model_kwargs]
     if negative:
         model_kwargs[negative] |= image_values.negative
     if works[0].image is not None and facts.video is not None and not repeats_image(facts):
@@ -321,6 +331,8 @@ def _prompts(
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
     cond, places = Condition(cond_BLD, model_kwargs=model_kwargs[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[negative])
+    if facts.learned_negative and works[0].reads_negative:
+        uncond = cond  # until the model replaces it
     regional = tuple(
         Condition(_stacked_texts([each[place] for each in read]), model_kwargs=model_kwargs[place]) for place in places
     )
@@ -379,9 +391,9 @@ def begin_decode_batch(
     Returns a function that moves them on to the host and returns the results."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
-        rate = latent.audio.samples_per_second
+        rate, peak = latent.audio.samples_per_second, latent.audio.peak
         samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
-        return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in samples_BC.unbind())
+        return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate, peak) for audio_CS in samples_BC.unbind())
     sounds = _sounds(sampled, vae, hooks)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
     levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into)
@@ -486,8 +498,10 @@ def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tu
     return tuple(_audio(samples_CS, samples_CS.shape[1], rate) for samples_CS in samples_BCS.unbind())
 
 
-def _audio(samples_CS: Tensor, count: int, samples_per_second: int) -> AudioSamples:
-    """The first `count` decoded samples, or all if there are fewer."""
+def _audio(samples_CS: Tensor, count: int, samples_per_second: int, peak: float = 0.0) -> AudioSamples:
+    """The first `count` decoded samples, or all if there are fewer; with a `peak`, scaled to that amplitude."""
+    if peak:
+        samples_CS = samples_CS.float() * (peak / samples_CS.float().abs().amax().clamp(min=SMALLEST_PEAK))
     return AudioSamples(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
 
 

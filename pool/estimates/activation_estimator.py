@@ -46,6 +46,7 @@ from modelpool.pool.estimates.activation_calibration import (
 from modelpool.pool.estimates.activation_counts import ActivationCounts
 from modelpool.pool.estimates.counted_options import counted_options
 from modelpool.pool.estimates.stage_peak_bytes import (
+    AUDIO_TILES,
     TILES,
     TYPICAL_TOKENS,
     AdapterStage,
@@ -201,9 +202,12 @@ class ActivationEstimator:
         if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)):
-            shape = work.shape if isinstance(work, DecodeParams) else work
-            cells = self._open(model).latent.sides(shape.width, shape.height)
-            yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
+            shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
+            cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
+            tiles = TILES
+            if latent.audio is not None and not latent.audio.cells:  # those of one length are short
+                cells, tiles = (self._audio_cells(model, work),), AUDIO_TILES
+            yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in tiles if t < max(cells))
 
     def _counted_modes(
         self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int]
@@ -229,10 +233,17 @@ class ActivationEstimator:
         length = 0
         if isinstance(work, SampleParams | DecodeParams):
             length = sound_length_of(work.shape, self._open(model).latent)
-        sizes = (*_size_of(work), shape, length, mode.batch, mode.tile)
+        sizes = (*_size_of(work), self._audio_cells(model, work), shape, length, mode.batch, mode.tile)
         parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
         key = (*parts, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
+
+    def _audio_cells(self, model: ModelRef, work: ModelStageParams) -> int:
+        """The cells of an audio latent; 0 for other work."""
+        if not isinstance(work, SampleParams | DecodeParams) or not work.shape.seconds:
+            return 0
+        audio = self._open(model).latent.audio
+        return 0 if audio is None else audio.cells_of(work.shape.seconds)
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
@@ -309,7 +320,7 @@ class ActivationEstimator:
         learned = {each.name: torch.empty((each.rows, config.hidden_size), device=META) for each in work.embeddings}
         if not family.text_set:
             return TextStage(module, family.texts[role], self._load_tokenizer(), tokens, embeddings=learned)
-        text = opened.reading(role)
+        text = opened.reading(role, work.lyrics)
         reading = reading_of_work(text.reading, work)
         images = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
         known = learned if isinstance(tokens, ClipTokens) else {}
@@ -349,7 +360,7 @@ class ActivationEstimator:
         # families without a text set read the same chunks
         text_set = work.model.sha256 if family.text_set else len(family.text_encoders)
         size = None if work.writes is None else (work.writes.width, work.writes.height)
-        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered, size)
+        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered, size, work.lyrics)
         return self._texts.get(key, read)
 
     def _read_by_encoders(self, work: EncodeParams, rows: Mapping[str, int]) -> _TextRead:
@@ -361,7 +372,7 @@ class ActivationEstimator:
         counts = [len(image.states_LD) for image in _empty_seen(opened, work.seen, 1)]
         clip: ClipTokens | None = None
         for role in _encoders_run(opened, work):
-            own = opened.reading(role)
+            own = opened.reading(role, work.lyrics)
             if own.reading.connects:  # it reads the text as the encoder before it
                 tokens.append(tokens[-1])
                 read.append(read[-1])
@@ -481,7 +492,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     match work:
         case EncodeParams():
             written = None if work.writes is None else (work.writes.width, work.writes.height)
-            return (stage_of(work), work.seen, work.numbered, written)
+            return (stage_of(work), work.seen, work.numbered, written, work.lyrics)
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():

@@ -28,6 +28,7 @@ from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.micro_conditioning import (
     CONTEXT,
     IMAGE,
+    LYRICS,
     Residuals,
     empty_micro_conditioning,
 )
@@ -82,7 +83,9 @@ from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
 
 #: tile edges of a VAE in latent cells, largest first
-TILES = (64, 48, 32, 24, 16, 12, 8)
+TILES: tuple[int, ...] = (64, 48, 32, 24, 16, 12, 8)
+#: the same for audio, whose cells depend on some ten others
+AUDIO_TILES: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
 #: the two means, in float32 at most, of which the change between steps is the ratio
@@ -163,6 +166,8 @@ def sample_bytes(
     if facts.writes_tokens and not work.regions:
         max_batch = 1  # a negative prompt has no tokens
     lengths, regional = list(context_tokens), len(work.regions)
+    if facts.learned_negative:
+        lengths = lengths[:1] * (2 if work.reads_negative else 1)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
     if common is not None:
@@ -269,13 +274,13 @@ def decode_bytes(
 
     The tiles are merged on the host.
     """
-    cells = shape[-2], shape[-1]
+    cells = shape[-2:] if len(shape) > 2 else shape[-1:]  # of audio [C, L]
     if tile:
         edges, _ = Tiling(tile).edges(cells)
-        cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
+        cells = tuple(map(min, edges, cells))
 
     def decode(module: nn.Module) -> object:
-        latent_BC = torch.empty((1, *shape[:-2], *cells), dtype=torch.float32, device=META)
+        latent_BC = torch.empty((1, *shape[: -len(cells)], *cells), dtype=torch.float32, device=META)
         return _decode(module, latent_BC, latent, vae.compute_dtype)
 
     if not sound_length:
@@ -339,7 +344,7 @@ def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtyp
     return states(module, shown_BCHW.to(dtype), facts.vision_use)
 
 
-def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
+def tile_slowdown(cells: tuple[int, ...], tile: int) -> float:
     """Return the number of cells computed by tiles of `tile`, including overlaps, relative to all `cells`."""
     edges, overlaps = Tiling(tile).edges(cells)
     covered = 1
@@ -451,6 +456,8 @@ def _inputs(
     texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in text_inputs(length).items()}
     context_BLD = texts.pop(CONTEXT)
     model_inputs = number_inputs(facts, work, batch)
+    if facts.reads_lyrics:  # nearly all of the text
+        model_inputs[LYRICS], context_BLD = context_BLD, context_BLD[:, :1].contiguous()
     model_inputs |= empty_image_inputs(facts, work, shape_CHW, batch, META)
     if work.prior is not None:
         model_inputs[PRIOR] = torch.empty(

@@ -53,7 +53,13 @@ ROPE_MODELS = frozenset(
 )
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
-    {Guidance.CLASSIFIER_FREE, Guidance.PROJECTED_LATE, Guidance.RISING_WITH_FRAMES, Guidance.RISING_AND_FALLING}
+    {
+        Guidance.CLASSIFIER_FREE,
+        Guidance.PROJECTED_LATE,
+        Guidance.PROJECTED,
+        Guidance.RISING_WITH_FRAMES,
+        Guidance.RISING_AND_FALLING,
+    }
 )
 
 

@@ -25,6 +25,10 @@ ROW_OF: Mapping[str, str] = MappingProxyType(
 JOINS: Mapping[str, TextJoin] = MappingProxyType(
     {family.readings_name: family.text_join for family in _READ if family.text_join is not None}
 )
+#: how the first text encoder reads lyrics, by row
+LYRICS: Mapping[str, Reading] = MappingProxyType(
+    {family.readings_name: family.lyrics for family in defined_families() if family.lyrics is not None}
+)
 #: encoders that the models of a row can run without, but not all of them at once
 OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}
@@ -38,3 +42,8 @@ def readings_of(family: str) -> tuple[Reading, ...] | None:
     """
     row = ROW_OF.get(family)
     return None if row is None else READINGS[row]
+
+
+def lyrics_reading_of(family: str) -> Reading:
+    """Return how the first text encoder of `family` (or of a set) reads lyrics. Raises KeyError if it reads none."""
+    return LYRICS[ROW_OF[family]]

@@ -92,7 +92,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if facts.seconds
+            if "seconds" in facts.reads
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },
@@ -116,11 +116,12 @@ def defined_family(definition: FamilyDefinition) -> Family:
             side_multiple=facts.side_multiple,
             patch_side=facts.patch_side,
             video=_video(facts),
-            audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
+            audio=_audio(facts),
             cfg_rescale=definition.cfg_rescale,
             several_references=definition.several_references,
             needs_reference="reference" in facts.reads,
             reference_covers=definition.reference_covers,
+            learned_negative=facts.learned_negative,
             reference_side=definition.reference_side,
             defaults=SamplingDefaults(
                 *(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance, facts.image_cfg),
@@ -137,6 +138,20 @@ def defined_family(definition: FamilyDefinition) -> Family:
         dtypes=definition.dtypes,
         relative=name,
         inside=frozenset() if words is None else frozenset({Role.TEXT_ENCODER}),
+        companion=definition.companion,
+    )
+
+
+def _audio(facts: ModelFacts) -> AudioFacts | None:
+    if not facts.seconds:
+        return None
+    return AudioFacts(
+        facts.seconds,
+        facts.samples_per_second,
+        facts.cells,
+        most_seconds=facts.most_seconds,
+        cell_samples=facts.cell_samples,
+        peak=facts.peak,
     )
 
 

@@ -25,12 +25,15 @@ VIEW_PROJECTION = "cc_projection"
 CONNECTORS, AUDIO_VAE, VOCODER = "connectors", "audio_vae", "vocoder"
 #: the folder of a language model that writes tokens of images
 WRITER_FOLDER = "vision_language_encoder"
+#: folder of the model with which ACE-Step 1.5 encodes texts and lyrics
+CONDITION_ENCODER = "condition_encoder"
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     *(PROJECTION, NORMALIZER, VIEW_PROJECTION, CONNECTORS, AUDIO_VAE, VOCODER),
     WRITER_FOLDER,
+    CONDITION_ENCODER,
 )
 #: key in `Header.configs`: the class of each component, from the model's index
 CLASS_KEY = "_class_name"

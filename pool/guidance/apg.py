@@ -1,10 +1,10 @@
-"""Adaptive projected guidance (APG): classifier-free guidance that, in late steps, drops the component of the guidance
-that is parallel to the conditional prediction.
+"""Adaptive projected guidance (APG): classifier-free guidance that drops the component of the guidance that is parallel
+to the conditional prediction, in all steps or in late ones.
 
-Implements the published variant of HunyuanImage; knows neither models nor samplers.
+Implements the published variants of HunyuanImage, in late steps, and of ACE-Step; knows neither models nor samplers.
 
 Sources: Sadat et al. 2024 (adaptive projected guidance), algorithm 1; `AdaptiveProjectedMixGuidance` of diffusers, and
-Tencent-Hunyuan/HunyuanImage-2.1, for the constants.
+Tencent-Hunyuan/HunyuanImage-2.1, for the constants; diffusers' AceStepPipeline for those of ACE-Step.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -25,6 +25,8 @@ from modelpool.pool.sampling.partial_run import GuidanceMemory
 CFG_STEPS, CFG_STEPS_WITH_TEXT = 6, 39
 #: momentum of earlier differences, largest norm of the sum, and its factor
 MOMENTUM, MAX_NORM, STRENGTH = -0.5, 10.0, 10.0
+#: the same for ACE-Step, whose norms are those of each channel
+CHANNEL_MOMENTUM, CHANNEL_MAX_NORM = -0.75, 2.5
 #: smallest norm of a vector with a direction
 _SHORTEST = 1e-12
 #: the model input for text that is rendered in the image; zeros, or missing, without such text
@@ -47,13 +49,31 @@ def project(cond_BCHW: Tensor, uncond_BCHW: Tensor, differences_BCHW: Tensor) ->
     """Return `uncond_BCHW` plus the component of `differences_BCHW` orthogonal to `cond_BCHW`, for each batch
     member."""
     sides = tuple(range(1, cond_BCHW.dim()))
-    lengths = torch.linalg.vector_norm(differences_BCHW, dim=sides, keepdim=True)
-    short_BCHW = differences_BCHW * (MAX_NORM / lengths).clamp(max=1.0)
-    norms = torch.linalg.vector_norm(cond_BCHW, dim=sides, keepdim=True).clamp(min=_SHORTEST)
+    return uncond_BCHW + orthogonal_part(cond_BCHW, differences_BCHW, sides, MAX_NORM) * STRENGTH
+
+
+def orthogonal_part(cond_BCHW: Tensor, differences_BCHW: Tensor, dims: tuple[int, ...], max_norm: float) -> Tensor:
+    """Return the component of `differences_BCHW`, shortened to `max_norm`, that is orthogonal to `cond_BCHW`: as
+    vectors along `dims`."""
+    lengths = torch.linalg.vector_norm(differences_BCHW, dim=dims, keepdim=True)
+    short_BCHW = differences_BCHW * (max_norm / lengths).clamp(max=1.0)
+    norms = torch.linalg.vector_norm(cond_BCHW, dim=dims, keepdim=True).clamp(min=_SHORTEST)
     direction_BCHW = cond_BCHW / norms
-    along = (short_BCHW * direction_BCHW).sum(dim=sides, keepdim=True)
-    guided_BCHW: Tensor = uncond_BCHW + (short_BCHW - direction_BCHW * along) * STRENGTH
-    return guided_BCHW
+    along = (short_BCHW * direction_BCHW).sum(dim=dims, keepdim=True)
+    part_BCHW: Tensor = short_BCHW - direction_BCHW * along
+    return part_BCHW
+
+
+def _accumulated(memory: GuidanceMemory, predicted: Predictions, sigma: float, momentum: float) -> Tensor:
+    """Return the difference of the predictions at `sigma` plus `momentum` times that of earlier levels, and keep it in
+    `memory`."""
+    if sigma != memory.level:
+        memory.levels, memory.level, memory.before_BCHW = memory.levels + 1, sigma, memory.differences_BCHW
+    difference_BCHW = predicted.cond - predicted.uncond
+    if memory.before_BCHW is not None:
+        difference_BCHW = difference_BCHW + memory.before_BCHW * momentum
+    memory.differences_BCHW = difference_BCHW
+    return difference_BCHW
 
 
 class AdaptiveProjectedGuidance(Guider):
@@ -74,12 +94,7 @@ class AdaptiveProjectedGuidance(Guider):
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction at `sigma`."""
         memory, cond_BCHW, uncond_BCHW = self._memory, predicted.cond, predicted.uncond
-        if sigma != memory.level:
-            memory.levels, memory.level, memory.before_BCHW = memory.levels + 1, sigma, memory.differences_BCHW
-        difference_BCHW = cond_BCHW - uncond_BCHW
-        if memory.before_BCHW is not None:
-            difference_BCHW = difference_BCHW + memory.before_BCHW * MOMENTUM
-        memory.differences_BCHW = difference_BCHW
+        difference_BCHW = _accumulated(memory, predicted, sigma, MOMENTUM)
         plain = [self._first_step + memory.levels - 1 < steps for steps in self._plain]
         if all(plain):
             return classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale)
@@ -89,3 +104,17 @@ class AdaptiveProjectedGuidance(Guider):
         plain_BCHW = classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale)
         # chosen on the host: a mask would have to be copied to the device, which waits for all of its work
         return torch.stack([(plain_BCHW if is_plain else guided_BCHW)[n] for n, is_plain in enumerate(plain)])
+
+
+class ChannelProjectedGuidance(Guider):
+    """The guider of one run of ACE-Step: in every step the prediction for the prompt plus the orthogonal part of the
+    accumulated differences, for each channel along its length. Its state is that of `AdaptiveProjectedGuidance`."""
+
+    def __init__(self, cfg: float, memory: GuidanceMemory | None = None) -> None:
+        self.scale, self._memory = cfg, memory or GuidanceMemory()
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction at `sigma`."""
+        difference_BCL = _accumulated(self._memory, predicted, sigma, CHANNEL_MOMENTUM)
+        part_BCL = orthogonal_part(predicted.cond, difference_BCL, (-1,), CHANNEL_MAX_NORM)
+        return predicted.cond + part_BCL * (self.scale - 1.0)

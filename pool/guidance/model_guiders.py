@@ -20,7 +20,7 @@ from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.families.parts.sound import SoundTrack
-from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
+from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
 from modelpool.pool.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
@@ -71,6 +71,8 @@ def _guider_of_model(
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
+    if guidance is Guidance.PROJECTED:
+        return ChannelProjectedGuidance(work.guidance.cfg, memory)
     track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     if track is not None and track.facts.cfg:  # 0: guided as the frames are
         # without guidance of frames there is none of audio; with isolation, it is scaled after that

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.lru_cache import LruCache
@@ -19,10 +20,11 @@ from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.text_readings import readings_of
+from modelpool.pool.families.text_readings import lyrics_reading_of, readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
 from modelpool.pool.loading.open_tokenizer import tokenizer_of
+from modelpool.pool.loading.silence import has_silence, silence_latent
 from modelpool.pool.lora_names.blocks import BASE, ModelBlocks
 from modelpool.pool.lora_names.key_map import lora_key_map
 from modelpool.pool.ops.packed import stored_bytes
@@ -94,6 +96,7 @@ class OpenModel:
         self._readings: dict[Role, RoleReading] = {}
         self._matches: LruCache[str, LoraMatch] = LruCache(LORAS_KEPT)
         self._blocks: ModelBlocks | None = None
+        self._silence: Tensor | None = None
         self._patch_sets: LruCache[tuple[Role, tuple[LoraRef, ...]], PatchSet] = LruCache(PATCH_SETS_REMEMBERED)
 
     def component(self, role: Role) -> Component:
@@ -123,8 +126,9 @@ class OpenModel:
         module: Any = self.component(Role.DIFFUSION_MODEL).built.module
         return fixed_extent(getattr(module, "config", None))
 
-    def reading(self, role: Role) -> RoleReading:
-        """Return how the text encoder `role` is read; its tokenizer is searched at the first access.
+    def reading(self, role: Role, is_lyrics: bool = False) -> RoleReading:
+        """Return how the text encoder `role` is read, by a prompt or by lyrics; its tokenizer is searched at the first
+        access.
 
         Raises TokenizerMissing, saying which file to put where, if there is none.
         """
@@ -135,10 +139,19 @@ class OpenModel:
             reading = readings[place]
             tokenizer = None if reading.is_clip or reading.connects else self._tokenizer(role, reading)
             self._readings[role] = RoleReading(reading, place, tokenizer)
-        return self._readings[role]
+        found = self._readings[role]
+        return replace(found, reading=lyrics_reading_of(self.checkpoint.family.text_set)) if is_lyrics else found
 
     def _tokenizer(self, role: Role, reading: Reading) -> TextTokenizer:
         return tokenizer_of(self.checkpoint, role, reading, self.component(role).built.module)
+
+    def silence(self) -> Tensor | None:
+        """Return the latent of silence for a model of music whose file has none, computed at the first access; None for
+        all others."""
+        reads = self.checkpoint.family.sampling.reads_lyrics
+        if self._silence is None and reads and not has_silence(self.component(Role.DIFFUSION_MODEL).built.module):
+            self._silence = silence_latent(self.checkpoint)
+        return self._silence
 
     def place(self, role: Role) -> int:
         """Return the index of a text encoder among those of its family."""

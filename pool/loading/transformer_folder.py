@@ -58,6 +58,12 @@ _SILENT = frozenset(family.name for family in defined_families() if "vocoder" in
 _UNSCALED = frozenset(family.name for family in defined_families() if not family.scales_latent)
 #: families whose pipeline does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: entries of the configuration of a model that tell its distilled form; other families have one in the index
+_DISTILLED_ENTRIES = {
+    family.name: family.distilled_entries for family in defined_families() if family.distilled_entries
+}
+#: families whose pipelines have a shift of their own
+_OWN_LEVELS = frozenset(family.name for family in defined_families() if family.own_levels)
 #: schedulers of families that none of the usual ones suits
 _OWN_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
 #: a scheduler of flows that steps in another way than Euler's, with settings that this version has fixed
@@ -102,7 +108,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
-    is_distilled = base.name in DISTILLED and header.configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    is_distilled = base.name in DISTILLED and _says_distilled(base, header.configs)
     base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
     _check_scheduler(base, header.configs.get(SCHEDULER, {}))
@@ -112,13 +118,16 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     # of a family whose pipeline does without, both or neither
     if not any(key.startswith(base.extra_prefixes.get(Role.VAE, ())) for key in shapes) and base.name in _SILENT:
         sound = ()
-    needed = [*folders.values(), *(PROJECTION for role in base.extra_prefixes if role.is_diffusion_model), *sound]
+    has_projection = any(role.is_diffusion_model for role in base.extra_prefixes)
+    extra = base.companion or (PROJECTION if has_projection else "")
+    needed = [*folders.values(), *([extra] if extra else ()), *sound]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
-    if missing and (whole or PROJECTION in missing):
+    if missing and (whole or extra in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
-    noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    has_own = is_distilled or base.name in _OWN_LEVELS
+    noise = base.sampling.noise if has_own else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
@@ -130,7 +139,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        extra_prefixes=_extra_prefixes(base),
+        extra_prefixes=_extra_prefixes(base, extra),
         sound_configs={folder: header.configs[folder] for folder in sound if folder in header.configs},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
         configs={**_models(base, folders, header.configs), Role.VAE: config, **vision},
@@ -214,13 +223,26 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
-def _models(base: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
-    """Return the configurations of the diffusion models, and of the part that joins the states of a text encoder."""
+def _models(
+    family: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]
+) -> dict[Role, FolderConfig]:
+    """Return the configurations of the diffusion models, including that of a part with a folder of its own, and of the
+    part that joins the states of a text encoder."""
+    part = configs.get(family.companion, {}) if family.companion else {}
+    named = {f"{family.companion}_{key}": value for key, value in part.items()}
     return {
-        role: configs.get(folder, {})
+        role: {**configs.get(folder, {}), **(named if role.is_diffusion_model else {})}
         for role, folder in folders.items()
-        if role.is_diffusion_model or base.architectures[role] is Architecture.TEXT_CONNECTOR
+        if role.is_diffusion_model or family.architectures[role] is Architecture.TEXT_CONNECTOR
     }
+
+
+def _says_distilled(family: Family, configs: Mapping[str, FolderConfig]) -> bool:
+    """Return whether the folder is that of the distilled model of `family`, by its index or its configuration."""
+    entries, config = _DISTILLED_ENTRIES.get(family.name), configs.get(TRANSFORMER, {})
+    if entries is None:
+        return configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
+    return any(config.get(key) == value for key, value in entries.items())
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
@@ -254,9 +276,10 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     return {**texts, **vision, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
-def _extra_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
-    """Return the key prefixes of further tensors of components, in folders."""
-    found = {role: (f"{PROJECTION}.",) for role in family.extra_prefixes if role.is_diffusion_model}
+def _extra_prefixes(family: Family, extra: str) -> dict[Role, tuple[str, ...]]:
+    """Return the key prefixes of further tensors of components, in folders; `extra` is the folder of those of the
+    diffusion model."""
+    found = {Role.DIFFUSION_MODEL: (f"{extra}.",)} if extra else {}
     sound = family.extra_prefixes.get(Role.VAE)
     return found | ({} if sound is None else {Role.VAE: sound}) | _projector_prefixes(family)
 

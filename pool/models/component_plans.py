@@ -85,7 +85,8 @@ def plan_component(
                 vae = vae_plan(family, shapes, prefix)
                 return _with_sound(family, shapes, ComponentPlan(*vae.fitting(), _nothing))
         case Architecture.DIFFUSION_TRANSFORMER:
-            model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
+            companions = family.extra_prefixes.get(role, ())
+            model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role), companions=companions)
             return ComponentPlan(*model.fitting(), _nothing)
         case Architecture.AUDIO_TRANSFORMER:
             return _audio_plan(shapes, prefix, family.configs.get(role))

@@ -46,11 +46,11 @@ DROPS_BEFORE = frozenset({"cogvideox", "qwen_image_layered"})
 _FRAMES = 4
 
 
-def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> tuple[int, ...]:
-    """Return the latent shape of an image of this size, or of a video of `frames`: [C, H, W] or [C, T, H, W]; of audio,
-    which has a fixed length, [C, L]."""
+def latent_shape(width: int, height: int, frames: int, latent: LatentFacts, seconds: float = 0.0) -> tuple[int, ...]:
+    """Return the latent shape of an image of this size, or of a video of `frames`: [C, H, W] or [C, T, H, W]; of audio
+    of `seconds`, [C, L]."""
     if latent.audio is not None:
-        return latent.channels, latent.audio.cells
+        return latent.channels, latent.audio.cells_of(seconds)
     cells = latent.sides(width, height)
     if not frames:
         return (latent.channels, *cells)
@@ -61,9 +61,8 @@ def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tup
     """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video, unless
     they are dropped before it, and, while it is sampled, the cells with its audio track."""
     leading = 0 if isinstance(work, DecodeParams) and latent.vae in DROPS_BEFORE else work.shape.leading
-    own = latent_shape(
-        work.shape.width, work.shape.height, work.shape.frames + leading * latent.frames_per_cell, latent
-    )
+    frames = work.shape.frames + leading * latent.frames_per_cell
+    own = latent_shape(work.shape.width, work.shape.height, frames, latent, work.shape.seconds)
     if latent.sound is None or not work.shape.frames or isinstance(work, DecodeParams):
         return own
     channels, cells, *sides = own

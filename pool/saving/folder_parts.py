@@ -33,6 +33,7 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.modules.ace_step import SILENCE
 from modelpool.pool.families.modules.ltx2 import AUDIO_FOLDERS
 from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
@@ -154,6 +155,8 @@ def parts_of(
         names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
         yield _part(role, PROJECTION, seconds, _tensors(weights, names, dtype))
         yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
+    elif role is Role.DIFFUSION_MODEL and (companion := checkpoint.family.companion):
+        yield from _with_companion(module, companion, folder, weights, dtype, config)
     elif _is_llava_text(checkpoint, role):
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         yield _part(role, folder, llava(module, vision.built.module), llava_tensors(weights, vision, dtype))
@@ -201,6 +204,26 @@ def _tokenizer(checkpoint: Checkpoint, role: Role, module: nn.Module) -> TextTok
         return tokenizer_of(checkpoint, role, reading, module)
     except TokenizerMissing:
         return None
+
+
+def _with_companion(
+    module: nn.Module,
+    companion: str,
+    folder: str,
+    weights: ComponentWeights,
+    dtype: torch.dtype | None,
+    config: Mapping[str, Any] | None,
+) -> Iterator[FolderPart | MissingPart]:
+    """Yield the folders of the diffusion model `module` and of its part `companion`."""
+    role, start = Role.DIFFUSION_MODEL, f"{companion}."
+    part = module.get_submodule(companion)
+    delattr(module, companion)
+    names = {name: name.removeprefix(start) for name in weights.shapes if name.startswith(start)}
+    if SILENCE not in names.values():
+        yield MissingPart(companion, f"the file has no {SILENCE}, which pipelines read")
+    else:
+        yield _part(role, companion, part, _tensors(weights, names, dtype))
+    yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
 
 
 def normalizer_part(checkpoint: Checkpoint) -> FolderPart | None:
@@ -387,12 +410,16 @@ def _model_config(checkpoint: Checkpoint, role: Role) -> dict[str, Any]:
     arguments that diffusers' class lacks."""
     family = checkpoint.family
     shapes = family.shapes_of(role, checkpoint.shapes)
-    plan = plan_diffusion_model(shapes, family.prefixes[role], config=family.configs.get(role))
+    companions = family.extra_prefixes.get(role, ()) if family.companion else ()
+    plan = plan_diffusion_model(shapes, family.prefixes[role], config=family.configs.get(role), companions=companions)
     name = plan.architecture.module.__name__
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     # arguments unknown to diffusers' class are included if they are set, for readers that know them
     set_arguments = {key: value for key, value in plan.config.items() if key in defaults or value}
+    if family.companion:  # its folder has its own
+        part = f"{family.companion}_"
+        set_arguments = {key: value for key, value in set_arguments.items() if not key.startswith(part)}
     return {
         "_class_name": name,
         "_diffusers_version": diffusers.__version__,

@@ -59,6 +59,8 @@ _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 _MULTISTEP = frozenset(family.name for family in defined_families() if family.is_multistep)
 #: schedulers of families whose levels none of the usual ones has
 _SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
+#: distilled models whose own configuration says that they are
+_SAID_BY_CONFIG = frozenset(family.name for family in defined_families() if family.distilled_entries)
 _MISSING = {family.name: family.missing for family in defined_families() if family.missing}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
@@ -77,7 +79,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
-    if family.name in DISTILLED and family.sampling.defaults == DISTILLED[family.name].sampling.defaults:
+    is_distilled = family.name in DISTILLED and family.sampling.defaults == DISTILLED[family.name].sampling.defaults
+    if is_distilled and family.name not in _SAID_BY_CONFIG:
         entries = {**entries, DISTILLED_KEY: True}
     if family.sampling.defaults is not None and family.sampling.defaults.sigmas:
         entries = {**entries, LEVELS_KEY: list(family.sampling.defaults.sigmas)}

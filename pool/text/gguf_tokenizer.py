@@ -48,6 +48,7 @@ _WORDS: Mapping[str, _Words] = {
     "llama3": _Words(LLAMA_WORDS),
     "mistral": _Words(MISTRAL_WORDS),
     "qwen": _Words(QWEN_WORDS, whole_first=False, is_normalized=True),
+    "qwen_embedding": _Words(QWEN_WORDS, whole_first=False, is_normalized=True),
 }
 _SENTENCEPIECE: Mapping[str, VocabularyModel] = {"llama": VocabularyModel.BPE, "t5": VocabularyModel.UNIGRAM}
 #: kinds that put no space before a text, regardless of the file's settings

@@ -134,6 +134,8 @@ def end_positions(tokenizer: TextTokenizer, reading: Reading, is_negative: bool)
 
 
 def _parts(text: str, reading: Reading) -> tuple[WeightedText, ...]:
+    if not reading.has_weights:
+        return (WeightedText(text, 1.0),)
     return parse_weights(plain_words(cleaned(text, reading.cleaning)))
 
 

@@ -74,6 +74,10 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
     "qwen": TokenizerFacts(
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
+    "qwen_embedding": TokenizerFacts(
+        "Qwen 3 Embedding", end="<|endoftext|>", pads=("<|endoftext|>",),
+        published=f"{_QWEN_FILES} of Qwen/Qwen3-Embedding-0.6B",
+    ),
 }  # fmt: skip
 #: tokens that only some tokenizers of a kind have, and a published one that has it
 _PUBLISHED_WITH: Mapping[str, str] = {
@@ -86,7 +90,7 @@ KINDS: Mapping[str, str] = {
     "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
     "ministral3_3b": "mistral", "gemma2_2b": "gemma",
     "gemma3_4b": "gemma", "gemma3_12b": "gemma",
-    "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
+    "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
     "glm_image_9b": "glm_image",
     "omnigen_words": "phi3",

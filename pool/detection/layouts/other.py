@@ -6,8 +6,19 @@ Sources as in `layouts.image`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from modelpool.pool.detection.layouts.shape_sizes import ShapeReader, count, dim, exactly, has, heads, maybe, sizes
+from modelpool.pool.detection.layouts.shape_sizes import (
+    Config,
+    ShapeReader,
+    count,
+    dim,
+    exactly,
+    has,
+    heads,
+    maybe,
+    sizes,
+)
 from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
 
 STABLE_AUDIO = Layout(
@@ -83,6 +94,30 @@ ACE_STEP = Layout(
                     reader.size(f"projectors.{i}.4.weight", 0) for i in reader.numbers("projectors.")
                 ),
             ),
+        ),
+    ),
+)
+
+
+def _ace_15_sizes(first: str, layers: str) -> Callable[[ShapeReader], Config]:
+    """Measure a model whose first convolution is `first`, and whose blocks are `layers`."""
+    return sizes(
+        in_channels=dim(first, 1, 3), hidden_size=dim(first, 0, 3), patch_size=dim(first, 2, 3), depth=count(layers)
+    )
+
+
+ACE_STEP_15 = Layout(
+    "ACE-Step 1.5",
+    (
+        published(
+            "encoder.lyric_encoder.layers.0.input_layernorm.weight",
+            "decoder.proj_in.1.weight",
+            measure=_ace_15_sizes("decoder.proj_in.1.weight", "decoder.layers."),
+        ),
+        diffusers(
+            "proj_in_conv.weight",
+            "time_embed_r.linear_1.weight",
+            measure=_ace_15_sizes("proj_in_conv.weight", "layers."),
         ),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout, Naming
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
@@ -108,6 +108,8 @@ class FamilyDefinition:
     text_vision  how the first text encoder reads reference images; None: it reads none
     connector  place of the part of `texts` that connects the text encoder to the model; None: there is none
     optional_encoders  those that the model runs without, but not all of them at once
+    lyrics    how the first text encoder reads lyrics, for models that read them
+    prepare   what a run does once with the texts, before its steps; None: nothing
 
     Sampling:
     facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
@@ -120,7 +122,8 @@ class FamilyDefinition:
     several_references  whether it reads more than one reference image, other than through its text encoder
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side     as in `SamplingFacts`
-    distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
+    distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
+    distilled_entries  entries of the model's configuration, one of which says so; empty: an entry of the index does
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
@@ -142,6 +145,8 @@ class FamilyDefinition:
     text_folders      folder of each text encoder; empty: the names of the roles
     sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
+    companion         as in `Family`
+    own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     """
 
     name: str
@@ -190,6 +195,11 @@ class FamilyDefinition:
     reference_side: int = 0
     words: Mapping[Naming, str] = field(default_factory=dict)
     distilled: ModelFacts | None = None
+    distilled_entries: Mapping[str, Any] = field(default_factory=dict)
+    lyrics: Reading | None = None
+    prepare: Prepare | None = None
+    companion: str = ""
+    own_levels: bool = False
     two_experts: TwoExperts | None = None
 
     @property

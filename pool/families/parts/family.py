@@ -59,6 +59,7 @@ class Family:
     sound_configs  for diffusers folders: the arguments of the classes that decode audio, by folder
     inside         components whose tensors are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
+    companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
     """
 
     name: str
@@ -82,6 +83,7 @@ class Family:
     latent: LatentFacts | None = None
     shifts_latent: bool = True
     sound_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    companion: str = ""
     inside: frozenset[Role] = frozenset()
 
     @property

@@ -35,6 +35,8 @@ of time.
  step                 [B,3]       noise levels at the start and at the end of the step, and the shift of the flow, on
                                   the host, for models that were distilled to complete steps
  next_level           [B]         the level after this step, for models that learned complete steps ("mean flow")
+ lyrics               [B,L,D]     embedded tokens of lyrics, before the model has encoded them with the context
+ source               [B,C,L]     latent of the audio that a model of music reads next to the noisy one
  ===================  ==========  ===================================================================================
 """
 
@@ -55,6 +57,9 @@ Arguments: TypeAlias = dict[str, Any]
 ModelKwargs: TypeAlias = "Mapping[str, Tensor]"
 Convert: TypeAlias = "Callable[[dict[str, Tensor]], Mapping[str, Tensor]]"
 Call: TypeAlias = "Callable[[nn.Module, Tensor, Tensor, ModelKwargs], Tensor]"
+#: (module, shape of one latent, inputs including the context) -> those that the steps of a run read instead, and the
+#: context of the state that guidance is against
+Prepare: TypeAlias = "Callable[[nn.Module, tuple[int, ...], ModelKwargs], tuple[ModelKwargs, Tensor]]"
 
 
 #: timestep of sigma 1 for flow models

@@ -104,5 +104,6 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "hunyuan3d_21": LatentFormat(64, 1, scale=1.0039506158752403),
     "hunyuan3d_2_mini": LatentFormat(64, 1, scale=1.0188137142395404),
     "ace_step": LatentFormat(8),
+    "ace_step_15": LatentFormat(64, 1),
     "pixels": LatentFormat(3),
 }

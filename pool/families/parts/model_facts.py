@@ -55,9 +55,11 @@ class ModelFacts:
     unseen_cells    latent frames before those of a video that are sampled and not decoded
     layers          frames are transparent layers of one image
     frame_rate      frames per second of its training; 0 for none
-    seconds         length of audio of its training
+    seconds         length of audio of its training, or the usual one
     samples_per_second  of each audio channel
-    cells           length of every audio latent
+    cells           length of every audio latent; 0: it is as long as the audio
+    most_seconds, cell_samples, peak  as in `AudioFacts`
+    learned_negative  it is guided against a state that it has learned
     reads           names in `ModelKwargs` that it requires
     may_read        names in `ModelKwargs` that it accepts
     sound           the audio track of its videos; None if they have none
@@ -88,6 +90,10 @@ class ModelFacts:
     seconds: float = 0.0
     samples_per_second: int = 0
     cells: int = 0
+    most_seconds: float = 0.0
+    cell_samples: int = 0
+    peak: float = 0.0
+    learned_negative: bool = False
     patch_side: int = 0
     cell_frames: int = 0
     unseen_cells: int = 0

@@ -117,6 +117,7 @@ class Reading:
     quotes_apart      only the parts in quotation marks are read, each as a text of its own; one more token of padding
                       precedes each if their number is even, and counts as real
     writes_tokens     the encoder writes the tokens of an image, and no states are read
+    has_weights       brackets in a prompt set weights; else they are a part of the text
     spells_quotes     the template, the text and its parts in quotation marks are tokenized separately, and these parts
                       character by character
     names_images      a text may name reference images (`IMAGE_NAME`), which the diffusion model reads in these places;
@@ -159,6 +160,7 @@ class Reading:
     spells_quotes: bool = False
     quotes_apart: bool = False
     writes_tokens: bool = False
+    has_weights: bool = True
     names_images: bool = False
 
     @property

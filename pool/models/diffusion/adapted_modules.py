@@ -20,8 +20,9 @@ from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6Modul
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
 from torch import Tensor, nn
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.errors import CorruptFile, unusable_field
 from modelpool.pool.devices.pinned_memory import sent
+from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE_CELLS, TIMBRE_CELLS
 from modelpool.pool.families.modules.kandinsky6 import MOST_SOUND
 
 
@@ -284,6 +285,77 @@ class StableCascadeUNet(diffusers.StableCascadeUNet):  # type: ignore[misc]
         return super()._up_decode(levels, time_embedding.to(levels[0].dtype), clip)
 
 
+class AceStepConditionEncoder(diffusers.AceStepConditionEncoder):  # type: ignore[misc]
+    """diffusers' class for texts without padding and without a reference audio, each called once for a run.
+
+    `silence_latent` is a parameter; it is None with `silence_cells` 0, for files without it.
+    """
+
+    silence_latent: nn.Parameter | None
+
+    @functools.wraps(diffusers.AceStepConditionEncoder.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, silence_cells: int = SILENCE_CELLS, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        del self.silence_latent
+        shape = (1, silence_cells, self.config.timbre_hidden_dim)
+        silence_1LC = nn.Parameter(torch.empty(shape)) if silence_cells else None
+        self.register_parameter("silence_latent", silence_1LC)
+        # one state for each reference: diffusers' counts them on the host, which waits for the device
+        self.timbre_encoder.unpack_timbre_embeddings = lambda states_ND, _: (states_ND[:, None], None)
+
+    def forward(
+        self, text_BLD: Tensor, lyrics_BLD: Tensor, cells: int, silence_1LC: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the context of lyrics, reference and text, [B,L,D], the learned state, [1,1,D], and the latent of
+        silence of `cells`, [1,L,C]. `silence_1LC` is for a model that has none.
+
+        Raises CorruptFile if there is neither.
+        """
+        own = self.silence_latent if silence_1LC is None else silence_1LC
+        if own is None:
+            if not text_BLD.is_meta:
+                raise CorruptFile("the model has no latent of silence, expected silence_latent")
+            own = torch.empty((1, 1, self.config.timbre_hidden_dim), device=text_BLD.device)
+        own = own.to(device=text_BLD.device, dtype=text_BLD.dtype)
+        timbre_11D, _ = self.timbre_encoder(_as_long(own, TIMBRE_CELLS), None)
+        lyrics_BLD = self.lyric_encoder(inputs_embeds=lyrics_BLD, attention_mask=None)
+        parts = (lyrics_BLD, timbre_11D.expand(len(text_BLD), -1, -1), self.text_projector(text_BLD))
+        return torch.cat(parts, dim=1), self.null_condition_emb.to(text_BLD.dtype), _as_long(own, cells)
+
+
+def _as_long(silence_1LC: Tensor, cells: int) -> Tensor:
+    """Return the latent of silence of `cells`: its last one goes on."""
+    missing = cells - silence_1LC.shape[1]
+    if missing > 0:
+        silence_1LC = torch.cat((silence_1LC, silence_1LC[:, -1:].expand(-1, missing, -1)), dim=1)
+    return silence_1LC[:, :cells]
+
+
+class AceStepTransformer1DModel(diffusers.AceStepTransformer1DModel):  # type: ignore[misc]
+    """diffusers' class with its condition encoder, which is a component of its own there. Arguments of that begin with
+    the name of the part."""
+
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        own = f"{COMPANION}_"
+        super().__init__(*args, **{name: value for name, value in sizes.items() if not name.startswith(own)})
+        self.condition_encoder = AceStepConditionEncoder(
+            **{name.removeprefix(own): value for name, value in sizes.items() if name.startswith(own)}
+        )
+
+    __init__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+        diffusers.AceStepTransformer1DModel.__init__
+    ).replace(
+        parameters=[
+            *inspect.signature(diffusers.AceStepTransformer1DModel.__init__).parameters.values(),
+            *(
+                inspect.Parameter(f"{COMPANION}_{name}", inspect.Parameter.KEYWORD_ONLY, default=one.default)
+                for name, one in inspect.signature(diffusers.AceStepConditionEncoder.__init__).parameters.items()
+                if name != "self"
+            ),
+        ]
+    )
+
+
 #: embedding widths of the noise on the image, the height and the direction of the view. Source: sv3d_p.yaml of
 #: Stability-AI/generative-models
 VIEW_WIDTHS = (256, 512, 512)
@@ -336,6 +408,7 @@ class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[mi
 ADAPTED: Mapping[str, type[nn.Module]] = {
     cls.__name__: cls
     for cls in (
+        AceStepTransformer1DModel,
         ChromaTransformer2DModel,
         CosmosTransformer3DModel,
         HunyuanVideo15Transformer3DModel,

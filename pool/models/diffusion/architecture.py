@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,11 @@ class DiffusionArchitecture:
              `level_B` is always float32, since half precision cannot represent a timestep: sigma in 0..1 for flow
              models, whose prediction is noise - clean; otherwise the timestep, 0..999, and the family's prediction.
              The module gets the same numbers as from diffusers' pipeline
+    prepare  what a run does once with its inputs, before the steps; None: nothing
     """
 
     module: type[nn.Module]
     config: Callable[[Config, Shapes], Arguments]
     convert: Convert
     call: Call
+    prepare: Prepare | None = None

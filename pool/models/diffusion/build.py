@@ -77,12 +77,17 @@ class DiffusionModelPlan:
 
 
 def plan_diffusion_model(
-    shapes: Mapping[str, Shape], prefix: str = "", *, config: Mapping[str, Any] | None = None
+    shapes: Mapping[str, Shape],
+    prefix: str = "",
+    *,
+    config: Mapping[str, Any] | None = None,
+    companions: tuple[str, ...] = (),
 ) -> DiffusionModelPlan:
     """Plan the diffusion model among `shapes`, from shapes alone.
 
     Its keys begin with `prefix`, plus any prefix that recognition finds. `config` is its config.json, if one exists: it
-    supplies what shapes do not tell.
+    supplies what shapes do not tell. `companions` are key prefixes of parts of the module that are components of their
+    own in diffusers folders; their keys are those of the module.
 
     Raises UnknownArchitecture if the model is unknown, incomplete, or not supported by the installed diffusers.
     """
@@ -94,7 +99,7 @@ def plan_diffusion_model(
         )
     found = replace(found, prefix=prefix + found.prefix)
     architecture = architecture_of(found)
-    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(found.prefix)}
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith((found.prefix, *companions))}
     try:
         key_map = discover(own, lambda tensors: converted(architecture, found, tensors))
         arguments = architecture.config(found.config, key_map.shapes)

@@ -16,7 +16,8 @@ from modelpool.pool.models.diffusion.key_maps import converter_of
 
 def _defined(family: FamilyDefinition | ModelBuild) -> DiffusionArchitecture:
     module = ADAPTED.get(family.module) or getattr(diffusers, family.module)
-    return DiffusionArchitecture(module, family.config, converter_of(family.convert), family.forward)
+    prepare = family.prepare if isinstance(family, FamilyDefinition) else None
+    return DiffusionArchitecture(module, family.config, converter_of(family.convert), family.forward, prepare)
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {

@@ -37,7 +37,7 @@ OTHER = {
     "sampler": "ddim", "schedule": "karras", "width": 72, "height": 72, "seed": 2,
     "pictures": RecipeImages(image_sha256="ef", first_step=2),
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
-    "quality": 80,
+    "quality": 80, "lyrics": "la", "lyrics_language": "de", "bpm": 96, "key_scale": "C major", "time_signature": "4",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "view": RecipeView(), "noise": RecipeNoise(eta=0.0),
     "shift": 3.1, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},

@@ -248,7 +248,10 @@ BY_NAME: dict[str, Shapes] = {
         "img_in.weight": (3072, 16, 1, 2, 2),
         "condition_embedder.text_embedder.linear_1.weight": (3072, 4096),
     },
-    "ace_step_15": {"encoder.lyric_encoder.layers.0.input_layernorm.weight": (2048,)},
+    "ace_step_15": {
+        "encoder.lyric_encoder.layers.0.input_layernorm.weight": (2048,),
+        "decoder.proj_in.1.weight": (2560, 192, 2),
+    },
     "qwen_image_21": {
         "txt_in.text_norm.weight": (4096,),
         "txt_in.in_layer.weight": (4096, 4096),

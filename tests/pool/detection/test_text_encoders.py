@@ -114,6 +114,21 @@ def test_a_set_says_what_it_lacks_and_what_it_has_no_use_for() -> None:
     assert found("hunyuan_image", "qwen25_7b") == (("byt5_small_glyph",), (), False)
 
 
+def test_a_language_model_may_be_published_without_the_level_of_its_head() -> None:
+    """Qwen 3 Embedding, which ACE-Step 1.5 reads texts with, is."""
+    bare = {
+        "embed_tokens.weight": (151669, 1024),
+        "layers.0.post_attention_layernorm.weight": (1024,),
+        "layers.0.self_attn.q_norm.weight": (128,),
+        "layers.27.self_attn.q_norm.weight": (128,),
+        "norm.weight": (1024,),
+    }
+    for shapes in (bare, {f"model.{key}": shape for key, shape in bare.items()}):
+        found = recognise_text_encoder(shapes)
+        assert found is not None
+        assert (found.name, found.width, found.layers, found.vocabulary) == ("qwen3_06b", 1024, 28, 151669)
+
+
 def test_sets_that_run_with_any_of_their_members_lack_nothing() -> None:
     assert found("sd3", "clip_g") == ((), (), False)
     assert found("hidream", "llama3_8b") == ((), (), False)

@@ -52,6 +52,7 @@ ALL: dict[str, TinyFamily] = {
 }  # fmt: skip
 #: tried in tests/pool/families/modules
 IN_OWN_TESTS = {
+    "ace_step_15",
     *("allegro", "bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
     *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus", "cogview4", "cogview4_control", "ernie_image"),
     "glm_image",
@@ -129,6 +130,8 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
                     found |= {f"sound.{part}.{name}": x for name, x in theirs[other].state_dict().items()}
             if "projection_model" in theirs and role is Role.DIFFUSION_MODEL:
                 found |= {f"seconds.{name}": x for name, x in theirs["projection_model"].state_dict().items()}
+            if (part := checkpoint.family.companion) and role is Role.DIFFUSION_MODEL:
+                found |= {f"{part}.{name}": x for name, x in theirs[part].state_dict().items()}
         own = {bare("text_encoder" if role.is_text_encoder else "", name): x for name, x in ours.items()}
         left = {name for name in own.keys() ^ found.keys() if not name.startswith(_SEEING_PARTS)} - _UNREAD
         if role in facts.folders:  # a pooled text that is read without it, a head of words that nothing reads

@@ -30,6 +30,7 @@ _CHATS = {
         "<image>",
     ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
+    "qwen_embedding": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "glm": ("<|endoftext|>", "[gMASK]", "<sop>"),
     # tokens of images have the lowest ids
     "glm_image": (
@@ -118,6 +119,11 @@ def _byte_level(kind: str) -> Tokenizer:
             single="[gMASK] <sop> $A",
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in _CHATS[kind][1:]],
         )
+    if kind == "qwen_embedding":
+        end = "<|endoftext|>"
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+        )
     if begin:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -127,6 +133,7 @@ def _byte_level(kind: str) -> Tokenizer:
 
 def for_transformers(kind: str, **more: object) -> PreTrainedTokenizerFast:
     """The same tokenizer as pipelines of diffusers take it."""
-    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", **dict.fromkeys(("qwen", "glm", "phi3"), "<|endoftext|>")}
+    ends = dict.fromkeys(("qwen", "qwen_embedding", "glm", "phi3"), "<|endoftext|>")
+    pads = {"bert": "[PAD]", "llama3": "<|end_of_text|>", **ends}
     own = Tokenizer.from_str(tiny(kind).to_str())  # pipelines set lengths and sides on theirs
     return PreTrainedTokenizerFast(tokenizer_object=own, **{"pad_token": pads.get(kind, "<pad>"), **more})
