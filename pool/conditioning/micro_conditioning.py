@@ -117,4 +117,4 @@ def call_unet(
 CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
 
 
-SECONDS, IMAGE_CONTEXT = "seconds", "image_context"
+SECONDS, IMAGE_CONTEXT, UNCONDITIONAL = "seconds", "image_context", "unconditional"

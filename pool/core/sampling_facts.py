@@ -308,6 +308,7 @@ class SamplingDefaults:
     image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
     motion       motion strength, 0 to 255
     sigmas       noise levels of a model that is distilled to them, without the last 0; empty: those of the schedule
+    last_cfg     largest guidance scale of the last steps (`pool.guidance.guiders`); 0: that of the others
     """
 
     steps: int
@@ -320,6 +321,7 @@ class SamplingDefaults:
     image_noise: float = 0.0
     motion: int = 0
     sigmas: tuple[float, ...] = ()
+    last_cfg: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +391,11 @@ class SamplingFacts:
     def reads_text(self) -> bool:
         """It reads a text; the others read images only."""
         return "image_context" not in self.reads or not self.reads.isdisjoint(("context", "pooled"))
+
+    @property
+    def has_unconditional(self) -> bool:
+        """A second model predicts in place of a negative prompt, which nothing reads."""
+        return "unconditional" in self.reads
 
     @property
     def aligned_schedule(self) -> str:

@@ -83,10 +83,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         latent="flux2",
     ),
     _marked(
-        "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
-        runs="Ideogram4Transformer2DModel", latent="flux2",
-    ),
-    _marked(
         "hidream_o1", "HiDream O1", "HiDreamO1",
         published("t_embedder1.mlp.0.weight", "x_embedder.proj1.weight"), latent="pixels",
     ),

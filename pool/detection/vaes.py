@@ -197,7 +197,7 @@ _TAEHV = VaeFacts(
     "taehv", "tiny autoencoder of HunyuanVideo or Wan 2.1", 16, 3,
     temporal_ratio=4, latent_formats=("hunyuan_video", "wan21"),
 )  # fmt: skip
-_FLUX2 = VaeFacts("flux2", "Flux 2", 128, encode_ratio=16, decode_ratio=16, latent_formats=("flux2",))
+_FLUX2 = VaeFacts("flux2", "Flux 2", 128, encode_ratio=16, decode_ratio=16, latent_formats=("flux2", "ideogram4"))
 _HUNYUAN_IMAGE = VaeFacts(
     "hunyuan_image", "HunyuanImage 2.1", 64,
     encode_ratio=32, decode_ratio=32, working_dtypes=HALF_FIRST, latent_formats=("hunyuan_image",),

@@ -18,7 +18,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import micro_conditioning
+from modelpool.pool.conditioning.micro_conditioning import UNCONDITIONAL, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
@@ -189,7 +189,8 @@ def sample_batch(
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
     work = works[0]
-    max_batch = 0 if division is None else division.batch
+    # a model for one of the texts, and another one for the negative text
+    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
     shape_CHW = sampled_shape(work, latent)
     cells = latent.sides(work.shape.width, work.shape.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
@@ -285,6 +286,8 @@ def _prompts(
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if len(own[0]) > 1:
         model_kwargs[len(own[0]) - 1] |= image_values.negative
+        if facts.has_unconditional:
+            model_kwargs[len(own[0]) - 1] |= {UNCONDITIONAL: torch.ones(len(works), dtype=torch.bool)}
     if works[0].image is not None and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].shape.frames) + works[0].shape.leading

@@ -154,8 +154,8 @@ def sample_bytes(
     the text inputs of models that read more than a plain text.
     """
     options = CountedOptions.of(work, diffusion_model.module, facts.model)
-    if work.options.skips_by_content:
-        max_batch = 1  # the cache decides for each text
+    if work.options.skips_by_content or facts.has_unconditional:
+        max_batch = 1  # the cache decides for each text; a second model reads the negative one
     lengths, regional = list(context_tokens), len(work.regions)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
     common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None

@@ -47,6 +47,10 @@ _NOT_SAID = frozenset({"image"})
 _TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text_vision for family in defined_families() if family.text_vision is not None
 }
+#: name in its diffusion model of the second model of a family, which predicts without a text
+UNCONDITIONAL: Mapping[str, str] = {
+    family.name: family.unconditional for family in defined_families() if family.unconditional
+}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
@@ -105,7 +109,14 @@ def defined_family(definition: FamilyDefinition) -> Family:
             several_references=definition.several_references,
             needs_reference="reference" in facts.reads,
             reference_covers=definition.reference_covers,
-            defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
+            defaults=SamplingDefaults(
+                facts.steps,
+                facts.cfg,
+                definition.sampler,
+                definition.schedule,
+                facts.guidance,
+                last_cfg=facts.last_cfg,
+            ),
         ),
         text_set=name,
         extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
@@ -175,7 +186,17 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
         elif facts.encoder in optional and encoders:
             del prefixes[role]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
-    return with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes)
+    return with_unconditional(with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes), shapes)
+
+
+def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:
+    """Return `family`, guided by the second model of its diffusion model if `shapes` has it."""
+    if family.name not in UNCONDITIONAL:
+        return family
+    start = f"{family.prefixes[Role.DIFFUSION_MODEL]}{UNCONDITIONAL[family.name]}."
+    if not any(key.startswith(start) for key in shapes):
+        return family
+    return replace(family, sampling=replace(family.sampling, reads=family.sampling.reads | {"unconditional"}))
 
 
 def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:

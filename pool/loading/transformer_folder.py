@@ -17,7 +17,13 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
+from modelpool.pool.families.transformer_families import (
+    DISTILLED,
+    TRANSFORMERS,
+    other_texts,
+    with_text_vision,
+    with_unconditional,
+)
 from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
@@ -99,7 +105,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     is_distilled = base.name in DISTILLED and header.configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
     base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
-    _check_scheduler(base, header.configs.get(SCHEDULER, {}))
+    scheduler = header.configs.get(SCHEDULER, {})
+    _check_scheduler(base, scheduler)
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
@@ -108,7 +115,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
-    noise = base.sampling.noise if is_distilled else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    is_own = is_distilled or _has_own_levels(base)
+    noise = base.sampling.noise if is_own else _noise(base.sampling.noise, scheduler)
     base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
@@ -125,7 +133,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         scaling_factor=scale,
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
     )
-    return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
+    family = with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
+    return with_unconditional(family, shapes)
 
 
 def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:
@@ -186,6 +195,13 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
     if base.name in _FIXED_SHIFTS and config.get("use_dynamic_shifting") is True:
         expected = f"false: the pipeline of {base.title} does not pass the size of an image to the scheduler"
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
+    if _has_own_levels(base) and (shift := number_in(SCHEDULER, config, "shift", 1.0)) != 1.0:
+        raise wrong_value(SCHEDULER, "shift", shift, f"1: the pipeline of {base.title} computes the noise levels")
+
+
+def _has_own_levels(base: Family) -> bool:
+    """Whether the pipeline of a flow computes noise levels by the size of an image, and the scheduler takes them."""
+    return base.name in _FIXED_SHIFTS and base.sampling.noise.shift_by_size is not None
 
 
 def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:

@@ -48,6 +48,7 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "trailing": "Trailing",
         "linspace": "Linspace",
         "scm": "SCM",
+        "logit_normal": "Logit Normal",
         "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",
         "ays_sdxl": "Align Your Steps SDXL",

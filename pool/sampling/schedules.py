@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from types import MappingProxyType
 
 import torch
@@ -471,6 +472,28 @@ def _share(ratio: float) -> float:
     return ratio / (1.0 + ratio)
 
 
+#: deviation of the logarithm of the noise relative to the image, and its bounds in a flow
+_LOGIT_DEVIATION, _LEAST_LOGIT, _MOST_LOGIT = 1.5, -7.5, 9.0
+
+
+def _logit_normal(steps: int, table: SigmaTable) -> list[float]:
+    """The logarithm of the noise relative to the image is at even quantiles of a normal distribution, whose mean is
+    that of the shift. Source: diffusers' Ideogram4Pipeline. Without a flow, the distribution ends with the levels of
+    the table."""
+    normal = NormalDist(sigma=_LOGIT_DEVIATION)
+    if not isinstance(table, FlowTable):
+        lowest, highest = table.deviations
+        low, high = normal.cdf(math.log(lowest)), normal.cdf(math.log(highest))
+        quantiles = [high + (low - high) * step / steps for step in range(1, steps)]
+        return [table.sigma_max, *(table.level(math.exp(normal.inv_cdf(quantile))) for quantile in quantiles)]
+    mean, levels = math.log(table.shift), [_share(math.exp(_MOST_LOGIT))]
+    for step in range(1, steps):
+        logit = mean + normal.inv_cdf(1.0 - step / steps)
+        level = _share(math.exp(min(max(logit, _LEAST_LOGIT), _MOST_LOGIT)))
+        levels.append(min(level, levels[-1] * (1.0 - 1e-6)))  # beyond the bounds, levels would be equal
+    return levels
+
+
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
     """Return a schedule through 11 published levels for 10 steps."""
 
@@ -529,6 +552,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "trailing": _trailing,
         "linspace": _linspace,
         "scm": _scm,
+        "logit_normal": _logit_normal,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

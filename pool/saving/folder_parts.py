@@ -16,9 +16,9 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLFlux2, AutoencoderKLWan
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     BertModel,
     CLIPTextConfig,
@@ -33,12 +33,13 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.modules.ideogram4 import UNCONDITIONAL
 from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION
+from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION, UNCONDITIONAL_FOLDER
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
@@ -48,6 +49,7 @@ from modelpool.pool.models.common.module_classes import empty_module, module_fro
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.vae.build import MissingHalf
+from modelpool.pool.models.vae.codec import statistics_in_folder
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.component_weights import ComponentWeights
@@ -67,6 +69,9 @@ _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFOR
 _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
 #: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
+#: folders of models that are part of a diffusion model here, by their names in it; and arguments that tell of these
+_APART = {SECONDS: PROJECTION, UNCONDITIONAL: UNCONDITIONAL_FOLDER}
+_OF_WHOLE = frozenset({"has_unconditional"})
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
 #: settings of its configuration that only the pipeline of a family reads
@@ -127,11 +132,14 @@ def parts_of(
         return
     weights = ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
     config = _model_config(checkpoint, role) if _has_own_config(checkpoint, role) else None
-    if architectures[role] is Architecture.AUDIO_TRANSFORMER:
-        seconds = module.get_submodule(SECONDS)
-        delattr(module, SECONDS)
-        names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
-        yield _part(role, PROJECTION, seconds, _tensors(weights, names, dtype))
+    apart = next((name for name in _APART if name in dict(module.named_children())), "")
+    if role is Role.DIFFUSION_MODEL and apart:
+        inner = module.get_submodule(apart)
+        delattr(module, apart)
+        config = None if config is None else {key: value for key, value in config.items() if key not in _OF_WHOLE}
+        names = {name: name.removeprefix(f"{apart}.") for name in weights.shapes if name.startswith(f"{apart}.")}
+        inner_config = config if type(inner) is type(module) else None
+        yield _part(role, _APART[apart], inner, _tensors(weights, names, dtype), inner_config)
         yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
     elif _is_llava_text(checkpoint, role):
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
@@ -193,7 +201,7 @@ def _extra_tensors(
 ) -> Iterator[TensorToWrite]:
     """Yield what the class has in addition to our parameters: statistics of norms, and of a BERT a part that no model
     reads."""
-    for name, value in weights.statistics().items():
+    for name, value in (weights.statistics() | _latent_statistics(checkpoint, weights.built.module)).items():
         yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
     for key in weights.key_map.unused:
         if isinstance(weights.built.module, BertModel) and key.endswith(_POOLER):
@@ -202,6 +210,14 @@ def _extra_tensors(
                 copied_tensor(checkpoint.mapped, key) if dtype is None else cast_tensor(checkpoint.mapped, key, dtype)
             )
             yield replace(tensor, name=name)
+
+
+def _latent_statistics(checkpoint: Checkpoint, module: Any) -> dict[str, Tensor]:
+    """Return the statistics of latents that the pipeline reads in the VAE, where the VAE of a file may have others."""
+    latent = checkpoint.latent
+    if not (latent.means and isinstance(module, AutoencoderKLFlux2)):
+        return {}
+    return statistics_in_folder(latent.means, latent.deviations, module.config.batch_norm_eps)
 
 
 def _part(

@@ -17,8 +17,8 @@ from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySiz
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
-from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
+from modelpool.pool.formats.folder_header import PROJECTION, UNCONDITIONAL_FOLDER
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
@@ -69,6 +69,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     missing: Mapping[str, str] = _MISSING.get(family.name, {})
     if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing
+    if family.name in UNCONDITIONAL and not family.sampling.has_unconditional:
+        missing = {**missing, UNCONDITIONAL_FOLDER: "the checkpoint has no model that predicts without a text"}
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}

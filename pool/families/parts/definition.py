@@ -96,6 +96,8 @@ class FamilyDefinition:
     reference_covers  whether its reference image, which is a single one, has the size of the output
     distilled  facts of the distilled model with the same tensors, whose folder's index says so; None: there is none
     two_experts  two models of the family as experts for high and low noise; None if there are none
+    unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
+                 may lack; empty: there is none
 
     LoRA and saving:
     lora      names of its weights in LoRA files
@@ -159,6 +161,7 @@ class FamilyDefinition:
     reference_covers: bool = False
     distilled: ModelFacts | None = None
     two_experts: TwoExperts | None = None
+    unconditional: str = ""
 
     @property
     def layout_names(self) -> LayoutNames | None:

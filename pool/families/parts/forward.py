@@ -29,6 +29,7 @@ of time.
  noise_level          [B]         noise added to an image to upscale, 0..999
  prior                [B,C,H,W]   output of the prior: latents of Stable Cascade's stage C
  next_level           [B]         the level after this step, for models that learned complete steps ("mean flow")
+ unconditional        [B]         present if the prediction is that of the module's second model, which reads no text
  ===================  ==========  ===================================================================================
 """
 

@@ -58,6 +58,7 @@ class ModelFacts:
     vision_use      use of the vision encoder; requires one
     boundary        two experts: share of noise below which the low-noise expert runs; 0 for one model
     low_cfg         default guidance scale of the low-noise expert
+    last_cfg        largest guidance scale of the last steps; 0: that of the others
     sources         where the figures are from
     """
 
@@ -87,6 +88,7 @@ class ModelFacts:
     vision_use: VisionEncoderUse | None = None
     boundary: float = 0.0
     low_cfg: float = 0.0
+    last_cfg: float = 0.0
     sources: str = ""
 
 

@@ -93,7 +93,8 @@ class Reading:
     pads_left        padding is on the left
     is_masked         the encoder reads an attention mask
     padding, mask     treatment of the states of padding, and the mask that the model reads
-    layers            states after these layers, concatenated, 0 being the input of the first layer; () for one state
+    layers            states after these layers, before the final norm, concatenated, 0 being the input of the first
+                      layer; () for one state
     every_layer       states after all layers
     layers_left_out   number of skipped last layers, for a single state: 0 reads the last one
     final_norm        the state goes through the final norm

@@ -51,8 +51,17 @@ ALL: dict[str, TinyFamily] = {
 IN_OWN_TESTS = {
     "allegro",
     *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
-    *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video"),
-    *("krea2", "longcat_image", "ovis_image", "qwen_image_21", "qwen_image_layered", "sana", "sana_sprint"),
+    *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "ideogram4", "joyimage", "kandinsky5_image"),
+    *(
+        "kandinsky5_video",
+        "krea2",
+        "longcat_image",
+        "ovis_image",
+        "qwen_image_21",
+        "qwen_image_layered",
+        "sana",
+        "sana_sprint",
+    ),
     *("skyreels_i2v", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name
@@ -114,6 +123,9 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
             found = {name.removeprefix("model.").removeprefix("language_model."): x for name, x in found.items()}
             if "projection_model" in theirs and role is Role.DIFFUSION_MODEL:
                 found |= {f"seconds.{name}": x for name, x in theirs["projection_model"].state_dict().items()}
+            if "unconditional_transformer" in theirs and role is Role.DIFFUSION_MODEL:
+                second = theirs["unconditional_transformer"].state_dict()
+                found |= {f"unconditional.{name}": x for name, x in second.items()}
         own = {bare("text_encoder" if role.is_text_encoder else "", name): x for name, x in ours.items()}
         left = {name for name in own.keys() ^ found.keys() if not name.startswith(_SEEING_PARTS)} - _UNREAD
         if role in facts.folders:  # a pooled text that is read without it, a head of words that nothing reads
@@ -187,7 +199,7 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
         said = {"base_image_seq_len": low, "max_image_seq_len": high, "base_shift": start, "max_shift": stop}
         return {**said, "use_dynamic_shifting": True, "shift_terminal": noise.last_share or None}
     if noise.shift_by_size is not None:
-        return {"use_dynamic_shifting": True}
+        return {"use_dynamic_shifting": family_of(name).shifts_by_size}
     if name == "sana":  # a multistep solver, which calls the shift otherwise
         said = {"use_flow_sigmas": True, "flow_shift": 3.0, "prediction_type": "flow_prediction"}
         return {**said, "use_dynamic_shifting": False}
