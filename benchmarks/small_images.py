@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.cpu_parts import cpu_seconds
 from benchmarks.spread import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +49,7 @@ class System:
     seconds    of each measured round
     tasks      of a pool in all measured rounds: stage and size of the batch
     loads      of a pool in each measured round
+    cpu        CPU seconds of each part (`cpu_parts`) in all measured rounds
     """
 
     name: str
@@ -55,6 +57,7 @@ class System:
     seconds: list[float] = field(default_factory=list)
     tasks: Counter[tuple[str, int]] = field(default_factory=Counter)
     loads: list[int] = field(default_factory=list)
+    cpu: Counter[str] = field(default_factory=Counter)
 
 
 def main() -> None:
@@ -87,6 +90,7 @@ def main() -> None:
         print(f"{loads[1]:.1f} after {time.monotonic() - begun:.0f} s\n")
         print(table(systems, wanted.images))
         print(task_table(systems))
+        print(cpu_table(systems, wanted.images * wanted.rounds))
 
 
 def all_systems(wanted: argparse.Namespace, folder: Path) -> list[System]:
@@ -139,6 +143,9 @@ def started(system: System, wanted: argparse.Namespace, folder: Path) -> Iterato
 
 def measure(system: System, processes: Sequence[subprocess.Popen[str]], turn: int, counts: bool) -> None:
     """Have a system make the images of a round."""
+    before = Counter[str]()
+    for process in processes:
+        before.update(cpu_seconds(process.pid))
     begun = time.monotonic()
     for process in processes:
         stream_in(process).write(f"{turn}\n")
@@ -147,6 +154,9 @@ def measure(system: System, processes: Sequence[subprocess.Popen[str]], turn: in
     if not counts:
         return
     system.seconds.append(time.monotonic() - begun)
+    for process in processes:
+        system.cpu.update(cpu_seconds(process.pid))
+    system.cpu.subtract(before)
     if "tasks" in answers[0]:
         system.loads.append(answers[0]["loads"])
         system.tasks.update({(stage, size): count for stage, size, count in answers[0]["tasks"]})
@@ -252,6 +262,17 @@ def task_table(systems: Sequence[System]) -> str:
             sizes = sorted(size for known, size in system.tasks if known == stage)
             cells.append(", ".join(f"{system.tasks[stage, size]} in {size}" for size in sizes))
         lines.append(f"| {system.name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def cpu_table(systems: Sequence[System], images: int) -> str:
+    """Return the CPU milliseconds per image of each part of each system as a Markdown table."""
+    parts: list[str] = list(dict.fromkeys(name for system in systems for name in system.cpu))
+    parts = [part for part in parts if any(system.cpu[part] > 0 for system in systems)]
+    lines = [f"| CPU ms per image | {' | '.join(parts)} | all |", "|---" * (len(parts) + 2) + "|"]
+    for system in systems:
+        cells = [f"{system.cpu[part] * 1000 / images:.1f}" for part in parts]
+        lines.append(f"| {system.name} | {' | '.join(cells)} | {system.cpu.total() * 1000 / images:.1f} |")
     return "\n".join([*lines, ""])
 
 

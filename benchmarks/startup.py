@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import psutil
-
+from benchmarks.cpu_parts import cpu_seconds
 from benchmarks.spread import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,19 +35,6 @@ MODELS = ROOT / "examples" / "shapes" / "models"
 LIMIT_SECONDS = 300.0
 #: interval of looks for the first image
 LOOK_SECONDS = 0.01
-#: what a process does, by a part of its command line; the first that fits
-PARTS = {
-    "ray::ControllerActor": "controller",
-    "ray::JobServiceActor": "job service",
-    "ray::GpuWorkerActor": "workers",
-    "ray::": "other actors",
-    "fork_client": "fork clients",
-    "fork_server": "fork server, processes that are starting",
-    "ray/raylet/raylet": "raylet",
-    "gcs_server": "control service (GCS)",
-    "/ray/": "Ray's other processes",
-}
-COMMAND = "command"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,21 +186,6 @@ def answers(place: Path, pid: int) -> bool:
 def output_of(folder: Path) -> str:
     """Return what a command has printed, its last part."""
     return (folder / "output.txt").read_text(errors="replace")[-2000:]
-
-
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """Return the CPU seconds of a process and its descendants until now, with those that have ended, by part."""
-    found: dict[str, float] = {}
-    with contextlib.suppress(psutil.Error):
-        command = psutil.Process(pid)
-        for process in [command, *command.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                times, line = process.cpu_times(), " ".join(process.cmdline())
-                part = next((name for text, name in PARTS.items() if text in line), "others")
-                part = COMMAND if process == command else part
-                spent = times.user + times.system + times.children_user + times.children_system
-                found[part] = found.get(part, 0.0) + spent
-    return found
 
 
 def table(ways: Sequence[Way]) -> str:

@@ -7,7 +7,7 @@ model derives another seed from it; its graphs are built for each request.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams, StageParams, task_id
+from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams, StageParams, TaskIdTemplate
 from modelpool.pool.specs.spec import JobId, TaskId, TaskSpec
 
 #: a request without its seed, and the fields that are set: those left out get the defaults of the model
@@ -38,6 +38,8 @@ class GraphShapes:
         #: shapes of requests whose graph is not derived: they were refused, or have another seed
         self._apart: set[int] = set()
         self._built: dict[int, BuiltRequest] = {}
+        #: of built shapes from which a graph was derived
+        self._task_ids: dict[int, Mapping[TaskId, TaskIdTemplate]] = {}
 
     def number(self, request: GenerateRequest) -> int | None:
         """Return a number for the shape of a request; None if it holds a value that cannot be compared."""
@@ -59,8 +61,12 @@ class GraphShapes:
     def derived(self, shape: int | None, request: GenerateRequest, job_id: JobId) -> BuiltRequest | None:
         """Return the recipe and the graph of a request, whose seed must be set; None if it must be built."""
         assert request.seed is not None, "a request without a seed"
-        known = None if shape is None else self._built.get(shape)
-        return None if known is None else with_seed(known, request.seed, job_id)
+        if shape is None or (known := self._built.get(shape)) is None:
+            return None
+        if (task_ids := self._task_ids.get(shape)) is None:
+            works = known.graph.works
+            task_ids = self._task_ids[shape] = {task: TaskIdTemplate.of(work) for task, work in works.items()}
+        return _with_seed(known, task_ids, request.seed, job_id)
 
     def to_build(self, shapes: Sequence[int | None], first: int, most: int, done: Container[int]) -> list[int]:
         """Return the indexes of up to `most` requests that must be built, from the index `first` on, without those that
@@ -88,7 +94,9 @@ def has_one_seed(built: BuiltRequest) -> bool:
     return seed != 0 and all(each in (0, seed) for each in seeds) and all(each == seed for each in sampled)
 
 
-def with_seed(built: BuiltRequest, seed: int, job_id: JobId) -> BuiltRequest:
+def _with_seed(
+    built: BuiltRequest, task_ids: Mapping[TaskId, TaskIdTemplate], seed: int, job_id: JobId
+) -> BuiltRequest:
     """Return what the request of `built`, which has one seed, would be with another seed."""
     graph, before = built.graph, built.recipe.seed
     works: dict[TaskId, StageParams] = {}
@@ -103,7 +111,8 @@ def with_seed(built: BuiltRequest, seed: int, job_id: JobId) -> BuiltRequest:
             works[task.task_id] = work
             tasks.append(task)
             continue
-        new = ids[task.task_id] = task_id(work, dict(zip(task.input_names, needs, strict=True)))
+        inputs = dict(zip(task.input_names, needs, strict=True))
+        new = ids[task.task_id] = task_ids[task.task_id].task_id(_seed_of(work), inputs)
         works[new] = work
         tasks.append(replace(task, task_id=new, needs=needs))
     job = replace(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))

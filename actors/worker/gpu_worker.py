@@ -107,9 +107,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
-#: controller about as much as a task, so shorter runs send none
-PROGRESS_SECONDS = 0.05
+#: interval of step reports, counted from the start of a run; the report covers the last step. Clients get no more
+#: (`control.client_events`). A message costs the controller about as much as a task, so shorter runs send none
+PROGRESS_SECONDS = 0.1
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
 _T = TypeVar("_T")

@@ -550,11 +550,50 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
 def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
     """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
     and the inputs by name."""
+    return _id_of_text(stage_of(work), _JSON.encode([type(work).__name__, _identity(work), dict(needs)]))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdTemplate:
+    """The text of the id of a task, for the ids of tasks that differ from it in nothing but their seed and inputs.
+
+    before, after   the text around the seed, up to the inputs; `after` is None if the parameters have no seed
+    """
+
+    stage: Stage
+    before: str
+    after: str | None
+
+    @classmethod
+    def of(cls, work: StageParams) -> TaskIdTemplate:
+        """Return the template of `work`."""
+        identity = _identity(work)
+        if has_seed := "seed" in identity:
+            identity["seed"] = _NO_SEED
+        text = _JSON.encode([type(work).__name__, identity])[:-1]
+        # no other place has this text: quotes within values are escaped
+        before, _, after = text.partition(_JSON.encode(_NO_SEED)) if has_seed else (text, "", None)
+        return cls(stage_of(work), before, after)
+
+    def task_id(self, seed: int, needs: Mapping[str, TaskId]) -> TaskId:
+        """Return what `task_id` returns for the parameters with this seed, if they have one, and these inputs."""
+        seeded = "" if self.after is None else f"{seed}{self.after}"
+        return _id_of_text(self.stage, f"{self.before}{seeded},{_JSON.encode(dict(needs))}]")
+
+
+#: stands for the seed in a template; no parameter has such a value
+_NO_SEED = {"seed of": "a template"}
+
+
+def _identity(work: StageParams) -> dict[str, Any]:
     content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
     if later := _LATER_FIELDS.get(type(work)):  # ids without them are what they were
         content = {name: value for name, value in content.items() if name not in later or value}
-    text = _JSON.encode([type(work).__name__, content, dict(needs)])
-    return TaskId(f"{stage_of(work).value}-{_digest(text)[:20]}")
+    return content
+
+
+def _id_of_text(stage: Stage, text: str) -> TaskId:
+    return TaskId(f"{stage.value}-{_digest(text)[:20]}")
 
 
 def _digest(text: str) -> str:

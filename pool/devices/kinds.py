@@ -13,7 +13,7 @@ from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
 from modelpool.pool.devices.allocator_settings import allocator_settings
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
-from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.memory_limits import HostMemory, HostMemoryReader
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.tensor import linear as sim_linear
 from modelpool.pool.devices.torch_api.torch_private import set_allocator_settings
@@ -134,9 +134,9 @@ class SimMemory:
 class CpuMemory:
     """Host memory as a device. Allocations are not counted there: only plans enforce the budget."""
 
-    def __init__(self, budget_bytes: int | None, host: Callable[[], HostMemory] = host_memory) -> None:
+    def __init__(self, budget_bytes: int | None, host: Callable[[], HostMemory] | None = None) -> None:
         self.ledger: TransferLedger | None = TransferLedger()
-        self._host = host
+        self._host = host = host or HostMemoryReader()
         self._total_bytes = budget_bytes or int(host().available_bytes * CPU_SHARE)
 
     def total_bytes(self) -> int:

@@ -6,7 +6,9 @@ all above it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 #: version 1 writes a number of about 2**63 for "no limit"
 _NO_LIMIT_BYTES = 1 << 60
+#: how long a reader assumes that no group gets another limit
+LIMITS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +34,62 @@ class HostMemory:
     available_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """The limit of a control group, and the files with its use."""
+
+    limit_bytes: int
+    used: Path
+    stat: Path
+
+    def used_bytes(self) -> int:
+        return max(0, (_number(self.used) or 0) - _reclaimable_bytes(self.stat))
+
+
 def host_memory(root: Path = CGROUP_ROOT, own_groups: Path = OWN_GROUPS) -> HostMemory:
     """Return the memory of the machine, limited by each control group of this process.
 
     Missing or unreadable files impose no limit.
     """
+    return _memory_under(tuple(_limits(root, own_groups)))
+
+
+class HostMemoryReader:
+    """Returns what `host_memory` does, for callers that ask several times per run.
+
+    It looks for limits once per `LIMITS_SECONDS`: to find that no group of a process has one takes five times as long
+    as everything else. The use of groups with a limit is read each time. One reader may serve several threads.
+    """
+
+    def __init__(
+        self,
+        root: Path = CGROUP_ROOT,
+        own_groups: Path = OWN_GROUPS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._own_groups, self._clock = root, own_groups, clock
+        self._limits: tuple[_Limit, ...] = ()
+        self._outdated_at = -math.inf
+
+    def __call__(self) -> HostMemory:
+        """Return the memory now."""
+        if (now := self._clock()) >= self._outdated_at:
+            self._limits = tuple(_limits(self._root, self._own_groups))
+            self._outdated_at = now + LIMITS_SECONDS
+        return _memory_under(self._limits)
+
+
+def _memory_under(limits: Sequence[_Limit]) -> HostMemory:
     machine = psutil.virtual_memory()
     total_bytes, available_bytes = int(machine.total), int(machine.available)
-    for limit_bytes, used_bytes in _limits(root, own_groups):
-        total_bytes = min(total_bytes, limit_bytes)
-        available_bytes = min(available_bytes, limit_bytes - used_bytes)
+    for limit in limits:
+        total_bytes = min(total_bytes, limit.limit_bytes)
+        available_bytes = min(available_bytes, limit.limit_bytes - limit.used_bytes())
     return HostMemory(total_bytes, max(0, available_bytes))
 
 
-def _limits(root: Path, own_groups: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of every group with a limit."""
+def _limits(root: Path, own_groups: Path) -> Iterator[_Limit]:
+    """Every group with a limit."""
     for line in _text(own_groups).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -54,7 +99,7 @@ def _limits(root: Path, own_groups: Path) -> Iterator[tuple[int, int]]:
             yield from _up(root / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
-def _up(top: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
+def _up(top: Path, path: str, limit_name: str, used_name: str) -> Iterator[_Limit]:
     """Limits of the group at `path` and its parents. In a container the group's own folder may be the top."""
     group = top / path.strip("/")
     for folder in dict.fromkeys((group, *group.parents)):
@@ -62,8 +107,7 @@ def _up(top: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple
             return
         limit_bytes = _number(folder / limit_name)
         if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-            used_bytes = (_number(folder / used_name) or 0) - _reclaimable_bytes(folder / "memory.stat")
-            yield limit_bytes, max(0, used_bytes)
+            yield _Limit(limit_bytes, folder / used_name, folder / "memory.stat")
 
 
 def _reclaimable_bytes(stat: Path) -> int:

@@ -80,6 +80,8 @@ class ThreadFleet:
         self._predecessor = predecessor
         self.epoch: int = 1 if predecessor is None else predecessor.epoch + 1
         self._left: list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]] = []
+        self._handing_over = threading.Lock()
+        self._is_gone = False
         self.on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None
         self.workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         #: of ended workers too, whose runs may go on until their next step
@@ -88,23 +90,37 @@ class ThreadFleet:
         self.on_preview: Callable[[PreviewMade], None] = lambda made: None
 
     async def take_over(self) -> int:
-        if self._predecessor is not None:
-            for (worker_id, incarnation), (worker, thread) in self._predecessor.workers.items():
+        before = self._predecessor
+        while before is not None:  # the one before may have been lost before it took over
+            for origin, worker, thread in before.surrender():
                 worker.change_controller(self.epoch)
                 worker._on_step = self.on_step
-                self._left.append((WorkerOrigin(worker_id, incarnation), worker, thread))
-            self._predecessor.workers = {}
+                self._left.append((origin, worker, thread))
+            before = before._predecessor
         return len(self._left)
+
+    def surrender(self) -> list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]]:
+        """Return its workers, those that it had not adopted yet, too. From now on it starts none: its process is gone."""
+        with self._handing_over:
+            self._is_gone = True
+            left = [(WorkerOrigin(*place), *known) for place, known in self.workers.items()] + self._left
+            self.workers, self._left = {}, []
+            return left
 
     async def close(self) -> None:
         for _, _, thread in self._left:
             thread.shutdown(wait=False, cancel_futures=True)
 
     async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
-        place = successor([origin for origin, _, _ in self._left], worker_id, group)
+        with self._handing_over:
+            place = successor([origin for origin, _, _ in self._left], worker_id, group)
+            if place is not None:
+                _, worker, thread = self._left.pop(place)
+                self.workers[worker_id, incarnation] = (worker, thread)
+            is_gone = self._is_gone
+        if is_gone:
+            await asyncio.Event().wait()
         if place is not None:
-            _, worker, thread = self._left.pop(place)
-            self.workers[worker_id, incarnation] = (worker, thread)
             adoption = partial(worker.adopt, worker_id, incarnation, self.epoch)
             return await asyncio.get_running_loop().run_in_executor(thread, adoption)
         worker = GpuWorker(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.memory_limits import LIMITS_SECONDS, HostMemory, HostMemoryReader, host_memory
 from modelpool.pool.devices.pinned_memory import (
     KEPT_FREE_BYTES,
     PAGE_BYTES,
@@ -89,6 +89,20 @@ GROUPS = {
 def test_control_groups_narrow_the_machines_memory(name: str, tmp_path: Path) -> None:
     files, total_bytes, available_bytes = GROUPS[name]
     assert host_memory(*write_groups(tmp_path, files)) == HostMemory(total_bytes, available_bytes)
+
+
+def test_a_reader_sees_use_at_once_and_new_limits_after_its_interval(tmp_path: Path) -> None:
+    now = 0.0
+    places = write_groups(
+        tmp_path, {"own": "0::/a\n", "a/memory.max": f"{4 << 20}\n", "a/memory.current": f"{1 << 20}\n"}
+    )
+    reader = HostMemoryReader(*places, clock=lambda: now)
+    assert reader() == host_memory(*places) == HostMemory(4 << 20, 3 << 20)
+    (places[0] / "a" / "memory.current").write_text(f"{2 << 20}\n")
+    assert reader() == host_memory(*places) == HostMemory(4 << 20, 2 << 20)
+    (places[0] / "a" / "memory.max").write_text(f"{3 << 20}\n")
+    now = LIMITS_SECONDS
+    assert reader() == host_memory(*places) == HostMemory(3 << 20, 1 << 20)
 
 
 @pytest.mark.parametrize(
