@@ -26,6 +26,7 @@ from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.guidance.model_guiders import guider_of
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.describe import describe
 from modelpool.pool.models.diffusion.adapted_modules import Ideogram4Transformer2DModel
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
@@ -225,6 +226,7 @@ def test_two_files_make_a_model(tmp_path: Path) -> None:
     parts = {"checkpoint": "rest", "diffusion_model": "ideogram4", "unconditional": "ideogram4_unconditional"}
     told = {key: f"{name}.safetensors" for key, name in parts.items()}
     description.write_text(json.dumps({"format": 1, **told}))
+    assert describe(read_description(description)).title == "Ideogram 4"
     checkpoint = open_checkpoint(read_description(description))
     assert checkpoint.family.sampling.has_unconditional
     ours, expected = checkpoint.build(Role.DIFFUSION_MODEL).module.state_dict(), seeded(_pair, 1).state_dict()
