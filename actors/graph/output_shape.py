@@ -94,6 +94,9 @@ def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDef
     facts, sides = model_defaults.sampling, tuple(cell * model_defaults.downscale for cell in cells[-2:])
     if facts.audio is not None and cells == (facts.audio.cells,):
         return OutputShape(0, 0, seconds=facts.audio.seconds)
+    if facts.audio is not None and not facts.audio.cells and len(cells) == 1:
+        seconds = cells[0] * model_defaults.downscale / facts.audio.samples_per_second
+        return OutputShape(0, 0, seconds=seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
         leading = facts.video.leading
         frames = 1 + (cells[0] - 1 - leading) * facts.video.frames_per_cell

@@ -248,7 +248,7 @@ class AudioFacts:
 
     seconds             maximum length
     samples_per_second  for each channel
-    cells               of every latent, however short the requested audio is
+    cells               of every latent, however short the requested audio is; 0: of the requested length
     """
 
     seconds: float

@@ -155,7 +155,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         having(in_channels=32), _COGVIDEOX,
     ),
     # audio and 3D shapes
-    _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
     _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),
     _marked(
         "ace_step_15", "ACE-Step 1.5", "ACEStep15",

@@ -69,6 +69,8 @@ _T5_PLAIN = "encoder.block.23.layer.1.DenseReluDense.wi.weight"
 _T5_KEYS = "encoder.block.0.layer.0.SelfAttention.k.weight"
 #: UMT5 has positions in every layer, T5 in the first
 _UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+#: of T5Gemma's encoder
+_NORM_BEFORE_ATTENTION = "encoder.layers.0.pre_self_attn_layernorm.weight"
 _NORM_AFTER_FEED = "model.layers.0.post_feedforward_layernorm.weight"
 _NORM_AFTER_ATTENTION = "model.layers.0.post_attention_layernorm.weight"
 _QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"
@@ -96,6 +98,10 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
         _facts("byt5_small_glyph", "ByT5-small for glyphs", "t5"), (_T5_KEYS,), sizes=((_T5_KEYS, 0, 384),)
     ),
     TextEncoderSignature(_facts("t5_base", "T5-base", "t5"), (_T5_KEYS,), without=(_T5_GATE, _T5_PLAIN)),
+    *(
+        TextEncoderSignature(_facts("t5gemma_b", "T5Gemma B", "t5gemma"), (f"{level}{_NORM_BEFORE_ATTENTION}",))
+        for level in ("model.", "")
+    ),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
     TextEncoderSignature(_facts("glm4_9b", "GLM 4 9B", "glm"), (_KEY_BIAS, "model.layers.0.mlp.gate_up_proj.weight")),
@@ -275,6 +281,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "t5xxl_old": ("cosmos", {}),
     "t5_base": ("stable_audio", {ClipType.ACE: "ace_step"}),
     "gemma2_2b": ("lumina2", {}),
+    "t5gemma_b": ("stable_audio_3", {}),
     "gemma3_4b": ("newbie", {}),
     "qwen25_3b": ("omnigen2", {}),
     "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),

@@ -18,6 +18,8 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 
 #: folder of the model with which Stable Audio embeds durations
 PROJECTION = "projection_model"
+#: folder of the model with which Stable Audio 3 embeds them
+DURATION_FOLDER = "duration_embedder"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
 #: the folder of a model without texts that guides another one (Ideogram 4), of which its tensors are a part
@@ -29,6 +31,7 @@ COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", UNCONDITIONAL_FOLDER, "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     PROJECTION,
+    DURATION_FOLDER,
     NORMALIZER,
 )
 #: key in `Header.configs`: the class of each component, from the model's index

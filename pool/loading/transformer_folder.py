@@ -25,7 +25,7 @@ from modelpool.pool.families.transformer_families import (
     with_unconditional,
 )
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
+from modelpool.pool.formats.folder_header import CLASS_KEY, DURATION_FOLDER, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import finite_number
@@ -85,6 +85,8 @@ _FLOW_DEFAULTS: FolderConfig = {
     "max_image_seq_len": 4096,
     "shift_terminal": None,
 }
+#: folder of the model that embeds seconds, if it is not that of Stable Audio 1
+_SECONDS_FOLDERS = {"stable_audio_3": DURATION_FOLDER}
 
 
 def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:
@@ -109,9 +111,10 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     _check_scheduler(base, scheduler)
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
+    seconds = _SECONDS_FOLDERS.get(base.name, PROJECTION)
+    needed = [*folders.values(), *(seconds for _ in base.extra_prefixes)]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
-    if missing and (whole or PROJECTION in missing):
+    if missing and (whole or seconds in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
@@ -126,7 +129,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{PROJECTION}.",)) | _projector_prefixes(base),
+        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{seconds}.",)) | _projector_prefixes(base),
         texts={role: facts for role, facts in base.texts.items() if role in folders},
         configs={**_models(folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),

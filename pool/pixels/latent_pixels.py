@@ -8,6 +8,7 @@ the channels: H W for images, T H W for video, L for audio.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -44,11 +45,13 @@ DROPS_BEFORE = frozenset({"cogvideox", "qwen_image_layered"})
 _FRAMES = 4
 
 
-def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> tuple[int, ...]:
-    """Return the latent shape of an image of this size, or of a video of `frames`: [C, H, W] or [C, T, H, W]; of audio,
-    which has a fixed length, [C, L]."""
+def latent_shape(width: int, height: int, frames: int, latent: LatentFacts, seconds: float = 0.0) -> tuple[int, ...]:
+    """Return the latent shape of an image of this size, or of a video of `frames`: [C, H, W] or [C, T, H, W]; of audio
+    of `seconds`, unless its length is fixed, [C, L]."""
     if latent.audio is not None:
-        return latent.channels, latent.audio.cells
+        samples = seconds * latent.audio.samples_per_second
+        # the length of a latent is not rounded up to one cell more
+        return latent.channels, latent.audio.cells or max(1, math.ceil(round(samples / latent.downscale, 6)))
     cells = latent.sides(width, height)
     if not frames:
         return (latent.channels, *cells)
@@ -59,9 +62,9 @@ def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tup
     """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video, unless
     they are dropped before it."""
     leading = 0 if isinstance(work, DecodeParams) and latent.vae in DROPS_BEFORE else work.shape.leading
-    return latent_shape(
-        work.shape.width, work.shape.height, work.shape.frames + leading * latent.frames_per_cell, latent
-    )
+    shape = work.shape
+    frames = shape.frames + leading * latent.frames_per_cell
+    return latent_shape(shape.width, shape.height, frames, latent, shape.seconds)
 
 
 def decoded(

@@ -49,6 +49,7 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "linspace": "Linspace",
         "scm": "SCM",
         "logit_normal": "Logit Normal",
+        "log_snr": "Log SNR",
         "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",
         "ays_sdxl": "Align Your Steps SDXL",

@@ -494,6 +494,19 @@ def _logit_normal(steps: int, table: SigmaTable) -> list[float]:
     return levels
 
 
+#: bounds of the logarithm of the signal relative to the noise in a flow
+_LEAST_SNR, _MOST_SNR = -6.2, 2.0
+
+
+def _log_snr(steps: int, table: SigmaTable) -> list[float]:
+    """Even logarithms of the signal relative to the noise; the first level is replaced by the highest one. Source:
+    diffusers' StableAudio3Pipeline. Without a flow, the logarithms are those of the table's levels."""
+    if isinstance(table, FlowTable):
+        ratios = torch.sigmoid(-(_MOST_SNR - torch.linspace(1.0, 0.0, steps + 1) * (_MOST_SNR - _LEAST_SNR)))
+        return [table.sigma_max, *ratios[1:-1].tolist()]
+    return _exponential(steps, table)
+
+
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
     """Return a schedule through 11 published levels for 10 steps."""
 
@@ -553,6 +566,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "linspace": _linspace,
         "scm": _scm,
         "logit_normal": _logit_normal,
+        "log_snr": _log_snr,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

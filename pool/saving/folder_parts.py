@@ -35,11 +35,12 @@ from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.modules.ideogram4 import UNCONDITIONAL
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.modules.stable_audio_3 import DURATION
 from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION, UNCONDITIONAL_FOLDER
+from modelpool.pool.formats.folder_header import DURATION_FOLDER, NORMALIZER, PROJECTION, UNCONDITIONAL_FOLDER
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
@@ -47,6 +48,7 @@ from modelpool.pool.loading.open_tokenizer import reading_of_role
 from modelpool.pool.mapping.tensor_bytes import cast_tensor, computed_tensor, copied_tensor
 from modelpool.pool.models.common.module_classes import empty_module, module_from_config
 from modelpool.pool.models.component_plans import plan_component
+from modelpool.pool.models.diffusion.audio_seconds import StableAudio3DurationEmbedder
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.vae.build import MissingHalf
 from modelpool.pool.models.vae.codec import statistics_in_folder
@@ -70,7 +72,7 @@ _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"samp
 #: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
 #: folders of models that are part of a diffusion model here, by their names in it; and arguments that tell of these
-_APART = {SECONDS: PROJECTION, UNCONDITIONAL: UNCONDITIONAL_FOLDER}
+_APART = {SECONDS: PROJECTION, DURATION: DURATION_FOLDER, UNCONDITIONAL: UNCONDITIONAL_FOLDER}
 _OF_WHOLE = frozenset({"has_unconditional"})
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
@@ -139,8 +141,10 @@ def parts_of(
         config = None if config is None else {key: value for key, value in config.items() if key not in _OF_WHOLE}
         names = {name: name.removeprefix(f"{apart}.") for name in weights.shapes if name.startswith(f"{apart}.")}
         inner_config = config if type(inner) is type(module) else None
-        yield _part(role, _APART[apart], inner, _tensors(weights, names, dtype), inner_config)
-        yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
+        tensors = (*_tensors(weights, names, dtype), *_tables(inner))
+        yield _part(role, _APART[apart], inner, tensors, inner_config)
+        own = (*_tensors(weights, _same(weights.shapes.keys() - names), dtype), *_buffers(weights, f"{apart}."))
+        yield _part(role, folder, module, own, config)
     elif _is_llava_text(checkpoint, role):
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         yield _part(role, folder, llava(module, vision.built.module), llava_tensors(weights, vision, dtype))
@@ -210,6 +214,20 @@ def _extra_tensors(
                 copied_tensor(checkpoint.mapped, key) if dtype is None else cast_tensor(checkpoint.mapped, key, dtype)
             )
             yield replace(tensor, name=name)
+
+
+def _buffers(weights: ComponentWeights, without: str) -> Iterator[TensorToWrite]:
+    """Yield the buffers of the file, but those of the part whose names begin with `without`."""
+    for name, value in weights.statistics().items():
+        if not name.startswith(without):
+            yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
+
+
+def _tables(module: nn.Module) -> Iterator[TensorToWrite]:
+    """Yield the table of a model of seconds that its class in diffusers loads and ours computes."""
+    for name, value in module.named_buffers():
+        if isinstance(module, StableAudio3DurationEmbedder):
+            yield computed_tensor(name, value.dtype, tuple(value.shape), value.clone)
 
 
 def _latent_statistics(checkpoint: Checkpoint, module: Any) -> dict[str, Tensor]:

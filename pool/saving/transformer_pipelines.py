@@ -18,7 +18,7 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
-from modelpool.pool.formats.folder_header import PROJECTION, UNCONDITIONAL_FOLDER
+from modelpool.pool.formats.folder_header import DURATION_FOLDER, PROJECTION, UNCONDITIONAL_FOLDER
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
@@ -35,6 +35,8 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
+#: the same of Stable Audio 3
+DURATION_LIBRARY = "stable_audio_3"
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
@@ -90,7 +92,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={PROJECTION: PROJECTION_LIBRARY},
+        libraries={PROJECTION: PROJECTION_LIBRARY, DURATION_FOLDER: DURATION_LIBRARY},
         guiders=_guiders(family),
         missing=missing,
     )

@@ -121,6 +121,7 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "cascade_b": LatentFormat(4, scale=1 / 0.43),
     "cascade_c": LatentFormat(16),
     "stable_audio": LatentFormat(64, 1),
+    "stable_audio_3": LatentFormat(256, 1),
     "mochi": LatentFormat(12, 3, mean=_MOCHI_MEAN, std=_MOCHI_STD),
     "ltxv": LatentFormat(128, 3),
     "hunyuan_video": LatentFormat(16, 3, scale=0.476986, tiny="taehv"),

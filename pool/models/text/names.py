@@ -76,6 +76,12 @@ def convert_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in bare.items() if _is_part(key, _DECODER_PARTS)}
 
 
+def convert_t5gemma(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the encoder of T5Gemma, also of a complete model."""
+    bare = {key.removeprefix("model."): value for key, value in tensors.items()}
+    return {key: value for key, value in bare.items() if _is_part(key, ("encoder.",))}
+
+
 def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the first layers of a language model, whose last state is read without a norm."""
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
@@ -88,6 +94,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
     ("t5", "transformers"): convert_t5,
     ("umt5", "transformers"): convert_t5,
     ("bert", "transformers"): convert_bert,
+    ("t5gemma", "transformers"): convert_t5gemma,
     **{
         (kind, "transformers"): convert_decoder
         for kind in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
+from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -52,6 +53,7 @@ IN_OWN_TESTS = {
     "allegro",
     *("bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_i2v", "cogview3_plus"),
     *("cogview4", "ernie_image", "hunyuan_image_21_refiner", "ideogram4", "joyimage", "kandinsky5_image"),
+    "stable_audio_3",
     *(
         "kandinsky5_video",
         "krea2",
@@ -85,7 +87,8 @@ def loaded(folder: Path) -> dict[str, nn.Module]:
     for place, said in index.items():
         if not isinstance(said, list) or said[0] is None or any(word in place for word in _WITHOUT_WEIGHTS):
             continue
-        kind: Any = {"stable_audio": StableAudioProjectionModel}.get(said[0])
+        apart = {"stable_audio": StableAudioProjectionModel, "stable_audio_3": StableAudio3DurationEmbedder}
+        kind: Any = apart.get(said[0])
         kind = kind or getattr({"diffusers": diffusers, "transformers": transformers}[said[0]], said[1])
         with quiet_libraries():
             module, told = kind.from_pretrained(folder / place, local_files_only=True, output_loading_info=True)
@@ -123,6 +126,9 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
             found = {name.removeprefix("model.").removeprefix("language_model."): x for name, x in found.items()}
             if "projection_model" in theirs and role is Role.DIFFUSION_MODEL:
                 found |= {f"seconds.{name}": x for name, x in theirs["projection_model"].state_dict().items()}
+            if "duration_embedder" in theirs and role is Role.DIFFUSION_MODEL:
+                duration = theirs["duration_embedder"].named_parameters()  # the table of its class is computed here
+                found |= {f"duration.{name}": x for name, x in duration}
             if "unconditional_transformer" in theirs and role is Role.DIFFUSION_MODEL:
                 second = theirs["unconditional_transformer"].state_dict()
                 found |= {f"unconditional.{name}": x for name, x in second.items()}
