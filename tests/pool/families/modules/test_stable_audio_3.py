@@ -18,7 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    GuidanceParams,
+    Latent,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.families.modules import stable_audio_3
 from modelpool.pool.families.modules.stable_audio_3 import PADDING, PADDING_KEY
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -122,7 +129,7 @@ def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sam
     """With the noise of the steps that the run draws; the base model has steps of Euler."""
     whole = Whole(tmp_path, TINY, sampler=sampler)
     whole.seconds = seconds
-    (text,) = whole.texts()
+    text, _ = whole.texts()
     latent = whole.latent((text,))
     pipeline, noise = _pipeline(whole, stochastic=not sampler), ImageNoise(SEED)
     cells = -int(-seconds * RATE // CELL)
@@ -141,6 +148,26 @@ def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sam
     assert samples.shape == (int(seconds * RATE), 2)
     np.testing.assert_allclose(samples.T.clip(-1, 1), heard, atol=2e-5)
     assert samples.std() > 1e-3
+    whole.engine.close()
+
+
+def test_guidance_is_that_of_the_pipeline(tmp_path: Path) -> None:
+    """For the base model: both sides read the seconds."""
+    whole = Whole(tmp_path, TINY)
+    given = whole.texts()
+    work = SampleParams(
+        whole.model, (), OutputShape(0, 0, seconds=whole.seconds), SamplingSchedule(STEPS, "euler", "log_snr"),
+        GuidanceParams(3.0, 0.0), SEED,
+    )  # fmt: skip
+    latent = whole.run(work, *given)
+    assert isinstance(latent, Latent)
+    first = ImageNoise(SEED).draw((1, *latent.samples_CHW.shape))
+    negative = {f"negative_{name}": value for name, value in _given(given[1]).items()}
+    call = {"duration": whole.seconds, "num_inference_steps": STEPS, "latents": first, "guidance_scale": 3.0}
+    with torch.no_grad():
+        pipeline = _pipeline(whole, stochastic=False)
+        expected = pipeline(**call, **_given(given[0]), **negative, output_type="latent").audios
+    np.testing.assert_allclose(latent.samples_CHW, expected[0], atol=1e-5 * float(expected.abs().max()))
     whole.engine.close()
 
 
