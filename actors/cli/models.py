@@ -37,6 +37,9 @@ DiffusionModel = Annotated[str | None, _file("--diffusion-model", "The diffusion
 LowNoise = Annotated[
     str | None, _file("--low-noise", "The low-noise expert, for models with two experts (Wan 2.2 14B).")
 ]
+Unconditional = Annotated[
+    str | None, _file("--unconditional", "The model without text, for models that are guided by one (Ideogram 4).")
+]
 Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that contains it.")]
 TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "Repeatable, in any order.")]
 VisionEncoder = Annotated[
@@ -173,6 +176,7 @@ def assemble(
     text_encoder: TextEncoders = None,
     vision_encoder: VisionEncoder = None,
     low_noise: LowNoise = None,
+    unconditional: Unconditional = None,
     checkpoint: WholeCheckpoint = None,
     folder: Folder = None,
     force: Force = False,
@@ -188,9 +192,9 @@ def assemble(
 
     registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
     encoders = tuple(text_encoder or ())
-    files = (checkpoint, diffusion_model, vae, vision_encoder, low_noise)
-    whole, model, autoencoder, seeing, low = (file or "" for file in files)
-    chosen = SelectedFiles(whole, model, autoencoder, encoders, seeing, low)
+    files = (checkpoint, diffusion_model, vae, vision_encoder, low_noise, unconditional)
+    whole, model, autoencoder, *more = (file or "" for file in files)
+    chosen = SelectedFiles(whole, model, autoencoder, encoders, *more)
     found = assemble_files(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
     if as_json:
         print_json(sys.stdout, {"kind": "model", "name": name, "is_known": found.is_known, **plain_value(found.info)})

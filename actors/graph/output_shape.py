@@ -114,7 +114,8 @@ def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDef
     """Return the shape of what `model` decodes from a latent of this shape after the channels. Raises UnusableField for
     a latent of another kind."""
     facts, sides = model_defaults.sampling, tuple(cell * model_defaults.downscale for cell in cells[-2:])
-    if facts.audio is not None and len(cells) == 1 and (seconds := facts.audio.seconds_of(cells[0])):
+    audio = facts.audio
+    if audio is not None and len(cells) == 1 and (seconds := audio.seconds_of(cells[0], model_defaults.downscale)):
         return OutputShape(0, 0, seconds=seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
         leading = facts.video.leading

@@ -90,7 +90,8 @@ def unread_text_warnings(run: SamplingRun, positive: str, negative: str, reads_n
     model, reads_text = run.model.name, run.facts.reads_text
     if positive and not reads_text:
         yield f"prompt: ignored, model {model!r} reads no prompt"
-    if run.cfg != 1 and negative and not (reads_negative and reads_text and not run.facts.learned_negative):
+    guides_itself = run.facts.learned_negative or run.facts.has_unconditional
+    if run.cfg != 1 and negative and not (reads_negative and reads_text and not guides_itself):
         yield f"negative: ignored, model {model!r} reads no negative prompt with these settings"
 
 

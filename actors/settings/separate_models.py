@@ -28,6 +28,7 @@ class SeparateModel(Strict):
     text_encoders    the text encoders, in any order; they are identified by their content
     vision_encoder   the vision encoder, for models with an image input
     low_noise        the low-noise expert, for models with two experts
+    unconditional    the model that predicts without a text, for models that are guided by one
     """
 
     name: str
@@ -37,6 +38,7 @@ class SeparateModel(Strict):
     text_encoders: tuple[Path, ...] = ()
     vision_encoder: Path | None = None
     low_noise: Path | None = None
+    unconditional: Path | None = None
 
     @field_validator("name")
     @classmethod
@@ -48,10 +50,11 @@ class SeparateModel(Strict):
     @property
     def assembly(self) -> Assembly:
         """The catalog's form. Raises CorruptFile if it names no diffusion model, or far too many files."""
-        files = (self.checkpoint, self.diffusion_model, self.vae, self.vision_encoder, self.low_noise)
-        checkpoint, diffusion_model, vae, seeing, low = ("" if file is None else str(file) for file in files)
+        second = (self.vision_encoder, self.low_noise, self.unconditional)
+        files = (self.checkpoint, self.diffusion_model, self.vae, *second)
+        checkpoint, diffusion_model, vae, *more = ("" if file is None else str(file) for file in files)
         encoders, path = tuple(map(str, self.text_encoders)), str(Path(os.sep, "[models]", self.name))
-        return Assembly(path, checkpoint, diffusion_model, vae, encoders, seeing, low)
+        return Assembly(path, checkpoint, diffusion_model, vae, encoders, *more)
 
     def describe(self) -> list[str]:
         """Format its table as lines."""

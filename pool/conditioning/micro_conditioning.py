@@ -122,4 +122,4 @@ CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "
 
 
 SECONDS, IMAGE_CONTEXT, IMAGE_PLACES, STEP = "seconds", "image_context", "image_places", "step"
-LYRICS, SILENCE = "lyrics", "silence"
+LYRICS, SILENCE, UNCONDITIONAL = "lyrics", "silence", "unconditional"

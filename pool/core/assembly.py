@@ -23,6 +23,7 @@ class Assembly:
     text_encoders    files of text encoders; the kind of each is detected
     vision_encoder   file of the vision encoder, for models that read images
     low_noise        file of the low-noise expert; the published 14B models of Wan 2.2 have two experts
+    unconditional    file of the model that predicts without a text, for models that are guided by one (Ideogram 4)
     """
 
     path: str
@@ -32,6 +33,7 @@ class Assembly:
     text_encoders: tuple[str, ...] = ()
     vision_encoder: str = ""
     low_noise: str = ""
+    unconditional: str = ""
 
     def __post_init__(self) -> None:
         if not (self.checkpoint or self.diffusion_model):
@@ -49,7 +51,8 @@ class Assembly:
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a key of the description and its file."""
-        models = (("diffusion_model", self.diffusion_model), ("low_noise", self.low_noise))
+        second = (("low_noise", self.low_noise), ("unconditional", self.unconditional))
+        models = (("diffusion_model", self.diffusion_model), *second)
         single = (("checkpoint", self.checkpoint), *models, ("vae", self.vae), ("vision_encoder", self.vision_encoder))
         every = (*single, *(("text_encoders", file) for file in self.text_encoders))
         return tuple((key, file) for key, file in every if file)

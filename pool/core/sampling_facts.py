@@ -255,7 +255,7 @@ class AudioFacts:
     samples_per_second  for each channel
     cells               of every latent, however short the requested audio is; 0: as many as the audio has
     most_seconds        maximum length; 0: `seconds`
-    cell_samples        samples of a cell, for latents that are as long as the audio
+    cell_samples        samples of a cell, for latents that are as long as the audio; 0: as many as the VAE has
     peak                amplitude to which a clip is scaled; 0: clips keep their own
     """
 
@@ -271,15 +271,18 @@ class AudioFacts:
         """Maximum length in seconds."""
         return self.most_seconds or self.seconds
 
-    def cells_of(self, seconds: float) -> int:
-        """Return the cells of the latent of an audio clip of `seconds`."""
-        return self.cells or max(1, math.ceil(seconds * (self.samples_per_second / self.cell_samples)))
+    def cells_of(self, seconds: float, downscale: int) -> int:
+        """Return the cells of the latent of an audio clip of `seconds`; the VAE has `downscale` samples in each."""
+        samples = seconds * self.samples_per_second
+        # the length of a latent is not rounded up to one cell more
+        return self.cells or max(1, math.ceil(round(samples / (self.cell_samples or downscale), 6)))
 
-    def seconds_of(self, cells: int) -> float:
-        """Return the length of the audio of a latent of `cells`; 0 if there is no such latent."""
+    def seconds_of(self, cells: int, downscale: int) -> float:
+        """Return the length of the audio of a latent of `cells`, of `downscale` samples each by the VAE; 0 if there is
+        no such latent."""
         if self.cells:
             return self.seconds if cells == self.cells else 0.0
-        return cells * self.cell_samples / self.samples_per_second
+        return cells * (self.cell_samples or downscale) / self.samples_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +360,7 @@ class SamplingDefaults:
     image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
     motion       motion strength, 0 to 255
     sigmas       noise levels of a model that is distilled to them, without the last 0; empty: those of the schedule
+    last_cfg     largest guidance scale of the last steps (`pool.guidance.guiders`); 0: that of the others
     """
 
     steps: int
@@ -370,6 +374,7 @@ class SamplingDefaults:
     motion: int = 0
     sigmas: tuple[float, ...] = ()
     negative: str = ""
+    last_cfg: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +461,11 @@ class SamplingFacts:
     def reads_text(self) -> bool:
         """It reads a text; the others read images only."""
         return "image_context" not in self.reads or not self.reads.isdisjoint(("context", "pooled"))
+
+    @property
+    def has_unconditional(self) -> bool:
+        """A second model predicts in place of a negative prompt, which nothing reads."""
+        return "unconditional" in self.reads
 
     @property
     def aligned_schedule(self) -> str:

@@ -77,10 +77,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         latent="flux2",
     ),
     _marked(
-        "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
-        runs="Ideogram4Transformer2DModel", latent="flux2",
-    ),
-    _marked(
         "hidream_o1", "HiDream O1", "HiDreamO1",
         published("t_embedder1.mlp.0.weight", "x_embedder.proj1.weight"), latent="pixels",
     ),
@@ -134,7 +130,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         having(in_channels=32, patch_frames=2, reads_offset=False), _COGVIDEOX,
     ),
     # audio and 3D shapes
-    _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
     _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),
     _shared(other.HUNYUAN_3D_21, "hunyuan3d_21", "Hunyuan3D 2.1", "Hunyuan3Dv2_1", latent="hunyuan3d_21"),
     _marked(

@@ -69,6 +69,8 @@ _T5_PLAIN = "encoder.block.23.layer.1.DenseReluDense.wi.weight"
 _T5_KEYS = "encoder.block.0.layer.0.SelfAttention.k.weight"
 #: UMT5 has positions in every layer, T5 in the first
 _UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+#: of T5Gemma's encoder
+_NORM_BEFORE_ATTENTION = "encoder.layers.0.pre_self_attn_layernorm.weight"
 _NORM_AFTER_FEED = "model.layers.0.post_feedforward_layernorm.weight"
 _NORM_AFTER_ATTENTION = "model.layers.0.post_attention_layernorm.weight"
 _QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"
@@ -101,6 +103,10 @@ SIGNATURES: tuple[TextEncoderSignature, ...] = (
     TextEncoderSignature(
         _facts("gemma3_12b", "Gemma 3 12B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM),
         sizes=((_NORM_AFTER_ATTENTION, 0, 3840),),
+    ),
+    *(
+        TextEncoderSignature(_facts("t5gemma_b", "T5Gemma B", "t5gemma"), (f"{level}{_NORM_BEFORE_ATTENTION}",))
+        for level in ("model.", "")
     ),
     TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
     TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
@@ -297,6 +303,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "t5xxl_old": ("cosmos", {}),
     "t5_base": ("stable_audio", {ClipType.ACE: "ace_step"}),
     "gemma2_2b": ("lumina2", {}),
+    "t5gemma_b": ("stable_audio_3", {}),
     "gemma3_4b": ("newbie", {}),
     "gemma3_12b": ("ltx2", {}),
     "qwen25_3b": ("omnigen2", {}),

@@ -141,6 +141,11 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
         lambda s: 900 * min(24, s[2]) * min(320, s[-2]) * min(320, s[-1]) + 8 * _whole(s),
     ),
     "oobleck": (lambda s: 1000 * s[2] * 2048, lambda s: 1000 * s[2]),
+    # estimated, not measured: a mask of all pairs of tokens, 17 of which are one cell, and the states of a layer
+    "stable_audio_3": (
+        lambda s: 4 * (17 * s[2]) ** 2 + 40000 * 17 * s[2],
+        lambda s: 4 * (17 * s[2] / 4096) ** 2 + 40000 * 17 * s[2] / 4096,
+    ),
     "mochi": (
         lambda s: 1000 * _whole(s) * 8 * 8 * 6,
         lambda s: 1.5 * max(s[2], 7) * _last_two(s) * 8 * 8 * 6,

@@ -197,7 +197,7 @@ _TAEHV = VaeFacts(
     "taehv", "tiny autoencoder of HunyuanVideo or Wan 2.1", 16, 3,
     temporal_ratio=4, latent_formats=("hunyuan_video", "wan21"),
 )  # fmt: skip
-_FLUX2 = VaeFacts("flux2", "Flux 2", 128, encode_ratio=16, decode_ratio=16, latent_formats=("flux2",))
+_FLUX2 = VaeFacts("flux2", "Flux 2", 128, encode_ratio=16, decode_ratio=16, latent_formats=("flux2", "ideogram4"))
 _HUNYUAN_IMAGE = VaeFacts(
     "hunyuan_image", "HunyuanImage 2.1", 64,
     encode_ratio=32, decode_ratio=32, working_dtypes=HALF_FIRST, latent_formats=("hunyuan_image",),
@@ -270,6 +270,10 @@ _COGVIDEOX = VaeFacts(
     "cogvideox", "CogVideoX", 16, 3, temporal_ratio=4, working_dtypes=BFLOAT_FIRST,
     latent_formats=("cogvideox", "cogvideox_2b"),
 )  # fmt: skip
+_SAME = VaeFacts(
+    "stable_audio_3", "Stable Audio 3", 256, 1, pixel_channels=2, encode_ratio=4096, decode_ratio=4096,
+    working_dtypes=HALF_FIRST, latent_formats=("stable_audio_3",), may_offload=False,
+)  # fmt: skip
 #: its authors decode in full precision
 _ALLEGRO = VaeFacts("allegro", "Allegro", 4, 3, temporal_ratio=4, working_dtypes=(F32,), latent_formats=("allegro",))
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
@@ -279,7 +283,7 @@ FACTS: Mapping[str, VaeFacts] = {
     for facts in (
         _KL, _KL_TEMPORAL, _FLUX2, _TAESD, _CASCADE_A, _OOBLECK, _MOCHI, _COSMOS, _DC, _COGVIDEOX, _LTX_V0, _LTX_V1,
         _LTX_V2, _LTX_2, _HUNYUAN, _HUNYUAN_IMAGE, _HUNYUAN_VIDEO_15, HUNYUAN_IMAGE_REFINER, _WAN_21, _WAN_22,
-        _QWEN_IMAGE_21, _QWEN_IMAGE_LAYERED, _ALLEGRO,
+        _QWEN_IMAGE_21, _QWEN_IMAGE_LAYERED, _ALLEGRO, _SAME,
     )
 }  # fmt: skip
 
@@ -373,9 +377,6 @@ SIGNATURES: tuple[VaeSignature, ...] = (
         VaeFacts("ltx_audio", "LTX-2, audio", 8, pixel_channels=2),
         encoder=("audio_vae.encoder.", "encoder."), decoder=("audio_vae.decoder.", "decoder."),
     ),
-    VaeSignature(
-        ("decoder.layers.3.transformers.0.pre_norm.alpha",),
-        VaeFacts("stable_audio_3", "Stable Audio 3", 256, 1, pixel_channels=2, encode_ratio=4096, decode_ratio=4096),
-    ),
+    VaeSignature(("decoder.layers.3.transformers.0.pre_norm.alpha",), _SAME),
     VaeSignature(("gs.base_offset_scale",), VaeFacts("triposplat", "TripoSplat", 0, 1), decoder=("gs.", "octree.")),
 )  # fmt: skip

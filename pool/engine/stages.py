@@ -18,7 +18,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, micro_conditioning
+from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
@@ -202,7 +202,8 @@ def sample_batch(
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
     work = works[0]
-    max_batch = 0 if division is None else division.batch
+    # a model for one of the texts, and another one for the negative text
+    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
     shape_CHW, track = sampled_shape(work, latent), SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     cells = latent.sides(work.shape.width, work.shape.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
@@ -325,6 +326,8 @@ def _prompts(
         model_kwargs = [{**kwargs, LYRICS: lyrics_BLD} for kwargs in model_kwargs]
     if negative:
         model_kwargs[negative] |= image_values.negative
+        if facts.has_unconditional:
+            model_kwargs[negative] |= {UNCONDITIONAL: torch.ones(len(works), dtype=torch.bool)}
     if works[0].image is not None and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         beginning = first_frame_inputs(facts.video, first, shape_CHW[1], works[0].image.ends)

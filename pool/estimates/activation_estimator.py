@@ -242,8 +242,8 @@ class ActivationEstimator:
         """The cells of an audio latent; 0 for other work."""
         if not isinstance(work, SampleParams | DecodeParams) or not work.shape.seconds:
             return 0
-        audio = self._open(model).latent.audio
-        return 0 if audio is None else audio.cells_of(work.shape.seconds)
+        latent = self._open(model).latent
+        return 0 if latent.audio is None else latent.audio.cells_of(work.shape.seconds, latent.downscale)
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
@@ -504,11 +504,19 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            return (*size, work.reads_negative, work.schedule.sampler, counted_options(work.options), *reads)
+            return (
+                *size,
+                work.shape.seconds,
+                work.reads_negative,
+                work.schedule.sampler,
+                counted_options(work.options),
+                *reads,
+            )
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
-            return (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
+            shape = work.shape
+            return (stage_of(work), shape.width, shape.height, shape.frames, shape.leading, shape.seconds)
 
 
 def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:

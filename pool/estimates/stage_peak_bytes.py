@@ -161,8 +161,8 @@ def sample_bytes(
     """
     track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     options = CountedOptions.of(work, diffusion_model.module, facts.model, track)
-    if work.options.skips_by_content:
-        max_batch = 1  # the cache decides for each text
+    if work.options.skips_by_content or facts.has_unconditional:
+        max_batch = 1  # the cache decides for each text; a second model reads the negative one
     if facts.writes_tokens and not work.regions:
         max_batch = 1  # a negative prompt has no tokens
     lengths, regional = list(context_tokens), len(work.regions)

@@ -56,6 +56,10 @@ _CONNECTED: Mapping[str, FamilyDefinition] = {
 }
 #: tables of words in diffusion models that are their text encoders
 _TABLES = {family.name: family.words for family in defined_families() if family.words}
+#: name in its diffusion model of the second model of a family, which predicts without a text
+UNCONDITIONAL: Mapping[str, str] = {
+    family.name: family.unconditional for family in defined_families() if family.unconditional
+}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
@@ -126,6 +130,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             defaults=SamplingDefaults(
                 *(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance, facts.image_cfg),
                 negative=facts.negative,
+                last_cfg=facts.last_cfg,
             ),
         ),
         text_set=name,
@@ -227,7 +232,18 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     if family.name in _CONNECTED:
         inside = _inside(_CONNECTED[family.name], found.prefix)
         extra |= {role: inside for role, kind in family.architectures.items() if kind is Architecture.TEXT_CONNECTOR}
-    return with_text_vision(replace(family, prefixes=prefixes, texts=texts, extra_prefixes=extra), shapes)
+    placed = replace(family, prefixes=prefixes, texts=texts, extra_prefixes=extra)
+    return with_unconditional(with_text_vision(placed, shapes), shapes)
+
+
+def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:
+    """Return `family`, guided by the second model of its diffusion model if `shapes` has it."""
+    if family.name not in UNCONDITIONAL:
+        return family
+    start = f"{family.prefixes[Role.DIFFUSION_MODEL]}{UNCONDITIONAL[family.name]}."
+    if not any(key.startswith(start) for key in shapes):
+        return family
+    return replace(family, sampling=replace(family.sampling, reads=family.sampling.reads | {"unconditional"}))
 
 
 def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:

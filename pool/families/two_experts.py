@@ -60,15 +60,22 @@ def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: st
     low = recognise_diffusion(second)
     if low is None:
         raise UnknownArchitecture(f"its low-noise expert{_in(of)} is not a known diffusion model")
-    differing = [
-        f"{key}: {low.config.get(key)}, expected {value}"
-        for key, value in found.config.items()
-        if low.config.get(key) != value
-    ]
-    if low.name != found.name or differing:
-        difference = "; ".join(differing) or f"expected {found.title} like its high-noise expert"
-        raise UnknownArchitecture(f"its low-noise expert{_in(of)} is {low.title} with different sizes: {difference}")
+    if difference := differing(found, low, "its high-noise expert"):
+        raise UnknownArchitecture(f"its low-noise expert{_in(of)} is {difference}")
     return family
+
+
+def differing(found: DiffusionFacts, other: DiffusionFacts, of: str) -> str:
+    """Return what `other` is unless it has the family and the sizes of `found`, which is `of` the model; else empty."""
+    sizes = [
+        f"{key}: {other.config.get(key)}, expected {value}"
+        for key, value in found.config.items()
+        if other.config.get(key) != value
+    ]
+    if other.name == found.name and not sizes:
+        return ""
+    difference = "; ".join(sizes) or f"expected {found.title} like {of}"
+    return f"{other.title} with different sizes: {difference}"
 
 
 def misassigned(high: str, low: str) -> str:

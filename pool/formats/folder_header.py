@@ -1,7 +1,8 @@
 """Reads the components of a diffusers folder as one `Header`. Torch-free; reads headers and small JSON files.
 
-The keys of a component's tensors begin with the name of its folder, "unet.conv_in.weight"; the configurations of the
-components are in `Header.configs`. Components that generate no image (safety checkers, tokenizers) are left out.
+The keys of a component's tensors begin with the name of its folder, "unet.conv_in.weight", except for a model that is
+part of another one; the configurations of the components are in `Header.configs`. Components that generate no image
+(safety checkers, tokenizers) are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 
 #: folder of the model with which Stable Audio embeds durations
 PROJECTION = "projection_model"
+#: folder of the model with which Stable Audio 3 embeds them
+DURATION_FOLDER = "duration_embedder"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
 #: the folder with the projection of views (Zero123)
@@ -27,11 +30,15 @@ CONNECTORS, AUDIO_VAE, VOCODER = "connectors", "audio_vae", "vocoder"
 WRITER_FOLDER = "vision_language_encoder"
 #: folder of the model with which ACE-Step 1.5 encodes texts and lyrics
 CONDITION_ENCODER = "condition_encoder"
+#: the folder of a model without texts that guides another one (Ideogram 4), of which its tensors are a part
+UNCONDITIONAL_FOLDER = "unconditional_transformer"
+#: where the keys of a folder begin, if not with its name
+_PLACES = {UNCONDITIONAL_FOLDER: "transformer.unconditional"}
 #: component folders whose weights are read
 COMPONENT_FOLDERS = (
-    *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
+    *("unet", "transformer", "transformer_2", UNCONDITIONAL_FOLDER, "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
-    *(PROJECTION, NORMALIZER, VIEW_PROJECTION, CONNECTORS, AUDIO_VAE, VOCODER),
+    *(PROJECTION, DURATION_FOLDER, NORMALIZER, VIEW_PROJECTION, CONNECTORS, AUDIO_VAE, VOCODER),
     WRITER_FOLDER,
     CONDITION_ENCODER,
 )
@@ -53,9 +60,9 @@ def read_folder_header(path: str | os.PathLike[str], read: Callable[[str], Heade
         part = folder.components.get(name)
         if part is None or not part.weights:
             continue
-        header = read(part.weights)
+        header, place = read(part.weights), _PLACES.get(name, name)
         for key, entry in header.tensors.items():
-            tensors[f"{name}.{key}"] = replace(entry, name=f"{name}.{key}", path=header.path_of(key))
+            tensors[f"{place}.{key}"] = replace(entry, name=f"{place}.{key}", path=header.path_of(key))
         files |= header.files
         metadata = metadata or header.metadata
     if not tensors:

@@ -29,7 +29,7 @@ ENDING = ".model.json"
 FORMAT = 1
 
 #: keys of a description besides its format
-KEYS = ("checkpoint", "diffusion_model", "low_noise", "vae", "vision_encoder", "text_encoders")
+KEYS = ("checkpoint", "diffusion_model", "low_noise", "unconditional", "vae", "vision_encoder", "text_encoders")
 
 
 def is_description(path: str | os.PathLike[str]) -> bool:

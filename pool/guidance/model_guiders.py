@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,10 @@ from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.families.parts.sound import SoundTrack
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
 from modelpool.pool.guidance.guiders import (
+    LAST_STEPS_SHARE,
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
+    EasedGuidance,
     Guider,
     RescaledGuidance,
     SoundGuidance,
@@ -47,7 +50,7 @@ def guider_of(
     """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
     are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed."""
     zero, rescaled = work.options.cfg_zero, work.options.rescale_cfg
-    guider = _guider_of_model(facts, work, cond, shape_BC, device, memory)
+    guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
         guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
     if rescaled is None:
@@ -62,6 +65,7 @@ def _guider_of_model(
     shape_BC: tuple[int, ...],
     device: torch.device,
     memory: GuidanceMemory,
+    step: Callable[[], int],
 ) -> Guider:
     guidance = None if facts.defaults is None else facts.defaults.guidance
     if guidance in PER_FRAME:
@@ -81,6 +85,9 @@ def _guider_of_model(
         return SoundGuidance(work.guidance.cfg, replace(track, facts=replace(track.facts, cfg=cfg, rescale=rescaled)))
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
+    if facts.defaults is not None and facts.defaults.last_cfg:
+        late = work.schedule.steps - math.ceil(work.schedule.steps / LAST_STEPS_SHARE)
+        return EasedGuidance(work.guidance.cfg, facts.defaults.last_cfg, lambda: step() >= late)
     if work.guidance.without_image:
         return TextAndImageGuidance(work.guidance.cfg, work.guidance.image_cfg)
     return ClassifierFreeGuidance(work.guidance.cfg)

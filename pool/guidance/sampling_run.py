@@ -33,6 +33,9 @@ from modelpool.pool.sampling.sampler_step import SamplerSettings
 from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise
 from modelpool.pool.sampling.schedules import SigmaTable, explicit_sigmas, make_sigmas
 
+#: level of a flow above which a run without an image begins with the noise itself, as pipelines do
+NOISE_ALONE = 0.999
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagesToDenoise:
@@ -175,9 +178,10 @@ def _initial_latent(
     """Return the initial latent: noise at the first level, added to the start latent."""
     sigma = float(sigmas[0])
     is_flow = call.prediction is Prediction.FLOW
-    x_BCHW = noise_BCHW * (sigma if is_flow else _initial_scale(sigma, call.table))
     if start_BCHW is None:
-        return first_frame.initial_latent(x_BCHW)
+        scale = (1.0 if sigma > NOISE_ALONE else sigma) if is_flow else _initial_scale(sigma, call.table)
+        return first_frame.initial_latent(noise_BCHW * scale)
+    x_BCHW = noise_BCHW * (sigma if is_flow else _initial_scale(sigma, call.table))
     return x_BCHW + start_BCHW.to(noise_BCHW.device) * (1.0 - sigma if is_flow else 1.0)
 
 

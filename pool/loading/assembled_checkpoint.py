@@ -28,7 +28,7 @@ from modelpool.pool.families.modules.stable_diffusion_xl import SDXL, SDXL_REFIN
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
-from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.families.transformer_families import TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.families.two_experts import misassigned
 from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
@@ -40,6 +40,8 @@ from modelpool.pool.loading.assembled_parts import (
     markers_of,
     part_of,
     second_model,
+    swapped_unconditional,
+    unconditional_model,
     without_prefix,
 )
 from modelpool.pool.loading.vision_fit import vision_encoder_name
@@ -164,6 +166,9 @@ def _assemble(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_Assem
         problems += _add_second(assembler, main, read(assembly.low_noise), model)
     elif main is not base:
         problems += _keep_second(assembler, (main, base), model)
+    if assembly.unconditional:
+        prefix = model.prefix if main is base else family.prefixes[Role.DIFFUSION_MODEL]
+        problems += _add_unconditional(assembler, main, read(assembly.unconditional), model, prefix)
     if assembly.vae and Role.VAE not in family.prefixes:
         problems.append(f"{assembly.vae} is its VAE, which is not used: {family.title} has none")
     elif assembly.vae:
@@ -195,6 +200,27 @@ def _add_second(assembler: _Assembler, main: Header, low: Header, model: Diffusi
     assembler.add(Role.DIFFUSION_MODEL_2, part)
     misplaced = misassigned(main.path, low.path)
     return [misplaced] if misplaced else []
+
+
+def _add_unconditional(
+    assembler: _Assembler, main: Header, other: Header, model: DiffusionFacts, prefix: str
+) -> list[str]:
+    """Add the diffusion model of `other` to that of `main`, which is `model` and whose keys begin with `prefix`, as the
+    one that predicts without a text; return the reasons if that is impossible."""
+    name = UNCONDITIONAL.get(assembler.family.name)
+    if name is None:
+        return [
+            f"{other.path} is for predictions without a text, but {assembler.family.title} needs no model for these"
+        ]
+    try:
+        part = unconditional_model(other, model, name)
+    except UnknownArchitecture as error:
+        return [str(error)]
+    start = f"{prefix}{name}."
+    assembler.tensors = {key: entry for key, entry in assembler.tensors.items() if not key.startswith(start)}
+    assembler.take(part.header, {key: start + bare for bare, key in part.keys.items()})
+    swapped = swapped_unconditional(main.path, other.path)
+    return [swapped] if swapped else []
 
 
 def _keep_second(assembler: _Assembler, files: Iterable[Header | None], model: DiffusionFacts) -> list[str]:

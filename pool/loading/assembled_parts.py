@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,12 @@ from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusi
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX, split, split_second
 from modelpool.pool.families.parts.family import Family
-from modelpool.pool.families.two_experts import two_expert_family
+from modelpool.pool.families.two_experts import differing, two_expert_family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.quant.detect_layers import layers_in_file, logical_shapes
 
+#: sizes of a model that tell whether a second one is part of it
+_TELL_OF_SECOND = ("has_unconditional",)
 #: copies of the weights from before the end of training
 _EMA_PREFIX = "model_ema."
 
@@ -98,6 +101,29 @@ def second_model(header: Header, model: DiffusionFacts) -> tuple[Family, Assembl
     start = len(found.prefix)
     family = two_expert_family(model, {key[start:]: shape for key, shape in part.shapes.items()}, header.path)
     return family, replace(part, keys=without_prefix(part.keys, found.prefix))
+
+
+def unconditional_model(header: Header, model: DiffusionFacts, name: str) -> AssemblyPart:
+    """Return the diffusion model in a file as the one that predicts without a text next to `model`, where it is `name`.
+    Raises UnknownArchitecture if it has not the sizes of `model`, and as `diffusion_model_of`."""
+    found = diffusion_model_of(header)
+    alone = replace(found, config={**found.config, **{key: model.config[key] for key in _TELL_OF_SECOND}})
+    if difference := differing(model, alone, "the model that reads the text"):
+        raise UnknownArchitecture(f"its model without text in {header.path} is {difference}")
+    inner = f"{found.prefix}{name}."
+    part = part_of(header, (key for key in keys_of_model(header, found) if not key.startswith(inner)))
+    return replace(part, keys=without_prefix(part.keys, found.prefix))
+
+
+def swapped_unconditional(main: str, other: str) -> str:
+    """Return an error message if both files are the same, or if a name tells that they are swapped; empty if neither.
+    `main` reads the text, `other` does not."""
+    if os.path.realpath(main) == os.path.realpath(other):
+        return f"{main} is used for predictions with a text and without, expected two files"
+    is_without, is_other = ("uncond" in os.path.basename(file).lower() for file in (main, other))
+    if is_without and not is_other:
+        return f"{main} is used as the model that reads the text, but its name says that it reads none"
+    return ""
 
 
 def bundled_second_model(header: Header, model: DiffusionFacts) -> tuple[Family, AssemblyPart] | None:

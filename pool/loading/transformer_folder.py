@@ -17,9 +17,15 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, other_texts, with_text_vision
+from modelpool.pool.families.transformer_families import (
+    DISTILLED,
+    TRANSFORMERS,
+    other_texts,
+    with_text_vision,
+    with_unconditional,
+)
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
+from modelpool.pool.formats.folder_header import CLASS_KEY, DURATION_FOLDER, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import finite_number
@@ -91,6 +97,8 @@ _FLOW_DEFAULTS: FolderConfig = {
     "max_image_seq_len": 4096,
     "shift_terminal": None,
 }
+#: folder of the model that embeds seconds, if it is not that of Stable Audio 1
+_SECONDS_FOLDERS = {"stable_audio_3": DURATION_FOLDER}
 
 
 def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:
@@ -111,7 +119,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     is_distilled = base.name in DISTILLED and _says_distilled(base, header.configs)
     base = DISTILLED[base.name] if is_distilled else base
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
-    _check_scheduler(base, header.configs.get(SCHEDULER, {}))
+    scheduler = header.configs.get(SCHEDULER, {})
+    _check_scheduler(base, scheduler)
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     sound = tuple(prefix.removesuffix(".") for prefix in base.extra_prefixes.get(Role.VAE, ()))
@@ -119,7 +128,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     if not any(key.startswith(base.extra_prefixes.get(Role.VAE, ())) for key in shapes) and base.name in _SILENT:
         sound = ()
     has_projection = any(role.is_diffusion_model for role in base.extra_prefixes)
-    extra = base.companion or (PROJECTION if has_projection else "")
+    extra = base.companion or (_SECONDS_FOLDERS.get(base.name, PROJECTION) if has_projection else "")
     needed = [*folders.values(), *([extra] if extra else ()), *sound]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing and (whole or extra in missing):
@@ -127,7 +136,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     absent = [role for role, name in folders.items() if name in missing]
     # the pipeline has a shift of its own for distilled models
     has_own = is_distilled or base.name in _OWN_LEVELS
-    noise = base.sampling.noise if has_own else _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    noise = base.sampling.noise if has_own else _noise(base.sampling.noise, scheduler)
     base = _with_levels(base, header.configs)
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
@@ -147,7 +156,8 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         scaling_factor=scale,
         latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
     )
-    return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
+    family = with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
+    return with_unconditional(family, shapes)
 
 
 def _with_latents(base: Family, config: FolderConfig) -> Family:
@@ -221,6 +231,9 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
     if base.name in _FIXED_SHIFTS and config.get("use_dynamic_shifting") is True:
         expected = f"false: the pipeline of {base.title} does not pass the size of an image to the scheduler"
         raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
+    by_size = base.name in _OWN_LEVELS and base.sampling.noise.shift_by_size is not None
+    if by_size and (shift := number_in(SCHEDULER, config, "shift", 1.0)) != 1.0:
+        raise wrong_value(SCHEDULER, "shift", shift, f"1: the pipeline of {base.title} computes the noise levels")
 
 
 def _models(

@@ -12,13 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.families.modules import stable_audio_3
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.modules.stable_audio_3 import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover, key_map_of
 from modelpool.pool.models.common.diffusers_private import Converter, converter
-from modelpool.pool.models.common.fitted_key_map import fitted, within
+from modelpool.pool.models.common.fitted_key_map import fitted
 from modelpool.pool.models.common.module_classes import (
     config_of,
     configuration_errors,
@@ -29,8 +31,14 @@ from modelpool.pool.models.common.module_classes import (
 from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae, sound_configs, sound_prefixes
 from modelpool.pool.models.common.vae_compression import recognised_for
 from modelpool.pool.models.common.view_projection import PROJECTION, empty_projection, projection_tensors
-from modelpool.pool.models.diffusion.audio_seconds import converted_seconds, plan_seconds
+from modelpool.pool.models.diffusion.audio_seconds import (
+    converted_duration,
+    converted_seconds,
+    plan_duration,
+    plan_seconds,
+)
 from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
+from modelpool.pool.models.diffusion.meta_module import empty_module as empty_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
 from modelpool.pool.models.text.classes import fill_tables as fill_text_tables
 from modelpool.pool.models.text.connectors import plan_connectors
@@ -135,16 +143,22 @@ def _view_plan(module: nn.Module, shapes: Mapping[str, Shape], prefix: str, conv
 
 def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
     """Plan an audio diffusion model, including the model that embeds seconds. Raises UnknownArchitecture."""
-    model, seconds = plan_diffusion_model(shapes, prefix, config=config), plan_seconds(shapes)
-    module = model.empty()
-    module.add_module(SECONDS, seconds.empty())
+    model = plan_diffusion_model(shapes, prefix, config=config)
+    is_third = model.recognised.name == stable_audio_3.FAMILIES[0].name
+    name, seconds = (DURATION, plan_duration(shapes)) if is_third else (SECONDS, plan_seconds(shapes))
+    convert_seconds = converted_duration if is_third else converted_seconds
+    module = empty_diffusion_model(model.architecture.module, model.config)
+    module.add_module(name, seconds.empty())
 
     def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {key: tensor for key, tensor in tensors.items() if key.startswith(model.recognised.prefix)}
-        embedding = {f"{SECONDS}.{name}": tensor for name, tensor in converted_seconds(tensors).items()}
+        start = model.recognised.prefix
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(start)}
+        own |= {start + key: tensor for key, tensor in tensors.items() if is_third and key == PADDING_KEY}
+        embedding = {f"{name}.{key}": tensor for key, tensor in convert_seconds(tensors).items()}
         return {**converted(model.architecture, model.recognised, own), **embedding}
 
-    return ComponentPlan(module, within(discover(shapes, convert), module.state_dict()), _nothing)
+    key_map = fitted(discover(shapes, convert), module, f"recognised as {model.recognised.title}, but")
+    return ComponentPlan(module, key_map, _nothing)
 
 
 def _with_sound(family: Family, shapes: Mapping[str, Shape], plan: ComponentPlan) -> ComponentPlan:

@@ -48,9 +48,9 @@ _FRAMES = 4
 
 def latent_shape(width: int, height: int, frames: int, latent: LatentFacts, seconds: float = 0.0) -> tuple[int, ...]:
     """Return the latent shape of an image of this size, or of a video of `frames`: [C, H, W] or [C, T, H, W]; of audio
-    of `seconds`, [C, L]."""
+    of `seconds`, unless its length is fixed, [C, L]."""
     if latent.audio is not None:
-        return latent.channels, latent.audio.cells_of(seconds)
+        return latent.channels, latent.audio.cells_of(seconds, latent.downscale)
     cells = latent.sides(width, height)
     if not frames:
         return (latent.channels, *cells)

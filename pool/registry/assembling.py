@@ -32,6 +32,7 @@ _KINDS: dict[str, tuple[frozenset[FileKind], str]] = {
     "checkpoint": (frozenset({FileKind.CHECKPOINT}), "checkpoint"),
     "diffusion_model": (MODELS, "diffusion model"),
     "low_noise": (MODELS, "diffusion model"),
+    "unconditional": (MODELS, "diffusion model"),
     "vae": (frozenset({FileKind.VAE, FileKind.CHECKPOINT}), "VAE"),
     "text_encoders": (frozenset({FileKind.TEXT_ENCODER, FileKind.CHECKPOINT}), "text encoder"),
     "vision_encoder": (frozenset({FileKind.CLIP_VISION, FileKind.CHECKPOINT}), "vision encoder"),
@@ -53,6 +54,7 @@ class SelectedFiles:
     text_encoders: tuple[str, ...] = ()
     vision_encoder: str = ""
     low_noise: str = ""
+    unconditional: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def assemble(
         tuple(_path(registry, "text_encoders", encoder) for encoder in chosen.text_encoders),
         _path(registry, "vision_encoder", chosen.vision_encoder),
         _path(registry, "low_noise", chosen.low_noise),
+        _path(registry, "unconditional", chosen.unconditional),
     )
     expect_complete(registry, found, allow_pickle)
     place = Path(os.path.abspath(folder)) if folder is not None else _folder_containing(registry, found.files)

@@ -50,6 +50,8 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "linspace_open": "Linspace Open",
         "scm": "SCM",
         "half_last": "Half Last",
+        "logit_normal": "Logit Normal",
+        "log_snr": "Log SNR",
         "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",
         "ays_sdxl": "Align Your Steps SDXL",

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from types import MappingProxyType
 
 import torch
@@ -482,6 +483,41 @@ def _share(ratio: float) -> float:
     return ratio / (1.0 + ratio)
 
 
+#: deviation of the logarithm of the noise relative to the image, and its bounds in a flow
+_LOGIT_DEVIATION, _LEAST_LOGIT, _MOST_LOGIT = 1.5, -7.5, 9.0
+
+
+def _logit_normal(steps: int, table: SigmaTable) -> list[float]:
+    """The logarithm of the noise relative to the image is at even quantiles of a normal distribution, whose mean is
+    that of the shift. Source: diffusers' Ideogram4Pipeline. Without a flow, the distribution ends with the levels of
+    the table."""
+    normal = NormalDist(sigma=_LOGIT_DEVIATION)
+    if not isinstance(table, FlowTable):
+        lowest, highest = table.deviations
+        low, high = normal.cdf(math.log(lowest)), normal.cdf(math.log(highest))
+        quantiles = [high + (low - high) * step / steps for step in range(1, steps)]
+        return [table.sigma_max, *(table.level(math.exp(normal.inv_cdf(quantile))) for quantile in quantiles)]
+    mean, levels = math.log(table.shift), [_share(math.exp(_MOST_LOGIT))]
+    for step in range(1, steps):
+        logit = mean + normal.inv_cdf(1.0 - step / steps)
+        level = _share(math.exp(min(max(logit, _LEAST_LOGIT), _MOST_LOGIT)))
+        levels.append(min(level, levels[-1] * (1.0 - 1e-6)))  # beyond the bounds, levels would be equal
+    return levels
+
+
+#: bounds of the logarithm of the signal relative to the noise in a flow
+_LEAST_SNR, _MOST_SNR = -6.2, 2.0
+
+
+def _log_snr(steps: int, table: SigmaTable) -> list[float]:
+    """Even logarithms of the signal relative to the noise; the first level is replaced by the highest one. Source:
+    diffusers' StableAudio3Pipeline. Without a flow, the logarithms are those of the table's levels."""
+    if isinstance(table, FlowTable):
+        ratios = torch.sigmoid(-(_MOST_SNR - torch.linspace(1.0, 0.0, steps + 1) * (_MOST_SNR - _LEAST_SNR)))
+        return [table.sigma_max, *ratios[1:-1].tolist()]
+    return _exponential(steps, table)
+
+
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
     """Return a schedule through 11 published levels for 10 steps."""
 
@@ -542,6 +578,8 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "linspace_open": _linspace_open,
         "scm": _scm,
         "half_last": _half_last,
+        "logit_normal": _logit_normal,
+        "log_snr": _log_snr,
         "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),

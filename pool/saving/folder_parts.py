@@ -16,9 +16,9 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLFlux2, AutoencoderKLWan
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     BertModel,
     CLIPTextConfig,
@@ -33,14 +33,22 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.modules.ace_step import SILENCE
+from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE
+from modelpool.pool.families.modules.ideogram4 import UNCONDITIONAL
 from modelpool.pool.families.modules.ltx2 import AUDIO_FOLDERS
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.modules.stable_audio_3 import DURATION
 from modelpool.pool.families.modules.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.formats.folder_header import NORMALIZER, PROJECTION
+from modelpool.pool.formats.folder_header import (
+    CONDITION_ENCODER,
+    DURATION_FOLDER,
+    NORMALIZER,
+    PROJECTION,
+    UNCONDITIONAL_FOLDER,
+)
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
@@ -48,9 +56,11 @@ from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
 from modelpool.pool.mapping.tensor_bytes import cast_tensor, computed_tensor, copied_tensor
 from modelpool.pool.models.common.module_classes import empty_module, module_from_config
 from modelpool.pool.models.component_plans import plan_component
+from modelpool.pool.models.diffusion.audio_seconds import StableAudio3DurationEmbedder
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.text.classes import GlmImageWriter
 from modelpool.pool.models.vae.build import MissingHalf
+from modelpool.pool.models.vae.codec import statistics_in_folder
 from modelpool.pool.models.vae.sound import SOUND, sound_of
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.patches.patch_set import PatchSet
@@ -78,6 +88,14 @@ _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"samp
 _CASCADE_VAE = "cascade_a"
 #: beginning of the names of what decodes audio in the module of a VAE
 _OF_SOUND = f"{SOUND}."
+#: folders of models that are part of a diffusion model here, by their names in it; and arguments that tell of these
+_APART = {
+    SECONDS: PROJECTION,
+    DURATION: DURATION_FOLDER,
+    UNCONDITIONAL: UNCONDITIONAL_FOLDER,
+    COMPANION: CONDITION_ENCODER,
+}
+_OF_WHOLE = frozenset({"has_unconditional"})
 #: class of the VAE of Wan 2.1 in the pipelines of some families
 _VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
 #: the text encoder that has a vision part
@@ -149,14 +167,9 @@ def parts_of(
         return
     weights = ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
     config = _model_config(checkpoint, role) if _has_own_config(checkpoint, role) else None
-    if architectures[role] is Architecture.AUDIO_TRANSFORMER:
-        seconds = module.get_submodule(SECONDS)
-        delattr(module, SECONDS)
-        names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
-        yield _part(role, PROJECTION, seconds, _tensors(weights, names, dtype))
-        yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
-    elif role is Role.DIFFUSION_MODEL and (companion := checkpoint.family.companion):
-        yield from _with_companion(module, companion, folder, weights, dtype, config)
+    apart = next((name for name in _APART if name in dict(module.named_children())), "")
+    if role is Role.DIFFUSION_MODEL and apart:
+        yield from _with_part_apart(module, apart, folder, weights, dtype, config)
     elif _is_llava_text(checkpoint, role):
         vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         yield _part(role, folder, llava(module, vision.built.module), llava_tensors(weights, vision, dtype))
@@ -206,24 +219,27 @@ def _tokenizer(checkpoint: Checkpoint, role: Role, module: nn.Module) -> TextTok
         return None
 
 
-def _with_companion(
+def _with_part_apart(
     module: nn.Module,
-    companion: str,
+    apart: str,
     folder: str,
     weights: ComponentWeights,
     dtype: torch.dtype | None,
     config: Mapping[str, Any] | None,
 ) -> Iterator[FolderPart | MissingPart]:
-    """Yield the folders of the diffusion model `module` and of its part `companion`."""
-    role, start = Role.DIFFUSION_MODEL, f"{companion}."
-    part = module.get_submodule(companion)
-    delattr(module, companion)
+    """Yield the folders of the diffusion model `module` and of its part `apart`."""
+    role, start = Role.DIFFUSION_MODEL, f"{apart}."
+    inner = module.get_submodule(apart)
+    delattr(module, apart)
+    config = None if config is None else {key: value for key, value in config.items() if key not in _OF_WHOLE}
     names = {name: name.removeprefix(start) for name in weights.shapes if name.startswith(start)}
-    if SILENCE not in names.values():
-        yield MissingPart(companion, f"the file has no {SILENCE}, which pipelines read")
+    if apart == COMPANION and SILENCE not in names.values():
+        yield MissingPart(_APART[apart], f"the file has no {SILENCE}, which pipelines read")
     else:
-        yield _part(role, companion, part, _tensors(weights, names, dtype))
-    yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
+        tensors = (*_tensors(weights, names, dtype), *_tables(inner))
+        yield _part(role, _APART[apart], inner, tensors, config if type(inner) is type(module) else None)
+    own = (*_tensors(weights, _same(weights.shapes.keys() - names), dtype), *_buffers(weights, start))
+    yield _part(role, folder, module, own, config)
 
 
 def normalizer_part(checkpoint: Checkpoint) -> FolderPart | None:
@@ -271,7 +287,7 @@ def _extra_tensors(
 ) -> Iterator[TensorToWrite]:
     """Yield what the class has in addition to our parameters: statistics of norms, and of a BERT a part that no model
     reads."""
-    for name, value in weights.statistics().items():
+    for name, value in (weights.statistics() | _latent_statistics(checkpoint, weights.built.module)).items():
         if name.startswith(_OF_SOUND):
             continue
         yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
@@ -282,6 +298,28 @@ def _extra_tensors(
                 copied_tensor(checkpoint.mapped, key) if dtype is None else cast_tensor(checkpoint.mapped, key, dtype)
             )
             yield replace(tensor, name=name)
+
+
+def _buffers(weights: ComponentWeights, without: str) -> Iterator[TensorToWrite]:
+    """Yield the buffers of the file, but those of the part whose names begin with `without`."""
+    for name, value in weights.statistics().items():
+        if not name.startswith(without):
+            yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
+
+
+def _tables(module: nn.Module) -> Iterator[TensorToWrite]:
+    """Yield the table of a model of seconds that its class in diffusers loads and ours computes."""
+    for name, value in module.named_buffers():
+        if isinstance(module, StableAudio3DurationEmbedder):
+            yield computed_tensor(name, value.dtype, tuple(value.shape), value.clone)
+
+
+def _latent_statistics(checkpoint: Checkpoint, module: Any) -> dict[str, Tensor]:
+    """Return the statistics of latents that the pipeline reads in the VAE, where the VAE of a file may have others."""
+    latent = checkpoint.latent
+    if not (latent.means and isinstance(module, AutoencoderKLFlux2)):
+        return {}
+    return statistics_in_folder(latent.means, latent.deviations, module.config.batch_norm_eps)
 
 
 def _part(

@@ -18,8 +18,8 @@ from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySiz
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
-from modelpool.pool.formats.folder_header import CONNECTORS, PROJECTION, VOCODER
+from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
+from modelpool.pool.formats.folder_header import CONNECTORS, DURATION_FOLDER, PROJECTION, UNCONDITIONAL_FOLDER, VOCODER
 from modelpool.pool.loading.transformer_folder import (
     BOUNDARY,
     DISTILLED_KEY,
@@ -36,6 +36,8 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
+#: the same of Stable Audio 3
+DURATION_LIBRARY = "stable_audio_3"
 #: the same with models of LTX-2 that are no part of the transformer
 LTX_2_LIBRARY = "ltx2"
 
@@ -76,6 +78,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     missing: Mapping[str, str] = _MISSING.get(family.name, {})
     if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing
+    if family.name in UNCONDITIONAL and not family.sampling.has_unconditional:
+        missing = {**missing, UNCONDITIONAL_FOLDER: "the checkpoint has no model that predicts without a text"}
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
@@ -97,7 +101,11 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={PROJECTION: PROJECTION_LIBRARY, **_LIBRARIES.get(family.name, {})},
+        libraries={
+            PROJECTION: PROJECTION_LIBRARY,
+            DURATION_FOLDER: DURATION_LIBRARY,
+            **_LIBRARIES.get(family.name, {}),
+        },
         guiders=_guiders(family),
         missing=missing,
     )

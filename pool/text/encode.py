@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -228,7 +228,9 @@ def _read(
         z = found.last_hidden_state
     elif reading.layers or reading.every_layer or left_out or not reading.final_norm:
         deepest = max(reading.layers, default=layers - left_out)
-        with _first_layers(text_model, deepest + 1):  # the state after the last layer that runs would be normalised
+        # the state after the last layer that runs would be normalised
+        is_last = bool(reading.layers) and deepest == layers
+        with _first_layers(text_model, deepest + 1), _without_norm(text_model) if is_last else nullcontext():
             found = module(**inputs, output_hidden_states=True)
         z = _chosen(text_model, found.hidden_states, reading, left_out)
     else:

@@ -62,6 +62,7 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         " or mistralai/Ministral-3-3B-Instruct-2512",
     ),
     "gemma": TokenizerFacts("Gemma", "<bos>", published="tokenizer.json or tokenizer.model of google/gemma-2-2b"),
+    "t5gemma": TokenizerFacts("T5Gemma", published="tokenizer.json or tokenizer.model of google/t5gemma-b-b-ul2"),
     "glm": TokenizerFacts(
         "GLM 4", "[gMASK] <sop>", pads=("<|endoftext|>",), published="tokenizer.json of THUDM/CogView4-6B"
     ),
@@ -88,7 +89,7 @@ KINDS: Mapping[str, str] = {
     "t5xxl": "t5", "t5xxl_old": "t5", "t5_base": "t5", "t5xl": "t5", "umt5_xxl": "umt5", "hydit_bert": "bert",
     "byt5_small_glyph": "byt5",
     "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
-    "ministral3_3b": "mistral", "gemma2_2b": "gemma",
+    "ministral3_3b": "mistral", "gemma2_2b": "gemma", "t5gemma_b": "t5gemma",
     "gemma3_4b": "gemma", "gemma3_12b": "gemma",
     "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",

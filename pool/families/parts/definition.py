@@ -125,6 +125,8 @@ class FamilyDefinition:
     distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
     distilled_entries  entries of the model's configuration, one of which says so; empty: an entry of the index does
     two_experts  two models of the family as experts for high and low noise; None if there are none
+    unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
+                 may lack; empty: there is none
 
     LoRA and saving:
     lora      names of its weights in LoRA files
@@ -201,6 +203,7 @@ class FamilyDefinition:
     companion: str = ""
     own_levels: bool = False
     two_experts: TwoExperts | None = None
+    unconditional: str = ""
 
     @property
     def layout_names(self) -> LayoutNames | None:

@@ -37,6 +37,7 @@ of time.
  next_level           [B]         the level after this step, for models that learned complete steps ("mean flow")
  lyrics               [B,L,D]     embedded tokens of lyrics, before the model has encoded them with the context
  source               [B,C,L]     latent of the audio that a model of music reads next to the noisy one
+ unconditional        [B]         present if the prediction is that of the module's second model, which reads no text
  ===================  ==========  ===================================================================================
 """
 

@@ -70,6 +70,7 @@ class ModelFacts:
     low_cfg         default guidance scale of the low-noise expert
     image_cfg       default guidance scale of the image, for models guided by text and image
     negative        negative prompt of requests that set none
+    last_cfg        largest guidance scale of the last steps; 0: that of the others
     sources         where the figures are from
     """
 
@@ -106,6 +107,7 @@ class ModelFacts:
     low_cfg: float = 0.0
     image_cfg: float = 0.0
     negative: str = ""
+    last_cfg: float = 0.0
     sources: str = ""
 
 

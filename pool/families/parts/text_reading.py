@@ -96,7 +96,8 @@ class Reading:
     pads_left        padding is on the left
     is_masked         the encoder reads an attention mask
     padding, mask     treatment of the states of padding, and the mask that the model reads
-    layers            states after these layers, concatenated, 0 being the input of the first layer; () for one state
+    layers            states after these layers, before the final norm, concatenated, 0 being the input of the first
+                      layer; () for one state
     every_layer       states after all layers
     first_state       before these, the input of the first layer
     connects          it is no encoder, but a part that reads the states of the encoder before it

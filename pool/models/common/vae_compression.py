@@ -45,6 +45,10 @@ def _oobleck(config: Config) -> Measures:
     return config["decoder_input_channels"], math.prod(config["downsampling_ratios"]), 1
 
 
+def _same(config: Config) -> Measures:
+    return config["latent_dim"], config["patch_size"] * math.prod(config["encoder_strides"]), 1
+
+
 def _mochi(config: Config) -> Measures:
     return config["latent_channels"], math.prod(config["spatial_expansions"]), math.prod(config["temporal_expansions"])
 
@@ -95,6 +99,7 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "taesd": _taesd,
     "cascade_a": _cascade_a,
     "oobleck": _oobleck,
+    "stable_audio_3": _same,
     "mochi": _mochi,
     "ltx_v0": _ltx,
     "ltx_v1": _ltx,

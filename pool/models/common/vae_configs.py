@@ -303,6 +303,37 @@ def oobleck_config(shapes: Shapes) -> Config:
     }
 
 
+#: stride of a level of the autoencoder of Stable Audio 3, which no shape tells; layers from which on it is the large
+#: one, whose last layers have other activations, and how many. Source: model_config.json of stabilityai/SAME-S, SAME-L
+_SAME_STRIDE, _SAME_LARGE, _SAME_SINES = 16, 12, 8
+#: width of its layers, as a multiple of an argument of its class
+_SAME_MULTIPLE = 6
+
+
+def same_config(shapes: Shapes) -> Config:
+    """Return the arguments of `diffusers.AutoencoderSAME`."""
+    levels = count(shapes, r"encoder\.layers\.(\d+)\.new_tokens$")
+    widths = [shape_of(shapes, f"encoder.layers.{level}.new_tokens")[2] for level in range(levels)]
+    depths = [count(shapes, rf"encoder\.layers\.{level}\.transformers\.(\d+)\.") for level in range(levels)]
+    block = "encoder.layers.0.transformers.0."
+    whole = all(width % _SAME_MULTIPLE == 0 for width in widths)
+    channels = math.gcd(*widths) // _SAME_MULTIPLE if whole else math.gcd(*widths)
+    return {
+        "audio_channels": 2,
+        "patch_size": _oobleck(shapes, "encoder.layers.0.mapping")[1] // 2,
+        "encoder_channels": channels,
+        "encoder_c_mults": [width // channels for width in widths],
+        "encoder_strides": [_SAME_STRIDE] * levels,
+        "encoder_transformer_depths": depths,
+        "latent_dim": shape_of(shapes, "bottleneck.scaling_factor")[1],
+        "use_differential_attention": shape_of(shapes, f"{block}self_attn.to_qkv.weight")[0] == 5 * widths[0],
+        "dim_heads": shape_of(shapes, f"{block}self_attn.q_norm.gamma")[0],
+        "ff_mult": shape_of(shapes, f"{block}ff.ff.2.weight")[1] // widths[0],
+        "decoder_sinusoidal_blocks": [_SAME_SINES if depth >= _SAME_LARGE else 0 for depth in depths],
+        "sampling_rate": 44100,
+    }
+
+
 def _oobleck(shapes: Shapes, layer: str) -> tuple[int, int, int]:
     shape = shape_of(shapes, f"{layer}.weight_v", f"{layer}.parametrizations.weight.original1")
     if len(shape) != 3:

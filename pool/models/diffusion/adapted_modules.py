@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from modelpool.pool.core.errors import CorruptFile, unusable_field
 from modelpool.pool.devices.pinned_memory import sent
 from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE_CELLS, TIMBRE_CELLS
+from modelpool.pool.families.modules.ideogram4 import UNCONDITIONAL
 from modelpool.pool.families.modules.kandinsky6 import MOST_SOUND
 
 
@@ -95,6 +96,51 @@ class HunyuanVideo15Transformer3DModel(diffusers.HunyuanVideo15Transformer3DMode
             return super().forward(hidden_states, *args, **kwargs)
         finally:
             hook.remove()
+
+
+class Ideogram4Transformer2DModel(diffusers.Ideogram4Transformer2DModel):  # type: ignore[misc]
+    """Ideogram 4 with its second model, if the file has one, and texts without padding.
+
+    diffusers' class projects 53,248 numbers for each patch too, which are zeros, and masks tokens that do not exist.
+    """
+
+    @functools.wraps(diffusers.Ideogram4Transformer2DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, has_unconditional: bool = False, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        self.register_to_config(has_unconditional=has_unconditional)
+        if has_unconditional:
+            self.add_module(UNCONDITIONAL, Ideogram4Transformer2DModel(*args, **sizes))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor | None,
+        position_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        indicator: Tensor | None = None,
+        **more: Any,
+    ) -> Any:
+        """Run diffusers' forward if there is an `indicator`. Else return the velocities of the patches `hidden_states`:
+        `encoder_hidden_states` are of the words before them; None: the second model predicts, which reads no words.
+        Tokens read each other if their `segment_ids` are equal; None: all do."""
+        named = {"hidden_states": hidden_states, "timestep": timestep, "position_ids": position_ids}
+        if indicator is not None:
+            more |= {"encoder_hidden_states": encoder_hidden_states, "segment_ids": segment_ids, "indicator": indicator}
+            return super().forward(**named, **more)
+        if encoder_hidden_states is None and self.config.has_unconditional:
+            return self.get_submodule(UNCONDITIONAL)(**named, encoder_hidden_states=None)
+        word_D, patch_D = self.embed_image_indicator(torch.arange(2, device=hidden_states.device))
+        tokens = self.input_proj(hidden_states) + patch_D
+        if encoder_hidden_states is not None:
+            words = self.llm_cond_proj(self.llm_cond_norm(encoder_hidden_states)) + word_D
+            tokens = torch.cat((words, tokens), dim=1)
+        level_B1D = nn.functional.silu(self.adaln_proj(self.t_embedding(timestep).unsqueeze(1))).to(tokens.dtype)
+        rotations = tuple(each.to(tokens.dtype) for each in self.rotary_emb(position_ids))
+        mask = None if segment_ids is None else (segment_ids.unsqueeze(2) == segment_ids.unsqueeze(1)).unsqueeze(1)
+        for block in self.layers:
+            tokens = block(tokens, mask, rotations, level_B1D)
+        return (self.final_layer(tokens[:, -hidden_states.shape[1] :], conditioning=level_B1D),)
 
 
 #: latent frames of the longest video that requests may name, one that begins it, and patches of 2x2 cells along a side
@@ -412,6 +458,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         ChromaTransformer2DModel,
         CosmosTransformer3DModel,
         HunyuanVideo15Transformer3DModel,
+        Ideogram4Transformer2DModel,
         Kandinsky5Transformer3DModel,
         Kandinsky6Transformer3DModel,
         LTXVideoTransformer3DModel,

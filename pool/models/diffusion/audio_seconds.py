@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
+from diffusers.pipelines.stable_audio_3 import modeling_stable_audio_3
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.parts.forward import Arguments
-from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.folder_header import DURATION_FOLDER, PROJECTION
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.fitted_key_map import fitted
@@ -32,14 +34,30 @@ _NAMES = (
 )
 
 
+_DURATION_NAMES = (f"{PREFIX}seconds_total.embedder.embedding.1.", f"{DURATION_FOLDER}.linear.")
+_DurationEmbedder: Any = modeling_stable_audio_3.StableAudio3DurationEmbedder
+
+
+class StableAudio3DurationEmbedder(_DurationEmbedder):  # type: ignore[misc]
+    """That of diffusers, whose table of frequencies is computed, as published files do not have it."""
+
+    def __init__(self, output_dim: int = 768, fourier_dim: int = 256) -> None:
+        super().__init__(output_dim, fourier_dim)
+        frequencies = self.freqs
+        del self.freqs
+        self.register_buffer("freqs", frequencies, persistent=False)
+
+
 @dataclass(frozen=True, slots=True)
 class SecondsPlan:
     """The plan for building the model.
 
+    model    its class
     config   the arguments of its class
     key_map  between the file's tensors (keys as in the file) and the module's parameters
     """
 
+    model: type[nn.Module]
     config: Arguments
     key_map: KeyMap
 
@@ -50,7 +68,7 @@ class SecondsPlan:
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:
         """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
-        module = empty_module(StableAudioProjectionModel, self.config)
+        module = empty_module(self.model, self.config)
         return module, fitted(self.key_map, module, "recognised as Stable Audio's seconds, but")
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -84,7 +102,29 @@ def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:
         "min_value": 0,
         "max_value": MOST_SECONDS,
     }
-    return SecondsPlan(config, key_map)
+    return SecondsPlan(StableAudioProjectionModel, config, key_map)
+
+
+def plan_duration(shapes: Mapping[str, Shape]) -> SecondsPlan:
+    """Plan the same of Stable Audio 3. Raises UnknownArchitecture if there is none."""
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(_DURATION_NAMES)}
+    key_map = discover(own, converted_duration)
+    weight = key_map.shapes.get("linear.weight")
+    if weight is None or len(weight) != 2:
+        raise UnknownArchitecture(
+            f"Stable Audio 3: found {len(own)} tensors under {PREFIX!r}, expected those that embed seconds"
+        )
+    return SecondsPlan(StableAudio3DurationEmbedder, {"output_dim": weight[0], "fourier_dim": weight[1]}, key_map)
+
+
+def converted_duration(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of Stable Audio 3's model from `tensors`, keys as in the file; others are dropped."""
+    return {
+        f"linear.{key.removeprefix(start)}": tensor
+        for key, tensor in tensors.items()
+        for start in _DURATION_NAMES
+        if key.startswith(start)
+    }
 
 
 def converted_seconds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

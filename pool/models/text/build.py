@@ -148,4 +148,5 @@ def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:
 
 def _carried(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of `module`, each tensor under one name."""
-    return {key: value for key, value in module.state_dict().items() if key != _SECOND_NAME}
+    is_named_twice = hasattr(module, "shared")
+    return {key: value for key, value in module.state_dict().items() if not is_named_twice or key != _SECOND_NAME}

@@ -53,12 +53,22 @@ class GlmImageWriter(GlmImageTextModel):  # type: ignore[misc] # transformers is
         self.lm_head = nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False)
 
 
+def _t5gemma(config: Config) -> nn.Module:
+    """The encoder; its configuration has one for a decoder too."""
+    halves = {half: dict(config) for half in ("encoder", "decoder")}
+    shared = {key: config[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    own = transformers.T5GemmaConfig(**halves, **shared, is_encoder_decoder=False)
+    module: nn.Module = transformers.T5GemmaEncoderModel(own)
+    return module
+
+
 #: by the architecture that `pool.detection.text_encoders` names
 MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
     "clip": _clip,
     "t5": _t5,
     "umt5": _umt5,
     "bert": lambda config: transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False),
+    "t5gemma": _t5gemma,
     "llama": lambda config: transformers.LlamaModel(transformers.LlamaConfig(**config)),
     "mistral": lambda config: transformers.MistralModel(transformers.MistralConfig(**config)),
     "ministral3": lambda config: transformers.Ministral3Model(transformers.Ministral3Config(**config)),

@@ -28,7 +28,7 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
     "bert": 64, "llama": 128, "mistral": 128, "ministral3": 128, "qwen2": 128, "qwen3": 128, "qwen3_vl": 128,
-    "glm": 128, "glm_image": 128, "gemma2": 256, "gemma3": 256,
+    "glm": 128, "glm_image": 128, "gemma2": 256, "gemma3": 256, "t5gemma": 64,
 }  # fmt: skip
 #: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
@@ -98,6 +98,11 @@ FACTS: Mapping[str, Config] = {
     # google/gemma-2-2b
     "gemma2": {
         "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "sliding_window": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    # google/t5gemma-b-b-ul2
+    "t5gemma": {
+        "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 50.0, "sliding_window": 4096,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     },
     # google/gemma-3-4b-it
@@ -209,6 +214,11 @@ def words_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
     return {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": 0, "num_layers": 0}
 
 
+def t5gemma_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
+    """Return the configuration arguments of the encoder of T5Gemma."""
+    return decoder_config(facts, {key.removeprefix("encoder."): shape for key, shape in shapes.items()})
+
+
 #: by the architecture that `pool.detection.text_encoders` names
 CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "clip": clip_config,
@@ -216,6 +226,7 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
     "umt5": t5_config,
     "bert": bert_config,
     "words": words_config,
+    "t5gemma": t5gemma_config,
     **dict.fromkeys(
         ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "glm_image", "gemma2", "gemma3"),
         decoder_config,

@@ -83,6 +83,12 @@ def convert_writer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**convert_decoder(tensors), **{key: value for key, value in tensors.items() if key == _HEAD}}
 
 
+def convert_t5gemma(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the encoder of T5Gemma, also of a complete model."""
+    bare = {key.removeprefix("model."): value for key, value in tensors.items()}
+    return {key: value for key, value in bare.items() if _is_part(key, ("encoder.",))}
+
+
 def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the first layers of a language model, whose last state is read without a norm."""
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
@@ -102,6 +108,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
     ("bert", "transformers"): convert_bert,
     ("glm_image", "transformers"): convert_writer,
     ("words", "transformers"): convert_words,
+    ("t5gemma", "transformers"): convert_t5gemma,
     **{
         (kind, "transformers"): convert_decoder
         for kind in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_vl", "glm", "gemma2", "gemma3")

@@ -160,5 +160,9 @@ def _fill_tables(module: nn.Module, mapped: Mapping[str, Shape]) -> None:
         wavelets = buffers.get("wavelets")
         if wavelets is not None and "_arange" in buffers:
             part.register_buffer("_arange", torch.arange(wavelets.shape[0]), persistent=False)
+        frequencies = buffers.get("inv_freq")
+        if frequencies is not None and frequencies.is_meta:  # of rotary positions: the class computes them
+            kind: Any = type(part)
+            part.register_buffer("inv_freq", kind(2 * len(frequencies)).inv_freq, persistent=False)
         if "num_batches_tracked" in buffers and f"{name}.num_batches_tracked" not in mapped:
             part.register_buffer("num_batches_tracked", torch.tensor(0))

@@ -29,6 +29,7 @@ from diffusers import (
     AutoencoderKLTemporalDecoder,
     AutoencoderKLWan,
     AutoencoderOobleck,
+    AutoencoderSAME,
     AutoencoderTiny,
 )
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
@@ -70,6 +71,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "taesd": VaeArchitecture(AutoencoderTiny, CONFIGS["taesd"], other_names.convert_taesd),
     "cascade_a": VaeArchitecture(PaellaVQModel, CONFIGS["cascade_a"], other_names.convert_cascade_a),
     "oobleck": VaeArchitecture(AutoencoderOobleck, CONFIGS["oobleck"], other_names.convert_oobleck),
+    "stable_audio_3": VaeArchitecture(AutoencoderSAME, CONFIGS["stable_audio_3"], other_names.convert_same),
     "mochi": VaeArchitecture(AutoencoderKLMochi, CONFIGS["mochi"], other_names.convert_mochi),
     "ltx_v0": VaeArchitecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v0"], other_names.convert_ltx),
     "ltx_v1": VaeArchitecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v1"], other_names.convert_ltx),
@@ -113,6 +115,7 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
         AutoencoderTiny,
         PaellaVQModel,
         AutoencoderOobleck,
+        AutoencoderSAME,
         AutoencoderKLMochi,
         AutoencoderKLLTXVideo,
         AutoencoderKLLTX2Video,

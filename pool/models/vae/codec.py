@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.latent_format import LatentFormat
 
 #: standard deviation of the data that Cosmos' diffusion models assume
@@ -121,7 +122,7 @@ class VaeCodec:
             case "taesd":  # it was distilled to read the model's latents directly
                 return latents
             case "flux2":
-                mean, std = _batch_statistics(self.module, latents)
+                mean, std = self._patch_statistics(latents)
                 return _unfolded(latents * std + mean, self.module.config.patch_size)
             case "cosmos":
                 mean, std = _cosmos_statistics(self.module, latents)
@@ -143,7 +144,7 @@ class VaeCodec:
                 return z
             case "flux2":
                 folded = _folded(z, self.module.config.patch_size)
-                mean, std = _batch_statistics(self.module, folded)
+                mean, std = self._patch_statistics(folded)
                 return (folded - mean) / std
             case "cosmos":
                 mean, std = _cosmos_statistics(self.module, z)
@@ -155,6 +156,12 @@ class VaeCodec:
             case _:
                 mean, std = _as_tensor(self.latent.mean, z), _as_tensor(self.latent.std, z)
                 return (z - mean) * self.latent.scale / std
+
+    def _patch_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of latents of Flux 2's VAE: those of the family, else those of the VAE."""
+        if len(self.latent.mean) == 1:
+            return _batch_statistics(self.module, like)
+        return _as_tensor(self.latent.mean, like), _as_tensor(self.latent.std, like)
 
 
 class _DrawnFrom(TorchFunctionMode):
@@ -199,6 +206,13 @@ def _batch_statistics(module: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     norm: Any = module.bn
     config: Any = module.config
     return _channels(norm.running_mean, like), _channels(torch.sqrt(norm.running_var + config.batch_norm_eps), like)
+
+
+def statistics_in_folder(means: Sequence[float], deviations: Sequence[float], epsilon: float) -> dict[str, Tensor]:
+    """Return the batch norm of Flux 2's VAE in the folder of a family with statistics of its own, from those of each
+    channel and its four cells: Ideogram 4, whose pipeline has those of each cell and its channels."""
+    mean, std = (torch.tensor(each).unflatten(0, (-1, PATCH)).T.flatten() for each in (means, deviations))
+    return {"bn.running_mean": mean, "bn.running_var": std**2 - epsilon}
 
 
 def _folded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:

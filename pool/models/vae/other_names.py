@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from modelpool.pool.detection.tiny_names import with_both_halves_names
@@ -118,6 +119,49 @@ def _of_oobleck(half: str, number: int, last: int, name: str) -> str:
         parts = {"0": "snake1", "1": "conv_t1", "2": "res_unit1", "3": "res_unit2", "4": "res_unit3"}
     part = parts[place]
     return f"block.{number - 1}.{renamed(f'{part}.{rest}', _UNIT)}"
+
+
+_SAME: Rules = (
+    *_WEIGHT_NORM,
+    (r"\.pre_norm\.", ".norm_attn."),
+    (r"\.ff_norm\.", ".norm_ff."),
+    (r"\.self_attn\.", ".attn."),
+    (r"\.ff\.ff\.0\.proj\.", ".ff.proj_in."),
+    (r"\.ff\.ff\.2\.", ".ff.proj_out."),
+    (r"^bottleneck\.scaling_factor$", "bottleneck.scale"),
+)
+
+
+def convert_same(tensors: Tensors) -> dict[str, Tensor]:
+    """Convert the autoencoder of Stable Audio 3: lists of levels, and a projection between transpositions."""
+    levels = sum(key.startswith("encoder.") and key.endswith(".new_tokens") for key in tensors)
+    first = {"encoder": 0, "decoder": 3}
+    projections = {f"encoder.layers.{levels + 1}.": "encoder.proj.", "decoder.layers.1.": "decoder.proj."}
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        name = renamed(key, _SAME)
+        place = next((place for place in projections if name.startswith(place)), None)
+        if place is not None:
+            name = projections[place] + name.removeprefix(place)
+        elif level := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
+            name = f"{level[1]}.blocks.{int(level[2]) - first[level[1]]}.{name[level.end() :]}"
+        elif not name.startswith("bottleneck."):
+            continue
+        converted[name] = _differential_last(tensor) if name.endswith(".attn.to_qkv.weight") else tensor
+    return converted
+
+
+#: maps of a differential attention: queries and keys of both, and the values
+_MAPS = 5
+
+
+def _differential_last(rows: Tensor) -> Tensor:
+    """Return the rows of queries, keys and values of an attention as diffusers has them: both queries, both keys,
+    values. In files, the second query and key are last."""
+    if rows.shape[0] != _MAPS * rows.shape[1]:
+        return rows
+    query, key, value, other_query, other_key = rows.chunk(_MAPS)
+    return torch.cat((query, other_query, key, other_key, value))
 
 
 _HALVES = ("encoder.", "decoder.")

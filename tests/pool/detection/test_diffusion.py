@@ -241,7 +241,11 @@ BY_NAME: dict[str, Shapes] = {
         "transformer_blocks.0.attn.norm_added_q.weight": (128,),
         "transformer_blocks.0.img_mlp.w1.weight": (8192, 3072),
     },
-    "ideogram4": {"embed_image_indicator.weight": (2, 4608)},
+    "ideogram4": {
+        "embed_image_indicator.weight": (2, 4608),
+        "layers.0.attention.qkv.weight": (13824, 4608),
+        "input_proj.weight": (4608, 128),
+    },
     "joyimage": {
         "double_blocks.0.attn.img_attn_qkv.weight": (9216, 3072),
         "condition_embedder.time_embedder.linear_1.weight": (3072, 256),

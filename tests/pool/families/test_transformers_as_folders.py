@@ -15,6 +15,7 @@ import transformers
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
+from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -56,9 +57,9 @@ IN_OWN_TESTS = {
     *("allegro", "bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
     *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus", "cogview4", "cogview4_control", "ernie_image"),
     "glm_image",
-    *("hunyuan_image_21_refiner", "joyimage", "kandinsky5_image", "kandinsky5_video", "kandinsky6"),
+    *("hunyuan_image_21_refiner", "ideogram4", "joyimage", "kandinsky5_image", "kandinsky5_video", "kandinsky6"),
     *("kandinsky6_distilled", "krea2", "longcat_image", "ltx2", "omnigen", "ovis_image", "qwen_image_21"),
-    *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "wan22_animate"),
+    *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "stable_audio_3", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev", "sana_4k"}
@@ -83,8 +84,13 @@ def loaded(folder: Path) -> dict[str, nn.Module]:
     for place, said in index.items():
         if not isinstance(said, list) or said[0] is None or any(word in place for word in _WITHOUT_WEIGHTS):
             continue
-        kind: Any = {"StableAudioProjectionModel": StableAudioProjectionModel, "LTX2Vocoder": LTX2Vocoder}.get(said[1])
-        kind = LTX2TextConnectors if said[1] == "LTX2TextConnectors" else kind
+        apart = {
+            "StableAudioProjectionModel": StableAudioProjectionModel,
+            "StableAudio3DurationEmbedder": StableAudio3DurationEmbedder,
+            "LTX2Vocoder": LTX2Vocoder,
+            "LTX2TextConnectors": LTX2TextConnectors,
+        }
+        kind: Any = apart.get(said[1])
         kind = kind or getattr({"diffusers": diffusers, "transformers": transformers}[said[0]], said[1])
         with quiet_libraries():
             module, told = kind.from_pretrained(folder / place, local_files_only=True, output_loading_info=True)
@@ -132,6 +138,12 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
                 found |= {f"seconds.{name}": x for name, x in theirs["projection_model"].state_dict().items()}
             if (part := checkpoint.family.companion) and role is Role.DIFFUSION_MODEL:
                 found |= {f"{part}.{name}": x for name, x in theirs[part].state_dict().items()}
+            if "duration_embedder" in theirs and role is Role.DIFFUSION_MODEL:
+                duration = theirs["duration_embedder"].named_parameters()  # the table of its class is computed here
+                found |= {f"duration.{name}": x for name, x in duration}
+            if "unconditional_transformer" in theirs and role is Role.DIFFUSION_MODEL:
+                second = theirs["unconditional_transformer"].state_dict()
+                found |= {f"unconditional.{name}": x for name, x in second.items()}
         own = {bare("text_encoder" if role.is_text_encoder else "", name): x for name, x in ours.items()}
         left = {name for name in own.keys() ^ found.keys() if not name.startswith(_SEEING_PARTS)} - _UNREAD
         if role in facts.folders:  # a pooled text that is read without it, a head of words that nothing reads
@@ -205,7 +217,7 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
         said = {"base_image_seq_len": low, "max_image_seq_len": high, "base_shift": start, "max_shift": stop}
         return {**said, "use_dynamic_shifting": True, "shift_terminal": noise.last_share or None}
     if noise.shift_by_size is not None:
-        return {"use_dynamic_shifting": True}
+        return {"use_dynamic_shifting": family_of(name).shifts_by_size}
     if name in ("sana", "sana_4k"):  # a multistep solver, which calls the shift otherwise
         said = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}
         return {**said, "use_dynamic_shifting": False}

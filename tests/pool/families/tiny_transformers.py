@@ -242,9 +242,9 @@ def _cosmos_vae() -> Any:
     )  # fmt: skip
 
 
-def flux2_vae() -> Any:
+def flux2_vae(latent_channels: int = 4) -> Any:
     return diffusers.AutoencoderKLFlux2(
-        block_out_channels=(32, 32, 32, 32), latent_channels=4, layers_per_block=1, norm_num_groups=8,
+        block_out_channels=(32, 32, 32, 32), latent_channels=latent_channels, layers_per_block=1, norm_num_groups=8,
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({k: v for k, v in WHOLE.items() if k != "format"}, "format is None, expected 1"),
         (
             {**WHOLE, "lora": "x"},
-            "has a key 'lora', expected only format, checkpoint, diffusion_model, low_noise, vae, vis",
+            "has a key 'lora', expected only format, checkpoint, diffusion_model, low_noise, unconditional, ",
         ),
         ({"format": 1, "vae": "v.safetensors"}, "names no diffusion_model, expected one, or a checkpoint"),
         ({**WHOLE, "vae": 3}, "vae is 3, expected the path of a file"),

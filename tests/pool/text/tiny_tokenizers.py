@@ -55,6 +55,10 @@ def tiny(kind: str) -> Tokenizer:
             return _bert()
         case "gemma":
             return _gemma()
+        case "t5gemma":
+            tokenizer = Tokenizer.from_str(_gemma().to_str())
+            tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+            return tokenizer
         case _:
             return _byte_level(kind)
 

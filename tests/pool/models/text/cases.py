@@ -87,6 +87,18 @@ def bert(*, words: int = WORDS, width: int = 32) -> nn.Module:
     return seeded(transformers.BertModel(config, add_pooling_layer=False))
 
 
+def t5gemma(*, words: int = WORDS, width: int = 64) -> nn.Module:
+    """The encoder of a T5Gemma B."""
+    own = {
+        **DECODER, "vocab_size": words, "hidden_size": width, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 4096,
+    }  # fmt: skip
+    config = transformers.T5GemmaConfig(
+        encoder=own, decoder=own, hidden_size=width, num_hidden_layers=3, vocab_size=words, is_encoder_decoder=False
+    )
+    return seeded(transformers.T5GemmaEncoderModel(config))
+
+
 def llama(*, words: int = WORDS, layers: int = 3) -> nn.Module:
     """A Llama 3.1: the stretched positions of its published configuration."""
     own = {**DECODER, "vocab_size": words, "num_hidden_layers": layers, "num_key_value_heads": 1}
@@ -273,6 +285,11 @@ CASES = {
     "hydit_bert": Case(
         "hydit_bert", bert, under("bert.", "bert.pooler.dense.weight", "cls.predictions.decoder.weight"),
         ("bert.pooler.dense.weight", "cls.predictions.decoder.weight"),
+    ),
+    "t5gemma_b": Case("t5gemma_b", t5gemma, under("")),
+    "t5gemma_b whole": Case(
+        "t5gemma_b", t5gemma, under("model.", "model.decoder.x.weight", "lm_head.out_proj.weight"),
+        ("model.decoder.x.weight", "lm_head.out_proj.weight"),
     ),
     "llama3_8b": Case("llama3_8b", llama, under("model.", "lm_head.weight"), ("lm_head.weight",)),
     "llava": Case("llama3_8b", llama, under("language_model.model.", "vision_tower.x"), ("vision_tower.x",)),

@@ -99,6 +99,15 @@ def _oobleck() -> Any:
         )  # fmt: skip
 
 
+def _same(depth: int = 2, *, differential: bool = True) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*weight_norm.* is deprecated", category=FutureWarning)
+        return diffusers.AutoencoderSAME(
+            patch_size=4, encoder_channels=4, encoder_transformer_depths=(depth,), latent_dim=6, dim_heads=8, ff_mult=2,
+            use_differential_attention=differential, decoder_sinusoidal_blocks=(8 if depth == 12 else 0,),
+        )  # fmt: skip
+
+
 def _mochi_whole() -> Any:
     """Wide enough to be told by the keys of a published level: four blocks in the third."""
     return diffusers.AutoencoderKLMochi(
@@ -251,6 +260,10 @@ CASES: dict[str, Case] = {
     "oobleck": Case("oobleck", _oobleck, published.oobleck, (1, 6, 5), (1, 2, 64)),
     "oobleck parametrized": Case(
         "oobleck", _oobleck, published.oobleck_parametrized, (1, 6, 5), (1, 2, 64), "audio_oobleck"
+    ),
+    "stable_audio_3": Case("stable_audio_3", _same, published.same, (1, 6, 5), (1, 2, 256)),
+    "stable_audio_3 large": Case(
+        "stable_audio_3", partial(_same, 12, differential=False), published.same, (1, 6, 5), (1, 2, 256)
     ),
     "mochi": Case("mochi", _mochi_whole, published.mochi, (1, 6, 2, 2, 2), (1, 3, 7, 16, 16), "mochi"),
     "ltx_v0": Case("ltx_v0", _ltx_v0, published.ltx, (1, 8, 2, 2, 2), _VIDEO, "ltxv_v0", _LTX_UNUSED),

@@ -212,6 +212,32 @@ def oobleck_parametrized(state: State) -> File:
     return {_after(key, *newer): tensor for key, tensor in oobleck(state).items()}
 
 
+def same(state: State) -> File:
+    """Stable Audio 3's autoencoder: of a differential attention, the second query and key are last."""
+    levels = _levels(state, "encoder.blocks")
+    file = {}
+    for key, tensor in state.items():
+        name = _after(
+            key,
+            (r"^encoder\.proj\.", f"encoder.layers.{levels + 1}."),
+            (r"^decoder\.proj\.", "decoder.layers.1."),
+            (r"^encoder\.blocks\.(\d+)\.", r"encoder.layers.\1."),
+            (r"\.norm_attn\.", ".pre_norm."),
+            (r"\.norm_ff\.", ".ff_norm."),
+            (r"\.attn\.", ".self_attn."),
+            (r"\.ff\.proj_in\.", ".ff.ff.0.proj."),
+            (r"\.ff\.proj_out\.", ".ff.ff.2."),
+            (r"^bottleneck\.scale$", "bottleneck.scaling_factor"),
+        )
+        if (m := re.match(r"decoder\.blocks\.(\d+)\.(.+)", name)) is not None:
+            name = f"decoder.layers.{int(m[1]) + 3}.{m[2]}"
+        if name.endswith(".self_attn.to_qkv.weight") and len(tensor) == 5 * tensor.shape[1]:
+            query, other_query, keys, other_keys, value = tensor.chunk(5)
+            tensor = torch.cat((query, keys, value, other_query, other_keys))
+        file[name] = tensor
+    return file
+
+
 _STACK = (
     (r"norm1\.norm_layer", "stack.0"),
     (r"conv1\.conv", "stack.2"),
