@@ -93,7 +93,7 @@ def _publish(state: State) -> File:
     return file
 
 
-class _Tiny(TinyFamily):
+class TinyAudio(TinyFamily):
     """As the published file begins its keys."""
 
     def file(self, left_out: tuple[str, ...] = ()) -> File:
@@ -109,7 +109,9 @@ def _encoder() -> Any:
     return texts.t5gemma(words=tiny("t5gemma").get_vocab_size(), width=WIDTH)
 
 
-TINY = _Tiny("stable_audio_3", _model, _publish, {"t5gemma_b": (_encoder, texts.under(""))}, _vae, published.same)
+STABLE_AUDIO_3 = TinyAudio(
+    "stable_audio_3", _model, _publish, {"t5gemma_b": (_encoder, texts.under(""))}, _vae, published.same
+)
 
 
 def _pipeline(whole: Whole, *, stochastic: bool = True) -> Any:
@@ -127,7 +129,7 @@ def _given(text: Encoded) -> dict[str, Tensor]:
 @pytest.mark.parametrize("sampler", ["", "euler"])
 def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sampler: str, seconds: float) -> None:
     """With the noise of the steps that the run draws; the base model has steps of Euler."""
-    whole = Whole(tmp_path, TINY, sampler=sampler)
+    whole = Whole(tmp_path, STABLE_AUDIO_3, sampler=sampler)
     whole.seconds = seconds
     text, _ = whole.texts()
     latent = whole.latent((text,))
@@ -153,7 +155,7 @@ def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sam
 
 def test_guidance_is_that_of_the_pipeline(tmp_path: Path) -> None:
     """For the base model: both sides read the seconds."""
-    whole = Whole(tmp_path, TINY)
+    whole = Whole(tmp_path, STABLE_AUDIO_3)
     given = whole.texts()
     work = SampleParams(
         whole.model, (), OutputShape(0, 0, seconds=whole.seconds), SamplingSchedule(STEPS, "euler", "log_snr"),
@@ -195,8 +197,8 @@ def test_both_namings_give_the_same_model(differential: bool) -> None:
 def test_files_and_folders_hold_the_same_model(tmp_path: Path) -> None:
     """The file saved again is that file; classes of diffusers load the folder, and so do we."""
     path, again, folder = tmp_path / "tiny.safetensors", tmp_path / "again.safetensors", tmp_path / "folder"
-    save_file(TINY.file(), path)
-    write_tokenizers(tmp_path, TINY)
+    save_file(STABLE_AUDIO_3.file(), path)
+    write_tokenizers(tmp_path, STABLE_AUDIO_3)
     checkpoint = open_checkpoint(path)
     save_checkpoint(checkpoint, again)
     before, after = load_file(path), load_file(again)
@@ -213,6 +215,9 @@ def test_files_and_folders_hold_the_same_model(tmp_path: Path) -> None:
 
 
 def test_without_what_embeds_seconds_it_is_refused_by_name(tmp_path: Path) -> None:
-    save_file({key: value for key, value in TINY.file().items() if SECONDS_KEY not in key}, tmp_path / "x.safetensors")
+    save_file(
+        {key: value for key, value in STABLE_AUDIO_3.file().items() if SECONDS_KEY not in key},
+        tmp_path / "x.safetensors",
+    )
     with pytest.raises(UnknownArchitecture, match=r"Stable Audio 3.*embed seconds"):
         open_checkpoint(tmp_path / "x.safetensors").build(Role.DIFFUSION_MODEL)
