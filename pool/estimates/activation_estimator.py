@@ -504,19 +504,11 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
-            return (
-                *size,
-                work.shape.seconds,
-                work.reads_negative,
-                work.schedule.sampler,
-                counted_options(work.options),
-                *reads,
-            )
+            return (*size, work.reads_negative, work.schedule.sampler, counted_options(work.options), *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
-            shape = work.shape
-            return (stage_of(work), shape.width, shape.height, shape.frames, shape.leading, shape.seconds)
+            return (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
 
 
 def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:

@@ -162,7 +162,7 @@ def downscales_of(vae: nn.Module, dimensions: int) -> tuple[Downscale, ...]:
     plain: Any = vae  # diffusers is not typed
     config = dict(plain.config)
     if dimensions == 1:
-        factor = getattr(plain, "hop_length", None)
+        factor = getattr(plain, "hop_length", None) or getattr(plain, "downsampling_ratio", None)
         return (_known(factor, vae),)
     space = config.get("spatial_compression_ratio") or getattr(plain, "spatial_compression_ratio", None)
     if space is None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.stage_params import (
+    DecodeParams,
     Encoded,
     GuidanceParams,
     Latent,
@@ -30,6 +31,7 @@ from modelpool.pool.families.modules import stable_audio_3
 from modelpool.pool.families.modules.stable_audio_3 import PADDING, PADDING_KEY
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, downscales_of, tiled_decode
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
@@ -150,6 +152,21 @@ def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sam
     assert samples.shape == (int(seconds * RATE), 2)
     np.testing.assert_allclose(samples.T.clip(-1, 1), heard, atol=2e-5)
     assert samples.std() > 1e-3
+    whole.engine.close()
+
+
+def test_long_audio_is_decoded_in_parts_where_memory_is_short(tmp_path: Path) -> None:
+    """They overlap, and are joined without a step."""
+    whole, seconds = Whole(tmp_path, STABLE_AUDIO_3), 256 * CELL / RATE
+    modes = whole.catalog.execution_modes(whole.model, DecodeParams(whole.model, OutputShape(0, 0, seconds=seconds)))
+    assert [mode.tile for mode in modes] == [0, 128]
+    module = whole.module(Role.VAE)
+    latent_BCL = torch.randn(1, CHANNELS, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = decode_latent(module, latent_BCL)
+        parts = tiled_decode(lambda x: decode_latent(module, x), latent_BCL, Tiling(128), downscales_of(module, 1))
+    assert parts.shape == expected.shape == (1, 2, 256 * CELL)
+    assert float((parts - expected).square().mean().sqrt()) < 0.01 * float(expected.std())
     whole.engine.close()
 
 
