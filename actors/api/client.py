@@ -415,7 +415,7 @@ class ModelPool:
         """
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
-            digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
+            digest = hashlib.sha256(b"".join(array.tobytes() for array in latent.arrays)).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
             request = GenerateRequest(model=model, prompt="")
             stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))

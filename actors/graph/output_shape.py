@@ -22,6 +22,7 @@ from modelpool.actors.request.video_output_fields import (
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.core.stage_params import OutputShape
+from modelpool.pool.families.parts.sound import MOST_SOUND
 
 #: kind of output
 Kind = Literal["image", "video", "layers", "audio"]
@@ -82,10 +83,24 @@ def duration_of(request: GenerateRequest, model: str, facts: SamplingFacts) -> D
         raise unsupported_field("seconds", model, f"generates {_PLURALS[kind]}, not audio", request.seconds)
     if facts.video is not None:
         frames = facts.video.frames if request.frames is None else request.frames
-        return Duration(_fitting_frames(frames, model, facts.video), request.frame_rate or facts.video.rate)
+        duration = Duration(_fitting_frames(frames, model, facts.video), request.frame_rate or facts.video.rate)
+        _check_sound(duration, model, facts.video)
+        return duration
     if facts.audio is not None:
         return Duration(seconds=_fitting_seconds(request.seconds, model, facts.audio))
     return Duration()
+
+
+def _check_sound(duration: Duration, model: str, video: VideoFacts) -> None:
+    """Raise UnusableField for frames that are shown so slowly that their audio is too long."""
+    if video.sound is None:
+        return
+    most = MOST_SOUND / video.sound.cells_per_second
+    if duration.frames / duration.frame_rate > most:
+        least = f"at least {duration.frames / most:.2g} for {duration.frames} frames"
+        raise unusable_field(
+            "frame_rate", duration.frame_rate, f"{least}: model {model!r} makes at most {most:.0f} seconds of audio"
+        )
 
 
 #: the fields of a request that an extent consists of

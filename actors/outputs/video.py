@@ -35,8 +35,9 @@ _MOST_PARTS = 1001
 #: time units of GIFs per second
 _GIF_TICKS = 100
 _MOST_FRAMES_PER_SECOND = 1000
-#: no dates and no random numbers in a file
-_SAME_BYTES = {"fflags": "+bitexact"}
+#: no dates and no random numbers in a file; packets of frames wait for those of audio, however long the video is:
+#: FFmpeg writes them after 10 seconds otherwise, and a player has to jump in the file
+_MUXING = {"fflags": "+bitexact", "max_interleave_delta": "0"}
 
 
 class VideoKind(Enum):
@@ -143,7 +144,7 @@ def _encoded(
 
     _, height, width, _ = frames_THWC.shape
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=encoding.container, options=_SAME_BYTES) as container:
+    with av.open(buffer, "w", format=encoding.container, options=_MUXING) as container:
         container.metadata.update({name: text for name, text in texts.items() if text})
         rate = Fraction(frames_per_second).limit_denominator(_MOST_PARTS)
         stream = container.add_stream(encoding.codec, rate=rate, options=encoding.options)

@@ -256,7 +256,7 @@ def sample_batch(
         )
         with forgotten_if_failed(part):
             samples_BCHW = denoise_images(
-                ImagesToDenoise(work, [each.seed for each in works], shape_CHW),
+                ImagesToDenoise(work, [each.seed for each in works], shape_CHW, 0 if track is None else track.cells),
                 prompts,
                 call,
                 guider_of(

@@ -42,11 +42,13 @@ class ImagesToDenoise:
     """The images of one run. They differ in seeds and texts and share the rest of `work`, whose own seed is not read.
 
     shape_CHW  of the latent of each
+    cells      latent frames of a video; behind them is its audio. 0: all
     """
 
     work: SampleParams
     seeds: Sequence[int]
     shape_CHW: tuple[int, ...]
+    cells: int = 0
 
 
 def denoise_images(
@@ -87,7 +89,7 @@ def denoise_images(
         x_BCHW = _initial_or_resumed_latent(part, noise, initial_BC)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, call.options, call.prediction)
-        denoise = _previewed(denoise, hooks)
+        denoise = _previewed(denoise, hooks, images.cells)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work, call, hooks, part, unconditional))
         step_noise = noise if part is None else _counted(noise, part)
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
@@ -107,24 +109,25 @@ def levels_of(schedule: SamplingSchedule, table: SigmaTable) -> Tensor:
     return make_sigmas(schedule.noise_schedule, schedule.steps, table)
 
 
-def _previewed(denoise: Denoise, hooks: RunHooks) -> Denoise:
-    """Return `denoise`, which offers its predictions for previews; itself if nobody can want any."""
+def _previewed(denoise: Denoise, hooks: RunHooks, cells: int) -> Denoise:
+    """Return `denoise`, which offers its predictions for previews, of videos those of `cells` latent frames, 0 for all;
+    itself if nobody can want any."""
     preview = hooks.preview
     if preview is None:
         return denoise
 
     def denoise_and_offer(x_BCHW: Tensor, sigma: float) -> Tensor:
         clean_BCHW = denoise(x_BCHW, sigma)
-        preview(partial(_copied_frames, clean_BCHW))
+        preview(partial(_copied_frames, clean_BCHW, cells))
         return clean_BCHW
 
     return denoise_and_offer
 
 
-def _copied_frames(clean_BCHW: Tensor) -> tuple[FloatArray, ...]:
-    """Return latents on the host; of videos [B, C, T, H, W], only the middle frame."""
+def _copied_frames(clean_BCHW: Tensor, cells: int) -> tuple[FloatArray, ...]:
+    """Return latents on the host; of videos [B, C, T, H, W], only the middle one of `cells` frames, 0 for all."""
     if clean_BCHW.dim() == 5:
-        clean_BCHW = clean_BCHW[:, :, clean_BCHW.shape[2] // 2]
+        clean_BCHW = clean_BCHW[:, :, (cells or clean_BCHW.shape[2]) // 2]
     return tuple(latent_CHW.numpy() for latent_CHW in clean_BCHW.to("cpu", torch.float32, copy=True).unbind())
 
 

@@ -122,3 +122,11 @@ def test_a_video_is_made_stage_by_stage_too() -> None:
         assert own.frames_THWC.shape == (9, 64, 128, 3)
         with pytest.raises(UserError, match=r"^latent: found .*expected a latent of a video"):
             pool.decode(Latent(np.zeros((4, 8, 16), np.float32)), model=VIDEOS)
+
+
+def test_latents_that_a_driver_brings_with_different_audio_are_different_inputs() -> None:
+    frames = np.zeros((4, 3, 8, 16), np.float32)
+    with open_pool() as pool:
+        brought = [Latent(frames), *(Latent(frames, np.full((9, 4), value, np.float32)) for value in (0, 1))]
+        tasks = [pool.decode(latent, model=VIDEOS).stage.latent.task_id for latent in brought]
+    assert len(set(tasks)) == len(tasks)

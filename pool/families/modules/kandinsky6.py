@@ -26,7 +26,7 @@ from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwa
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
-from modelpool.pool.families.parts.sound import SoundTrack, cells_of_frames, joined, sound_length
+from modelpool.pool.families.parts.sound import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.text_reading import Cleaning
 from modelpool.pool.families.parts.video import frame_rate, video_flow
 
@@ -46,8 +46,6 @@ _CELL_FRAMES = 4
 #: scales are those of models before and after their distillation
 SOUND = SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
 _DISTILLED_SOUND = replace(SOUND, scale=0.417)
-#: positions of the longest audio that requests may name; longer videos are refused
-MOST_SOUND = 1 << 15
 #: what no shape tells, of the published configurations
 _AUDIO_FREQUENCIES = 0.144
 _POSITION_SCALE = (1.0, 2.0, 2.0)

@@ -19,6 +19,9 @@ from modelpool.pool.core.sampling_facts import SoundFacts, VideoFacts
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: positions of the longest audio that requests may name; longer videos are refused
+MOST_SOUND = 1 << 15
+
 
 def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:
     """Return the positions of the audio's latent for a video. Sources: diffusers' LTX2Pipeline; those that round up:

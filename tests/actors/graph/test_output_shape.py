@@ -14,6 +14,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
+from modelpool.pool.families.transformer_families import TRANSFORMERS
 
 AUDIO = SamplingFacts(audio=AudioFacts(47.5, 44100, 1024))
 
@@ -116,3 +117,14 @@ def test_every_format_is_of_one_kind(facts: SamplingFacts) -> None:
             assert str(refused).startswith(f"format: found {name!r}, expected {format_of(None, 'm', facts)}")  # noqa: PT017
     assert taken == [name for name in FORMATS if name in taken]
     assert taken in (["png", "webp", "jpg", "avif"], ["mp4", "webm", "gif"], ["wav", "flac"])
+
+
+def test_audio_of_frames_that_are_shown_too_slowly_is_refused() -> None:
+    """Its length follows from the frame rate, and everything that counts it would have no end."""
+    for name in ("ltx2", "kandinsky6"):
+        facts = TRANSFORMERS[name].sampling
+        assert duration_of(request(frames=121, frame_rate=0.5), "m", facts) == Duration(121, 0.5)
+        for rate in (0.05, 1e-9, 1e-300):
+            with pytest.raises(UserError, match=r"^frame_rate: .*expected at least 0\.\d+ for 121 frames"):
+                duration_of(request(frames=121, frame_rate=rate), "m", facts)
+    assert duration_of(request(frames=5, frame_rate=0.001), "m", video()) == Duration(5, 0.001)

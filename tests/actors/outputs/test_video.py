@@ -175,3 +175,18 @@ def test_sound_that_cannot_be_written_is_refused() -> None:
     for samples in (np.zeros((0, 2), np.float32), np.zeros((9, 3), np.float32), np.full((9, 1), np.nan, np.float32)):
         with pytest.raises(UnusableField, match="samples"):
             encode_video(frames(2), 8, sound=AudioSamples(samples, 8000))
+
+
+def test_frames_and_sound_of_a_long_video_are_next_to_each_other_in_its_file() -> None:
+    """A player that reads it from the beginning has both, also after the 10 seconds that FFmpeg waits for packets."""
+    sound = AudioSamples(np.full((20 * 8000, 1), 0.1, np.float32), 8000)
+    for kind in STREAMED:
+        content = encode_video(np.zeros((160, 16, 16, 3), np.uint8), 8, kind, sound=sound)
+        reached, apart = {"video": 0.0, "audio": 0.0}, 0.0
+        with av.open(io.BytesIO(content), "r") as container:
+            packets = [packet for packet in container.demux() if packet.pts is not None and packet.pos is not None]
+            for packet in sorted(packets, key=lambda packet: packet.pos):
+                reached[packet.stream.type] = float(packet.pts * packet.time_base)
+                apart = max(apart, abs(reached["video"] - reached["audio"]))
+        assert min(reached.values()) > 19, kind
+        assert apart < 2, kind

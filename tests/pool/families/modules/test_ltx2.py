@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -69,6 +69,7 @@ from tests.pool.models.diffusion.video_published import renamed
 from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import cases as vaes
 from tests.pool.models.vae import published
+from tests.pool.pipeline import QUIET
 from tests.pool.text.tiny_tokenizers import for_transformers, tiny
 
 pytestmark = [
@@ -284,6 +285,15 @@ def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert float(samples.std()) > 0.01
     np.testing.assert_allclose(made.sound.samples_SC, samples[0].T, atol=1e-5)
     assert made.sound.samples_per_second == 24000
+    whole.engine.close()
+
+
+def test_previews_show_a_frame_and_no_audio(tmp_path: Path) -> None:
+    """Of the small frames of this model, most of the latent that is sampled is audio."""
+    whole, shown = Whole(tmp_path, SOUNDING), list[Any]()
+    hooks = replace(QUIET, preview=lambda latents: shown.append(latents()[0]))
+    latent = whole.latent(whole.texts()[:1], steps=1, hooks=hooks)
+    np.testing.assert_allclose(shown[-1], latent.samples_CHW[:, latent.samples_CHW.shape[1] // 2], atol=1e-5)
     whole.engine.close()
 
 
