@@ -635,6 +635,13 @@ def seed_of(work: StageParams) -> int:
     return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
 
 
+def draws(work: StageParams) -> bool:
+    """Return whether the result of `work` depends on a seed."""
+    if isinstance(work, EncodeParams):
+        return work.writes is not None
+    return isinstance(work, SampleParams) or (isinstance(work, EncodeImageParams) and work.noise > 0)
+
+
 def with_seed(work: StageParams, seed: int) -> StageParams:
     """Return `work`, which draws something, with this seed."""
     if isinstance(work, EncodeParams):

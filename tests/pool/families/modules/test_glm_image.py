@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GlmImageImageProcessorPil, GlmImageProcessor
 
+from modelpool.actors.control.forecast import Speeds, forecast
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
@@ -338,6 +339,17 @@ def test_what_is_written_is_part_of_the_identity_of_a_text(tmp_path: Path) -> No
     # the language model has no part in negative prompts
     uses = {task.task_id: len(task.uses) for task in made[0].job.tasks if task.stage is Stage.ENCODE}
     assert sorted(uses.values()) == [1, 2]
+    own.close()
+
+
+def test_a_forecast_writes_the_tokens_of_each_image_anew(tmp_path: Path) -> None:
+    """Found in a review: later images with other seeds were expected to share them."""
+    own = TinyFamilyModel(tmp_path, CASE.tiny)
+    _, graph = build_graph(GenerateRequest(**{"model": "tiny", **FIELDS}), JobId("job"), own.catalog)
+    found = forecast(graph, 1 << 40, Speeds(1e9, overlaps=False), 2)
+    assert [stage.stage for stage in found.first] == [Stage.ENCODE] * 2 + [Stage.SAMPLE, Stage.DECODE]
+    assert [stage.stage for stage in found.again] == [Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
+    assert len(found.again[0].components) == 2
     own.close()
 
 
