@@ -72,11 +72,6 @@ class WrittenTokens(WireValue):
     height: int
     seed: int
 
-    @property
-    def count(self) -> int:
-        """The number of tokens of the image."""
-        return (self.width // TOKEN_SIDE) * (self.height // TOKEN_SIDE)
-
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams(WireValue):
