@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,9 @@ from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeParams,
     Latent,
+    RunHooks,
     SampleParams,
+    Stopped,
     VisionEncodeParams,
     WrittenTokens,
     batch_key,
@@ -68,6 +71,7 @@ from tests.pool.families.told_pipelines import of_folder, parts_of
 from tests.pool.families.whole_transformer import HEIGHT as HIGH
 from tests.pool.families.whole_transformer import SEED, STEPS, Whole
 from tests.pool.families.whole_transformer import WIDTH as WIDE
+from tests.pool.input_names import results_read
 from tests.pool.models.text import cases as texts
 from tests.pool.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
@@ -373,6 +377,24 @@ def test_passes_and_seconds_are_those_of_all_tokens_that_are_written(tmp_path: P
     seconds = [own.catalog.run_seconds(own.model, one) for one in (work, replace(work, seen=((512, 512),)))]
     none = own.catalog.run_seconds(own.model, replace(work, writes=None))
     assert (seconds[0] - none) / (seconds[1] - none) == pytest.approx((13 * 19 + 6) / 6)
+    own.close()
+
+
+def test_each_token_is_a_step_and_a_stop_ends_the_writing(tmp_path: Path) -> None:
+    """Found in a review: a run that writes for minutes reported nothing until its end."""
+    own = TinyFamilyModel(tmp_path, CASE.tiny)
+    _, graph = build_graph(GenerateRequest(**{"model": "tiny", **FIELDS}), JobId("job"), own.catalog)
+    (task,) = (each for each in graph.job.tasks if each.stage is Stage.ENCODE and len(each.uses) == 2)
+    tokens = tokens_written(WrittenTokens(96, 64, SEED), 0)
+    steps: list[tuple[int, int]] = []
+    hooks = RunHooks(lambda done, total: steps.append((done, total)), lambda: False)
+    run = partial(own.engine.run, task, graph.works[task.task_id], results_read(task, {}))
+    run(hooks)
+    assert steps == [(number, tokens) for number in range(1, tokens + 1)]
+    steps.clear()
+    with pytest.raises(Stopped):
+        run(replace(hooks, should_stop=lambda: len(steps) >= 5))
+    assert 5 <= len(steps) < tokens
     own.close()
 
 
