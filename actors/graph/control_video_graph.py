@@ -69,7 +69,7 @@ def control_video_task(
         needs[VIDEO_MASK] = input_video_id(request.video_mask, is_mask=True)
     needs |= {numbered(REFERENCE, number): input_image_id(each) for number, each in enumerate(request.references)}
     work = EncodeImageParams(model, shape.width, shape.height, frames=shape.frames, is_control_video=True)
-    work = replace(work, animates=takes_face_video(facts), follows=follows_video(facts))
+    work = replace(work, animates=takes_face_video(facts))
     return StageTask(work, needs)
 
 

@@ -42,15 +42,16 @@ def encode_control_video(
     latent: LatentFacts,
     hooks: RunHooks,
     division: ExecutionMode | None = None,
+    follows: bool = False,
 ) -> Latent:
     """Return the model input of the control video in `read`, for a video of `work.frames`. A shorter video is padded
     with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one first.
-    One that is followed as a whole goes back and forth if it is shorter.
+    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter.
 
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
-    if work.follows:
+    if follows:
         return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
     images = read.read_all(REFERENCE, ImagePixels)
     if work.animates:

@@ -315,7 +315,6 @@ class EncodeImageParams:
     is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
              "video_mask", if there are, and "reference.N" for each reference image
     animates  the control video has the poses of the character in "reference.0"
-    follows  the control video is encoded as a whole, without a mask
     """
 
     model: ModelRef
@@ -330,7 +329,6 @@ class EncodeImageParams:
     is_control_video: bool = False
     black: bool = False
     animates: bool = False
-    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ video
 embed images       image.N: `ImagePixels`
 sample             positive, negative, unshown, lyrics, region.N: `Encoded`; image_embeds: `ImageEmbeds`;
                    start: `Latent` that noise is added to; image: `Latent` of the first frame, or of the concatenated
-                   image, or the `ImagePixels` to upscale; mask: `Mask`; masked_image, control_video, reference.N, prior:
-                   `Latent`;
+                   image, or the `ImagePixels` to upscale; mask: `Mask`; masked_image, control_video, reference.N,
+                   prior: `Latent`;
                    region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
                    control_masked_image.N: `Latent`; face_video: `VideoFrames`;
                    image_prompt.N: `ImageEmbeds` of the images of an image prompt,

@@ -66,6 +66,7 @@ from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.families.control_video import follows_video
 from modelpool.pool.guidance.text_loras import TextLoras
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.assembled_checkpoint import members_of
@@ -620,7 +621,8 @@ class Engine:
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
                 return embed_images(_all_of(works, VisionEncodeParams), inputs, patchers[0], vision_use, hooks)
             case EncodeImageParams():
-                return encode_images(_all_of(works, EncodeImageParams), inputs, patchers[0], latent, hooks, division)
+                images, follows = _all_of(works, EncodeImageParams), follows_video(family.sampling)
+                return encode_images(images, inputs, patchers[0], latent, hooks, division, follows)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
 

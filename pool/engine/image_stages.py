@@ -36,10 +36,13 @@ def encode_images(
     latent: LatentFacts,
     hooks: RunHooks,
     division: ExecutionMode | None = None,
+    follows: bool = False,
 ) -> tuple[Latent, ...]:
     """Encode each image to a latent: the mean of the VAE posterior, so that runs with different seeds start from the
-    same latent. One after the other. Raises as `vae_encode`."""
-    return tuple(_encoded(work, read, vae, latent, hooks, division) for work, read in zip(works, inputs, strict=True))
+    same latent. One after the other. The model `follows` its control videos as a whole. Raises as `vae_encode`."""
+    return tuple(
+        _encoded(work, read, vae, latent, hooks, division, follows) for work, read in zip(works, inputs, strict=True)
+    )
 
 
 def _encoded(
@@ -49,10 +52,11 @@ def _encoded(
     latent: LatentFacts,
     hooks: RunHooks,
     division: ExecutionMode | None,
+    follows: bool,
 ) -> Latent:
     size = work.width, work.height
     if work.is_control_video:
-        return encode_control_video(work, read, vae, latent, hooks, division)
+        return encode_control_video(work, read, vae, latent, hooks, division, follows)
     image = _scaled(read, IMAGE, size)
     hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None
     if work.frames:

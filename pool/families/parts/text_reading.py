@@ -25,7 +25,7 @@ OPEN_CLIP_PAD = 0
 #: the image token of a template
 IMAGE_TOKEN = "<|image_pad|>"
 #: the name of a reference image in a prompt. Source: diffusers' OmniGenPipeline
-IMAGE_NAME = re.compile(r"<\|image_(\d+)\|>")
+IMAGE_NAME = re.compile(r"<\|image_(\d{1,4})\|>")
 #: tokens of the header of a chat turn, and of the end of the turn before
 HEAD_TOKENS = 4
 

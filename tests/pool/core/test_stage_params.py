@@ -167,15 +167,19 @@ def test_every_field_is_part_of_the_task_id() -> None:
 
 
 def test_fields_that_were_added_later_change_no_id_of_a_task_without_them() -> None:
-    """The ids are those before `shift`, and before `rescale` of skip layer guidance."""
+    """The ids are those before `shift`, before `rescale` of skip layer guidance, and before followed videos."""
     model, shape = ModelRef("m", "m.safetensors", "ab"), OutputShape(64, 64)
     work = SampleParams(model, (), shape, SamplingSchedule(4, "euler", "normal"), GuidanceParams(7.0), 1)
     skipping = dataclasses.replace(work, options=RunOptions(slg=SkipLayers(layers=(7,))))
     earlier = [
         "sample-f1255dcdccf23ef83c4e",
         "sample-675b8d77896181ddb0b8",
+        "encode-f478feda7753a164863f",
+        "encode-85b6d1f815bf044a36b6",
     ]
-    assert [task_id(each, {}) for each in (work, skipping)] == earlier
+    image = EncodeImageParams(MODEL, 64, 64)
+    video = dataclasses.replace(image, frames=9, is_control_video=True)
+    assert [task_id(each, {}) for each in (work, skipping, image, video)] == earlier
     shifted = dataclasses.replace(work, schedule=dataclasses.replace(work.schedule, shift=3.0))
     rescaled = dataclasses.replace(work, options=RunOptions(slg=SkipLayers(layers=(7,), rescale=0.5)))
     assert len({task_id(each, {}) for each in (work, skipping, shifted, rescaled)}) == 4

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.reference_graph import text_with_images
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField, UserError
@@ -241,6 +242,12 @@ def test_a_text_without_names_has_them_in_front(tmp_path: Path) -> None:
     assert torch.equal(ours, expected)
     assert not torch.allclose(tiny.made(prompt="a red cat", **SIZES).latents[0], expected, atol=1e-3)
     tiny.close()
+
+
+def test_a_number_of_thousands_of_digits_names_no_image() -> None:
+    """Python refuses to read it."""
+    text = f"<|image_{'1' * 5000}|>"
+    assert text_with_images(text, 0) == text
 
 
 def test_what_is_named_and_what_is_given_go_together(tmp_path: Path) -> None:
