@@ -13,7 +13,7 @@ from modelpool.actors.graph.memory_fit import NOTHING_PINNED, largest_task
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.pool.core.errors import does_not_fit
 from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.stage_params import SampleParams, UpscaleParams
+from modelpool.pool.core.stage_params import SampleParams, UpscaleParams, draws
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
@@ -77,7 +77,7 @@ class Forecast:
     """Images generated one after the other on one GPU that is empty at first.
 
     first            the stages of the first image
-    again            the stages of a later image with the same texts, which are already encoded
+    again            the stages of a later image with the same texts and another seed, without those that both share
     seconds          of all images
     bus_bytes        weights that cross the bus for all of them
     smallest_bytes   the least capacity that suffices, fully split and (unless the policy forbids it) fully streamed
@@ -115,12 +115,12 @@ def forecast(
     with any computation. Raises DoesNotFit if not even fully split runs fit.
     """
     specs = {component.key: component for component in graph.components}
-    residency, samplers = Residency(capacity_bytes), _samplers(graph)
+    residency, samplers, own = Residency(capacity_bytes), _samplers(graph), _of_one_seed(graph)
     made: list[tuple[StageForecast, ...]] = []
     for number in range(min(images, PLANNED_IMAGES)):
         stages = []
         for task in graph.job.tasks:
-            if number and task.stage is Stage.ENCODE:
+            if number and task.stage is Stage.ENCODE and task.task_id not in own:
                 continue
             stage, residency = _stage(task, residency, specs, speeds, modules, rules)
             stages.append(replace(stage, sampled_by=samplers.get(task.task_id, "")))
@@ -140,6 +140,16 @@ def forecast(
         whole_bytes=whole,
         resident_bytes=_resident_bytes(graph) if stays else None,
     )
+
+
+def _of_one_seed(graph: JobGraph) -> set[TaskId]:
+    """Return the tasks that images with other seeds do not share: those that draw, and those that read their
+    results."""
+    found: set[TaskId] = set()
+    for task in graph.job.tasks:
+        if draws(graph.works[task.task_id]) or not found.isdisjoint(task.needs):
+            found.add(task.task_id)
+    return found
 
 
 def _samplers(graph: JobGraph) -> dict[TaskId, str]:

@@ -168,7 +168,7 @@ class _GraphBuilder:
         loras = self._loras(request, model, roles, name)
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
-        text = text if is_lyrics else text_of(request, text, self._facts)
+        text = text if is_lyrics else text_of(request, text, self._facts, self._request)
         named = () if is_lyrics else catalog.embeddings.of(text, self._files_of_loras(request))
         images = (references.seen, references.numbered)
         work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes, is_lyrics)

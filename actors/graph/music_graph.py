@@ -32,11 +32,12 @@ def music_defaults(request: GenerateRequest, facts: SamplingFacts) -> dict[str, 
     return {"lyrics": request.lyrics or "", "lyrics_language": request.lyrics_language or DEFAULT_LANGUAGE}
 
 
-def text_of(request: GenerateRequest, prompt: str, facts: SamplingFacts) -> str:
-    """Return the text that models of `facts` read for `prompt`: for music, with the facts about it."""
+def text_of(request: GenerateRequest, prompt: str, facts: SamplingFacts, sampled: GenerateRequest) -> str:
+    """Return the text that models of `facts` read for `prompt`: for music, with the facts about it, of which the length
+    is that of the clip that is `sampled`."""
     if not facts.reads_lyrics:
         return prompt
-    seconds = duration_of(request, request.model, facts).seconds
+    seconds = duration_of(sampled, sampled.model, facts).seconds
     return caption_text(prompt, seconds, request.bpm, request.key_scale, request.time_signature)
 
 

@@ -20,6 +20,7 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
@@ -122,7 +123,7 @@ class TaskCollector:
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
         controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
         if isinstance(work, EncodeParams) and work.writes is not None:
-            passes = work.writes.count
+            passes = tokens_written(work.writes, len(work.seen))
         # one that reads several images occurs once
         files = {control.content: control for control in controls}
         controlnets = [self._catalog.controls.use_with(work.model, control, passes) for control in files.values()]

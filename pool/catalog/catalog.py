@@ -41,6 +41,7 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.estimates.activation_estimator import ActivationEstimator
 from modelpool.pool.extensions.run_extension import check_fits
 from modelpool.pool.families.modules.stable_cascade import pooled_width
+from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.loading.content_digest import component_digests
@@ -279,7 +280,8 @@ class Catalog:
             weight_bytes = sum(
                 each.weight_bytes for role, each in self.components(model).items() if role.is_text_encoder
             )
-            return _PRIOR_SECONDS + work.writes.count * weight_bytes * _PRIOR_SECONDS_PER_BYTE
+            tokens = tokens_written(work.writes, len(work.seen))
+            return _PRIOR_SECONDS + tokens * weight_bytes * _PRIOR_SECONDS_PER_BYTE
         if isinstance(work, EncodeParams | VisionEncodeParams):
             return _PRIOR_SECONDS
         latent = self._open(model).latent

@@ -72,11 +72,6 @@ class WrittenTokens(WireValue):
     height: int
     seed: int
 
-    @property
-    def count(self) -> int:
-        """The number of tokens of the image."""
-        return (self.width // TOKEN_SIDE) * (self.height // TOKEN_SIDE)
-
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams(WireValue):
@@ -631,6 +626,13 @@ def seed_of(work: StageParams) -> int:
     if isinstance(work, EncodeParams):
         return 0 if work.writes is None else work.writes.seed
     return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
+
+
+def draws(work: StageParams) -> bool:
+    """Return whether the result of `work` depends on a seed."""
+    if isinstance(work, EncodeParams):
+        return work.writes is not None
+    return isinstance(work, SampleParams) or (isinstance(work, EncodeImageParams) and work.noise > 0)
 
 
 def with_seed(work: StageParams, seed: int) -> StageParams:

@@ -93,7 +93,7 @@ def encode(
     work: EncodeParams, encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks, text_set: str = ""
 ) -> Encoded:
     """Encode the text of `work` for the diffusion model: the outputs of `encoders`, concatenated or, with `text_set`,
-    combined as the family requires. One step. Raises Stopped at a layer."""
+    combined as the family requires. One step, or one for each token that is written. Raises Stopped at a layer."""
     return encode_batch((work,), encoders, tokenizer, hooks, text_set)[0]
 
 
@@ -127,9 +127,10 @@ def encode_batch(
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
             how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
-            how["writes"] = works[0].writes
+            how |= {"writes": works[0].writes, "on_token": hooks.on_step}
             read.append(read_texts(module, own, texts, device, facts, **how))
-    hooks.on_step(1, 1)
+    if works[0].writes is None:  # otherwise each token was a step
+        hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
     if text_set:
         places = [encoder.place for encoder in encoders]

@@ -10,7 +10,7 @@ width, S states per token, V width of a pooled text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -77,6 +77,7 @@ def read_texts(
     images: Sequence[ImageStates] = (),
     tokens: Sequence[PromptTokens | None] | None = None,
     writes: WrittenTokens | None = None,
+    on_token: Callable[[int, int], None] = lambda written, tokens: None,
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
@@ -86,7 +87,8 @@ def read_texts(
     tokens of the template (`pool.models.text.vision_prompt`), in each of `texts`. If only the pooled text of a CLIP is
     used, only the first chunk is encoded. `negative` marks negative prompts, for families with another template for
     them; by default, these are the empty texts. `tokens` are those of each text that is tokenized already. An encoder
-    that writes tokens of an image writes those of `writes`, for one text after the other.
+    that writes tokens of an image writes those of `writes`, for one text after the other; `on_token` is called after
+    each with (tokens written, all tokens of the text).
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an
     unknown embedding.
@@ -102,7 +104,7 @@ def read_texts(
         assert writes is not None, f"{reading.encoder} reads a text without an image to write"
         codes = min(tokenizer.id_of(IMAGE_START), _config(text_model).vision_vocab_size)
         with torch.no_grad():
-            return tuple(written(text_model, row, writes, images, codes, device) for (row,) in prompts)
+            return tuple(written(text_model, row, writes, images, codes, device, on_token) for (row,) in prompts)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
     empties = _empties(tokenizer, reading, rows, side_of_row, counts)
@@ -322,7 +324,7 @@ def _read_text(
         if reading.names_images:
             named = [(place - places.start, number) for place, number in row.named_images]
             images_K2 = torch.tensor(named, dtype=torch.long).reshape(-1, 2)
-        return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut, images_K2)
+        return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut, image_places_K2=images_K2)
     return ReadText(z[..., torch.tensor(places).to(z.device), :], pooled_V, mask_L, row.cut)
 
 

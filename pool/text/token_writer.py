@@ -9,7 +9,7 @@ Shape legend: T tokens of the prompt, N tokens to write, V tokens of the vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,9 +35,11 @@ def written(
     images: Sequence[ImageStates],
     codes: int,
     device: torch.device,
+    on_token: Callable[[int, int], None],
 ) -> ReadText:
     """Return the tokens that `text_model` writes after the prompt `row`, and those of `images`, which are their states:
     one for each patch of a latent, row by row, on the CPU. Tokens of images are those below `codes`.
+    `on_token` is called after each token with (tokens written, all tokens).
 
     Other tokens, which would end the image early, are never taken: the next best one of the same draw is instead. On
     the meta device, the first and the last step run.
@@ -60,9 +62,11 @@ def written(
         return _read(torch.empty((rows, columns), dtype=torch.long, device=device), seen_N)
     generator = torch.Generator(device="cpu").manual_seed(written_tokens.seed)
     logits_V, tokens = writer.logits(ids_T, places_3T), list[int]()
-    for number in range(following_3N.shape[1]):
+    count = following_3N.shape[1]
+    for number in range(count):
         tokens.append(drawn(logits_V, codes, generator))
-        if number + 1 < following_3N.shape[1]:
+        on_token(number + 1, count)
+        if number + 1 < count:
             logits_V = writer.logits(torch.tensor(tokens[-1:]), following_3N[:, number : number + 1])
     return _read(torch.tensor(tokens[-rows * columns :]).view(rows, columns), seen_N)
 

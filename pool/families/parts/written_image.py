@@ -50,3 +50,8 @@ def written_grids(written: WrittenTokens, images: int) -> tuple[tuple[int, int],
     ratio = rows / columns
     small = int(math.sqrt(ratio) * _SMALL_SIDE), int(math.sqrt(1 / ratio) * _SMALL_SIDE)
     return small, (rows, columns)
+
+
+def tokens_written(written: WrittenTokens, images: int) -> int:
+    """Return the number of tokens of all images that are written."""
+    return sum(rows * columns for rows, columns in written_grids(written, images))

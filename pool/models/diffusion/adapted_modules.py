@@ -23,12 +23,8 @@ from torch import Tensor, nn
 from modelpool.pool.core.errors import CorruptFile, unusable_field
 from modelpool.pool.devices.pinned_memory import sent
 from modelpool.pool.families.modules.ace_step import COMPANION, SILENCE_CELLS, TIMBRE_CELLS
-<<<<<<< HEAD
 from modelpool.pool.families.modules.ideogram4 import UNCONDITIONAL
-from modelpool.pool.families.modules.kandinsky6 import MOST_SOUND
-=======
 from modelpool.pool.families.parts.sound import MOST_SOUND
->>>>>>> rva
 
 
 class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[misc]

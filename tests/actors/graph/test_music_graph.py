@@ -109,6 +109,16 @@ def test_stages_read_the_same_texts() -> None:
     assert encoded.job.wanted == whole.job.tasks[0].task_id
 
 
+def test_a_prompt_that_was_encoded_alone_says_the_length_that_is_sampled() -> None:
+    """Found in a review: it said the default length of the model, which is that of a prompt without a clip."""
+    request = GenerateRequest(model=SONG, prompt="", seed=1, seconds=30.0)
+    encoded = GenerateRequest(model=SONG, prompt="a slow song")
+    graph = build_stage_graph(StageRequest(Stage.SAMPLE, request, positive=encoded), JOB, Songs())
+    caption, _ = works(graph, EncodeParams)
+    assert caption.text.startswith("a slow song\n")
+    assert caption.text.endswith("- duration: 30 seconds\n")
+
+
 def test_other_models_refuse_the_fields_of_music_and_songs_warn_of_a_negative_prompt() -> None:
     for name, value in VALUES.items():
         with pytest.raises(UserError, match=rf"^{name}: found .* generates no music with lyrics"):
