@@ -81,9 +81,9 @@ def read_sound(path: Path) -> AudioSamples | None:
             resampler = av.AudioResampler(format="fltp")
             frames = [own for frame in container.decode(audio=0) for own in resampler.resample(frame)]
             parts = [np.asarray(frame.to_ndarray(), np.float32) for frame in frames]
+            return AudioSamples(np.concatenate(parts, axis=1).T.clip(-1.0, 1.0), rate)
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise OutputFailed(f"{path}: cannot be read ({error})") from error
-    return AudioSamples(np.concatenate(parts, axis=1).T.clip(-1.0, 1.0), rate)
 
 
 def samples_per_second(path: Path) -> int:

@@ -51,6 +51,8 @@ ROPE_MODELS = frozenset(
         "WanVACETransformer3DModel",
     }
 )
+#: transformers of videos with sound that can be called without either reading the other
+ISOLATING_MODELS = frozenset({"LTX2VideoTransformer3DModel"})
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
     {
@@ -85,7 +87,7 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
-    if has_sound:
+    if architecture in ISOLATING_MODELS:
         found.add("isolation")
     is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if is_plain and facts.prediction is Prediction.FLOW:

@@ -190,3 +190,17 @@ def test_frames_and_sound_of_a_long_video_are_next_to_each_other_in_its_file() -
                 apart = max(apart, abs(reached["video"] - reached["audio"]))
         assert min(reached.values()) > 19, kind
         assert apart < 2, kind
+
+
+def test_a_file_that_ends_before_its_sound_is_damaged(tmp_path: Path) -> None:
+    """Wherever it ends: it names an audio track of which it has nothing."""
+    sound = AudioSamples(np.full((4000, 1), 0.1, np.float32), 8000)
+    content, found = encode_video(frames(4), 8, VideoKind.WEBM, sound=sound), set[str]()
+    for end in range(100, len(content), 40):
+        path = tmp_path / "a.webm"
+        path.write_bytes(content[:end])
+        try:
+            found.add("silent" if read_sound(path) is None else "heard")
+        except OutputFailed:
+            found.add("damaged")
+    assert found == {"heard", "damaged"}

@@ -16,7 +16,9 @@ import pytest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.run_options import RotaryPositions, RunOptions
 from modelpool.pool.extensions.run_extension import check_fits
-from modelpool.pool.families.option_support import ROPE_MODELS
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.option_support import ROPE_MODELS, families_with
+from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.options.transformer_options import RopeOptions
 from tests.pool.families.by_hand import sampled_by_hand
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -72,3 +74,16 @@ def test_a_coordinate_that_a_model_does_not_read_is_refused() -> None:
         expected = pytest.raises(UnusableField, match=r"options\.rope\.shift_t: found 4.0, expected only x and y")
         with expected if refused else nullcontext():
             check_fits(RunOptions(rope=option), module, "flux_dev")
+
+
+def test_models_that_are_isolated_can_be_called_so() -> None:
+    """Not all models of videos with sound can."""
+    sounding = {name for name, family in TRANSFORMERS.items() if (v := family.sampling.video) and v.sound}
+    modules = {family.name: family.module for family in defined_families() if family.name in sounding}
+    takes = {
+        name
+        for name, module in modules.items()
+        if "isolate_modalities" in inspect.signature(getattr(diffusers, module).forward).parameters
+    }
+    assert {"ltx2", "kandinsky6"} <= sounding
+    assert set(families_with("isolation")) == takes == {"ltx2"}
