@@ -66,7 +66,6 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
     VisionEncodeParams,
-    WrittenTokens,
 )
 from modelpool.pool.core.task_inputs import (
     CONTROL_VIDEO,
@@ -88,6 +87,7 @@ from modelpool.pool.core.task_inputs import (
     UNSHOWN,
     numbered,
 )
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.families.parts.text_reading import image_names
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 

@@ -54,23 +54,12 @@ from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondi
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
 
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
-#: pixels along a side of the part of an image that a token stands for which a text encoder writes
-TOKEN_SIDE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenTokens(WireValue):
-    """The tokens of an image that a text encoder writes: for an image of this width and height in pixels, drawn with
-    this seed."""
-
-    width: int
-    height: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

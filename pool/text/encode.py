@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
 from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
-from modelpool.pool.core.stage_params import WrittenTokens
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.families.parts.text_join import ReadText as ReadText
 from modelpool.pool.families.parts.text_reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.families.parts.written_image import IMAGE_START

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
-from modelpool.pool.core.stage_params import WrittenTokens
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.families.parts.text_join import ReadText
 from modelpool.pool.families.parts.written_image import written_grids
 from modelpool.pool.text.chunks import Chunk

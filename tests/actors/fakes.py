@@ -561,12 +561,12 @@ class TracedLatent(Latent):
 
 def _unpickled(pixels_HWC: np.ndarray, notes: Path) -> TracedImage:
     (notes / f"picture-{os.getpid()}").touch()
-    return TracedImage(pixels_HWC, notes)
+    return TracedImage(pixels_HWC, notes=notes)
 
 
 def _unpickled_latent(samples_CHW: np.ndarray, notes: Path) -> TracedLatent:
     (notes / f"latent-{os.getpid()}").touch()
-    return TracedLatent(samples_CHW, notes)
+    return TracedLatent(samples_CHW, notes=notes)
 
 
 class TracingEngine(FakeEngine):
@@ -576,9 +576,9 @@ class TracingEngine(FakeEngine):
         result, cost = super().run(*args, **kwargs)
         assert self._folder is not None
         if isinstance(result, ImagePixels):
-            result = TracedImage(result.pixels_HWC, self._folder)
+            result = TracedImage(result.pixels_HWC, notes=self._folder)
         elif isinstance(result, Latent):
-            result = TracedLatent(result.samples_CHW, self._folder)
+            result = TracedLatent(result.samples_CHW, notes=self._folder)
         return result, cost
 
 

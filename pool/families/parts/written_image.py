@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from modelpool.pool.core.stage_params import TOKEN_SIDE, WrittenTokens
+from modelpool.pool.core.written_tokens import TOKEN_SIDE, WrittenTokens
 from modelpool.pool.families.parts.text_reading import Reading
 
 #: tokens around an image: those of reference images have both, that of the image to write only the first. Tokens with

@@ -22,7 +22,7 @@ from transformers.vision_utils import get_vision_position_ids
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.results import PixelArray
-from modelpool.pool.core.stage_params import TOKEN_SIDE
+from modelpool.pool.core.written_tokens import TOKEN_SIDE
 from modelpool.pool.detection.glm_layout import CHANNELS, VISION, Config, glm_vision_config
 from modelpool.pool.families.parts.written_image import LEAST_SIDE, MOST_SIDE
 from modelpool.pool.formats.safetensors_file import Shape

@@ -370,7 +370,9 @@ def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
     assert_same_model(checkpoint, open_checkpoint(folder))
     pipeline = diffusers.AceStepPipeline.from_pretrained(folder, local_files_only=True)
     made = _expected(pipeline, 7.0, seconds=0.4, output_type="latent")
-    torch.testing.assert_close(made, _expected(_pipeline(), 7.0, seconds=0.4, output_type="latent"))
+    expected = _expected(_pipeline(), 7.0, seconds=0.4, output_type="latent")
+    # weights that are mapped from a file have another alignment, by which products round
+    torch.testing.assert_close(made, expected, rtol=0.0, atol=1e-4)
     place = folder / "transformer/config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "is_turbo": True}))
     family = open_checkpoint(folder).family
