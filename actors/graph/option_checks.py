@@ -25,12 +25,13 @@ def check_options(request: GenerateRequest, facts: SamplingFacts) -> None:
     if request.options is None:
         return
     supported = supported_options(facts)
+    experts = "" if facts.low_noise is None else " with two experts"
     for name, _ in request.options.used():
         if name not in supported:
             why = f" ({_REASONS[name]})" if name in _REASONS else ""
             raise UnusableField(
-                f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}{why}; "
-                f"families with this option: {', '.join(families_with(name)) or 'none'}"
+                f"options.{name}: not supported by model {request.model!r} of the family {family_name(facts)}"
+                f"{experts}{why}; families with this option: {', '.join(families_with(name)) or 'none'}"
             )
     for problem in _problems(request, request.options, facts):
         raise UnusableField(problem)

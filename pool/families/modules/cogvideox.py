@@ -312,6 +312,12 @@ _PURE_NOISE = 1e5
 _CHANNELS = 16
 _SCALE = LATENT_FORMATS["cogvideox"].scale
 _SMALL_SHIFT, _LARGE_SHIFT = 3.0, 1.0
+_LAYOUT_NAMES = LayoutNames(
+    "cogvideox",
+    # positions that the model computes, and tables of the language model that it was made from
+    without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
+    converter=convert,
+)
 _LARGE = FamilyDefinition(
     name="cogvideox",
     title="CogVideoX 5B",
@@ -320,12 +326,7 @@ _LARGE = FamilyDefinition(
     comfyui="CogVideoX_T2V",
     module="CogVideoXTransformer3DModel",
     config=config,
-    convert=LayoutNames(
-        "cogvideox",
-        # positions that the model computes, and tables of the language model that it was made from
-        without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
-        converter=convert,
-    ),
+    convert=_LAYOUT_NAMES,
     forward=forward,
     latent="cogvideox",
     texts=(fixed_length("t5xxl", _TOKENS),),
@@ -347,6 +348,8 @@ _SMALL = replace(
     name="cogvideox_2b",
     title="CogVideoX 2B",
     when=_having(_CHANNELS, 1, small=True),
+    # its code keeps the sines that the model computes in a parameter, which is not trained
+    convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
     latent="cogvideox_2b",
     facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
     dtypes=HALF_FIRST,

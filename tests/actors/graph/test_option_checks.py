@@ -74,8 +74,9 @@ def test_another_family_refuses_them_by_name(family: str, options: Any, message:
 
 
 def test_two_experts_of_wan_2_2_have_no_teacache() -> None:
+    """The message tells them from the model of the same family that has it: both were called wan_t2v."""
     request = GenerateRequest(model="m", prompt="p", options={"teacache": True})
-    with pytest.raises(UserError, match=r"options\.teacache: not supported by model 'm'"):
+    with pytest.raises(UserError, match=r"model 'm' of the family wan_t2v with two experts \(no .*\); .* wan_t2v$"):
         check_options(request, TWO_EXPERTS["wan_t2v"].sampling)
 
 

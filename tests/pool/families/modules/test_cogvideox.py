@@ -409,6 +409,18 @@ def test_files_of_the_original_code_are_read(tmp_path: Path) -> None:
         assert all(torch.equal(built[key], expected[key]) for key in expected)
 
 
+def test_the_table_of_computed_positions_of_the_small_model_is_left_out() -> None:
+    """The original code has it as a parameter that is not trained: a file with it was refused."""
+    state = seeded(CASES["cogvideox_2b"].tiny.model, 1).state_dict()
+    table = torch.zeros(1, 226 + 13 * 30 * 45, len(state["patch_embed.text_proj.weight"]))
+    file = _publish_original(state) | {"mixins.pos_embed.pos_embedding": table}
+    plan = plan_diffusion_model({key: tuple(value.shape) for key, value in file.items()})
+    module: Any = plan.build(file)
+    assert plan.recognised.name == "cogvideox_2b"
+    assert module.state_dict().keys() == state.keys()
+    assert cogvideox.fixed_extent(module.config) is None
+
+
 def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
     """Of version 1.5, whose first latent frame is not decoded: an odd number of them takes more at once."""
     sim.install()
