@@ -5,6 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -34,9 +35,9 @@ _MEANINGS = {
 }
 #: fields of a view
 _VIEW = ("azimuth", "elevation", "camera_distance", "image_elevation")
-#: a part of the names of models that read the elevation of the image's camera, in place of the distance, and its usual
-#: value. Source: stabilityai/stable-zero123
-_READS_ELEVATION, _LEVEL_CAMERA = "stable", 0.0
+#: names of models that read the elevation of the image's camera, in place of the distance: not those of a folder such
+#: as `stable-diffusion`; and its usual value. Source: stabilityai/stable-zero123
+_READS_ELEVATION, _LEVEL_CAMERA = re.compile(r"stable[^a-z]*zero", re.IGNORECASE), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def view_condition(request: GenerateRequest, model: str) -> ViewCondition:
     """Return the view from which `model` shows the object of the image. Raises UnusableField for a distance that it
     does not read."""
     image_elevation = request.image_elevation
-    if image_elevation is None and _READS_ELEVATION in model.lower():
+    if image_elevation is None and _READS_ELEVATION.search(model):
         image_elevation = _LEVEL_CAMERA
     if request.camera_distance is not None and image_elevation is not None:
         expected = "none with image_elevation, which Stable Zero123 reads in its place"

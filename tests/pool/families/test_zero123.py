@@ -129,6 +129,7 @@ def test_models_called_stable_read_the_elevation_of_the_image() -> None:
     """No tensor tells them from the others. They read no distance."""
     for model, fields, expected in (
         ("zero123-xl", {"azimuth": 30.0, "camera_distance": 0.1}, ViewCondition(30.0, 0.0, 0.1)),
+        ("stable-diffusion/zero123-xl", {"azimuth": 30.0}, ViewCondition(30.0)),
         ("Stable_Zero123", {"elevation": 10.0}, ViewCondition(0.0, 10.0, 0.0, 0.0)),
         ("Stable_Zero123", {"image_elevation": 5.0}, ViewCondition(0.0, 0.0, 0.0, 5.0)),
     ):
