@@ -221,7 +221,8 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
     if name in ("sana", "sana_4k"):  # a multistep solver, which calls the shift otherwise
         said = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}
         return {**said, "use_dynamic_shifting": False}
-    return {"shift": 1.0 if name == "mochi" else noise.shift, "use_dynamic_shifting": False}
+    shifts_itself = name == "mochi" or family_of(name).own_levels  # the pipeline, not its scheduler
+    return {"shift": 1.0 if shifts_itself else noise.shift, "use_dynamic_shifting": False}
 
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMERS.keys() - CASCADES.keys() - WITHOUT_PIPELINE))

@@ -224,7 +224,7 @@ def test_llama_3_and_its_successor_are_told_by_their_vocabularies() -> None:
 def test_every_encoder_that_is_recognised_has_a_case() -> None:
     named = {case.name for case in CASES.values()} | {"mistral3_24b_pruned"}
     alike = {"qwen25_3b": "qwen25_7b", "qwen3_2b": "qwen3_4b", "qwen3_8b": "qwen3_4b", "qwen3vl_8b": "qwen3vl_4b"}
-    alike["gemma3_12b"] = "gemma3_4b"
+    alike |= {"gemma3_12b": "gemma3_4b", "qwen3_06b": "qwen3_4b"}
     assert {alike.get(s.facts.name, s.facts.name) for s in SIGNATURES} == named
 
 
