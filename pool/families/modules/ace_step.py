@@ -18,7 +18,7 @@ from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.text_reading import Padding, Reading
 
 if TYPE_CHECKING:
@@ -145,19 +145,13 @@ def _without_part(base: str) -> str:
     return base.removeprefix(_MODEL_PART)
 
 
-_FACTS = ModelFacts(
+_FACTS = audio_facts(
+    NoiseFacts(NoiseKind.FLOW, shift=3.0),
+    Guidance.PROJECTED,
     prediction=Prediction.FLOW,
-    noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
     level=Level.SHARE,
-    guidance=Guidance.PROJECTED,
     cfg=7.0,
     steps=50,
-    width=0,
-    height=0,
-    frames=0,
-    side_multiple=1,
-    frame_multiple=0,
-    frame_rate=0.0,
     reads=("context", "lyrics"),
     seconds=60.0,
     most_seconds=600.0,

@@ -15,7 +15,7 @@ from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 
 if TYPE_CHECKING:
@@ -153,19 +153,13 @@ FAMILIES = (
         latent="stable_audio",
         texts=(fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
         text_set="stable_audio",
-        facts=ModelFacts(
+        facts=audio_facts(
+            NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
+            Guidance.CLASSIFIER_FREE,
             prediction=Prediction.VELOCITY,
-            noise=NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
             level=Level.ANGLE,
-            guidance=Guidance.CLASSIFIER_FREE,
             cfg=7.0,
             steps=100,
-            width=0,
-            height=0,
-            frames=0,
-            side_multiple=1,
-            frame_multiple=0,
-            frame_rate=0.0,
             reads=("context", "seconds"),
             may_read=("context_mask",),
             seconds=47.55,

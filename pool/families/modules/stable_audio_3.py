@@ -1,7 +1,7 @@
-"""Stable Audio 3: audio of any length, which is told by its seconds, with the texts of T5Gemma. Torch-free.
+"""Stable Audio 3: audio of variable length, conditioned on its seconds, with the texts of T5Gemma. Torch-free.
 
 A small model embeds the seconds (`pool.models.diffusion.audio_seconds`). Published files have the state of text padding
-beside the model, folders in it. The distilled model and the base model have equal tensors; the facts are those of the
+next to the model, folders in it. The distilled model and the base model have equal tensors; the facts are those of the
 distilled one.
 """
 
@@ -18,7 +18,7 @@ from modelpool.pool.families.parts.arguments import ratio
 from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 
@@ -121,19 +121,13 @@ FAMILIES = (
         forward=forward,
         latent="stable_audio_3",
         texts=(fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),),
-        facts=ModelFacts(
+        facts=audio_facts(
+            NoiseFacts(NoiseKind.FLOW),
+            Guidance.CLASSIFIER_FREE,
             prediction=Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW),
             level=Level.SHARE,
-            guidance=Guidance.CLASSIFIER_FREE,
             cfg=1.0,
             steps=8,
-            width=0,
-            height=0,
-            frames=0,
-            side_multiple=1,
-            frame_multiple=0,
-            frame_rate=0.0,
             reads=("context", "seconds"),
             may_read=("context_mask",),
             seconds=384.0,

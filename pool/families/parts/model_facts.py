@@ -1,4 +1,4 @@
-"""The facts of a diffusion model that no shape tells: sampling, training size, and inputs. Torch-free.
+"""The facts of a diffusion model that no shape determines: sampling, training size, and inputs. Torch-free.
 
 One value per family, as plain data: in its module in `pool.families.modules`, or in the modules `*_facts` of
 `pool.families`, keyed by the name that `pool.detection` returns.
@@ -114,6 +114,15 @@ class ModelFacts:
 _IMAGE: Mapping[str, Any] = {
     "width": 1024, "height": 1024, "frames": 1, "side_multiple": 16, "frame_multiple": 0, "frame_rate": 0.0,
 }  # fmt: skip
+
+_AUDIO: Mapping[str, Any] = {
+    "width": 0, "height": 0, "frames": 0, "side_multiple": 1, "frame_multiple": 0, "frame_rate": 0.0,
+}  # fmt: skip
+
+
+def audio_facts(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
+    """Return the facts of a family that generates audio; `more` are its other fields."""
+    return ModelFacts(**{**_AUDIO, "noise": noise, "guidance": guidance, **more})
 
 
 def image_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
