@@ -38,6 +38,17 @@ _CONDITIONS = 6
 _ROUNDING = 2e-3
 #: grows with the size of the image
 SHIFT = ShiftByRoot(256, 0.25, 0.75)
+#: the scheduler of its folders, with that shift
+SCHEDULER = SchedulerFacts(
+    "FlowMatchEulerDiscreteScheduler",
+    {
+        "use_dynamic_shifting": True,
+        "time_shift_type": "linear",
+        "base_image_seq_len": 256,
+        "base_shift": 0.25,
+        "max_shift": 0.75,
+    },
+)
 #: tokens of a prompt
 _TOKENS = 1024
 #: the number of tokens is a multiple of this
@@ -158,16 +169,7 @@ _PLAIN = FamilyDefinition(
     dtypes=NO_FLOAT16,
     lora=TRANSFORMER,
     pipeline="CogView4Pipeline",
-    scheduler=SchedulerFacts(
-        "FlowMatchEulerDiscreteScheduler",
-        {
-            "use_dynamic_shifting": True,
-            "time_shift_type": "linear",
-            "base_image_seq_len": 256,
-            "base_shift": 0.25,
-            "max_shift": 0.75,
-        },
-    ),
+    scheduler=SCHEDULER,
 )
 
 FAMILIES = (

@@ -21,7 +21,6 @@ from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
 from modelpool.pool.families.parts.text_reading import Padding, Reading
 from modelpool.pool.families.parts.written_image import REFERENCE_TOKEN
@@ -200,15 +199,6 @@ FAMILIES = (
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
         pipeline="GlmImagePipeline",
-        scheduler=SchedulerFacts(
-            "FlowMatchEulerDiscreteScheduler",
-            {
-                "use_dynamic_shifting": True,
-                "time_shift_type": "linear",
-                "base_image_seq_len": 256,
-                "base_shift": 0.25,
-                "max_shift": 0.75,
-            },
-        ),
+        scheduler=cogview4.SCHEDULER,
     ),
 )

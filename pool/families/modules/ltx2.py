@@ -7,7 +7,7 @@ audio: the model reads both, one behind the other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modelpool.pool.core.sampling_facts import (
     FirstFrameMode,
@@ -20,7 +20,7 @@ from modelpool.pool.core.sampling_facts import (
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.detection.layouts.video import LTX, LTX_HEADS
-from modelpool.pool.families.modules.ltxv import CELL
+from modelpool.pool.families.modules.ltxv import CELL, video_config
 from modelpool.pool.families.parts.definition import NO_FLOAT16, Connector, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -75,19 +75,13 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def config(found: Config, shapes: Shapes) -> Arguments:
     """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Those of positions are the published ones."""
-    sizes: dict[str, Any] = dict(found)
     return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0],
-        "num_attention_heads": LTX_HEADS,
-        "attention_head_dim": sizes["hidden_size"] // LTX_HEADS,
-        "cross_attention_dim": sizes["cross_attention_dim"],
+        **video_config(found, shapes),
         "audio_in_channels": shapes["audio_proj_in.weight"][1],
         "audio_out_channels": shapes["audio_proj_out.weight"][0],
         "audio_num_attention_heads": LTX_HEADS,
         "audio_attention_head_dim": shapes["audio_proj_in.weight"][0] // LTX_HEADS,
         "audio_cross_attention_dim": shapes["transformer_blocks.0.audio_attn2.to_k.weight"][1],
-        "num_layers": sizes["num_layers"],
         "caption_channels": shapes["caption_projection.linear_1.weight"][1],
         "rope_type": "split",
     }

@@ -37,8 +37,8 @@ _METADATA = ("config", "transformer")
 CELL = (8, 32, 32)
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.LTXVideoTransformer3DModel`, for all versions of LTX-Video."""
+def video_config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments that LTX-Video and LTX-2 share: the sizes of what reads the video."""
     sizes: dict[str, Any] = dict(found)
     return {
         "in_channels": sizes["in_channels"],
@@ -47,6 +47,14 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "attention_head_dim": sizes["hidden_size"] // LTX_HEADS,
         "cross_attention_dim": sizes["cross_attention_dim"],
         "num_layers": sizes["num_layers"],
+    }
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.LTXVideoTransformer3DModel`, for all versions of LTX-Video."""
+    sizes: dict[str, Any] = dict(found)
+    return {
+        **video_config(found, shapes),
         "caption_channels": shapes["caption_projection.linear_1.weight"][1],
         "attention_bias": "transformer_blocks.0.attn1.to_q.bias" in shapes,
         CAUSAL: sizes["num_layers"] > FIRST_BLOCKS,

@@ -170,6 +170,21 @@ def states(text: Encoded) -> Tensor:
     return torch.from_numpy(text.context_LD)[None]
 
 
+def timestep_read(
+    forward: Callable[..., Tensor], module: Any, x_BCHW: Tensor, level_B: Tensor, kwargs: dict[str, Tensor]
+) -> Tensor:
+    """The timesteps that `forward` passes to `module`."""
+    read: list[Tensor] = []
+
+    def call(**inputs: Any) -> tuple[Tensor]:
+        read.append(inputs["timestep"])
+        return (inputs["hidden_states"],)
+
+    module.forward = call
+    forward(module, x_BCHW, level_B, kwargs)
+    return read[0]
+
+
 def _is_equal(ours: object, theirs: object) -> bool:
     if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
         return list(ours) == list(theirs)

@@ -26,7 +26,7 @@ from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states, timestep_read
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, seeded, words
@@ -153,14 +153,6 @@ def test_levels_are_those_of_the_pipeline(side: int) -> None:
     scheduler.set_timesteps(timesteps=timesteps, sigmas=timesteps / 1000, mu=mu)
     ours = make_sigmas("linspace", 50, sigma_table(noise, tokens))
     torch.testing.assert_close(ours, scheduler.sigmas, rtol=0.0, atol=1e-6)
-    read: list[Tensor] = []
-
-    def call(**told: Any) -> tuple[Tensor]:
-        read.append(told["timestep"])
-        return (told["hidden_states"],)
-
-    module = seeded(_model, 1)
-    module.forward = call
     x = torch.zeros(50, 16, side // 8, 1).expand(-1, -1, -1, side // 8)
-    cogview4.forward(module, x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
-    torch.testing.assert_close(read[0], scheduler.timesteps, rtol=1e-4, atol=1e-2)
+    read = timestep_read(cogview4.forward, seeded(_model, 1), x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
+    torch.testing.assert_close(read, scheduler.timesteps, rtol=1e-4, atol=1e-2)

@@ -62,7 +62,7 @@ from modelpool.pool.text.encode import read_texts
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from modelpool.pool.text.token_writer import drawn
 from modelpool.pool.text.tokenizer_files import byte_tokenizer
-from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, timestep_read
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -412,17 +412,9 @@ def test_levels_are_those_of_the_pipeline(side: int) -> None:
         scheduler.set_timesteps(timesteps=timesteps, sigmas=timesteps / 1000, mu=mu)
         ours = make_sigmas("linspace_open", steps, sigma_table(TRANSFORMERS["glm_image"].sampling.noise, tokens))
         torch.testing.assert_close(ours, scheduler.sigmas, rtol=0.0, atol=1e-6)
-    read: list[Tensor] = []
-
-    def call(**told: Any) -> tuple[Tensor]:
-        read.append(told["timestep"])
-        return (told["hidden_states"],)
-
-    module = seeded(_model, 1)
-    module.forward = call
     x = torch.zeros(50, 16, side // 8, 1).expand(-1, -1, -1, side // 8)
-    glm_image.forward(module, x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
-    torch.testing.assert_close(read[0], scheduler.timesteps - 1, rtol=1e-4, atol=1e-2)
+    read = timestep_read(glm_image.forward, seeded(_model, 1), x, ours[:-1], {"context": torch.zeros(50, 16, WIDTH)})
+    torch.testing.assert_close(read, scheduler.timesteps - 1, rtol=1e-4, atol=1e-2)
 
 
 def _image(width: int, height: int, seed: int = 5) -> Image.Image:
