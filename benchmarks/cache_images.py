@@ -30,6 +30,7 @@ from modelpool.pool.core.stage_params import (
     NO_OPTIONS,
     Encoded,
     GuidanceParams,
+    Latent,
     ModelRef,
     OutputShape,
     RunHooks,
@@ -124,7 +125,8 @@ def sampled(
         before = time.process_time()
         (latent,) = sample_batch((work,), (inputs,), patcher, LATENT, QUIET, facts=FACTS)
         seconds += time.process_time() - before
-        found.append(latent.samples_CHW)  # type: ignore[union-attr]
+        assert isinstance(latent, Latent), "a complete run"
+        found.append(latent.samples_CHW)
     for hook in hooks:
         hook.remove()
     return np.stack(found), 1 - calls["last"] / calls["model"], seconds / images
