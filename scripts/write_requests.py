@@ -121,7 +121,7 @@ def _published_thresholds() -> str:
         f"The smallest published thresholds, with the best quality: {', '.join(listed)}. A size without its own is "
         "refused. Of Wan 2.1, the coefficients with retention steps are used: the first five steps are always "
         "computed; of `wan21_i2v`, those of the closer of the two sizes, 832 x 480 and 1280 x 720. Models of Wan 2.2 "
-        "have no published coefficients; a file with one of its experts alone cannot be told from Wan 2.1."
+        "have no published coefficients; a file with one of its experts alone cannot be distinguished from Wan 2.1."
     )
 
 

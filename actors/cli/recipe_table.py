@@ -93,7 +93,7 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
 
 
 def _music_facts(recipe: Recipe) -> Iterator[Fact]:
-    """Yield what was said about music; lyrics in one line."""
+    """Yield the music fields of a recipe; lyrics in one line."""
     for name in ("lyrics", "lyrics_language", "bpm", "key_scale", "time_signature"):
         if value := getattr(recipe, name):
             yield name.replace("_", " "), str(value).replace("\n", " / ")

@@ -84,7 +84,7 @@ from modelpool.pool.core.task_inputs import (
     REGION_MASK,
     SAMPLER_STATE,
     START,
-    UNSHOWN,
+    WITHOUT_IMAGES,
     numbered,
 )
 from modelpool.pool.core.written_tokens import WrittenTokens
@@ -192,32 +192,35 @@ class _GraphBuilder:
         embeds = [self._add(each) for each in references.embeds]
         request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
         image_embeds = embeds or self._image_embeds(is_model_input=False)
-        shown = len(request.references) if self._facts.names_images else 0
-        writes, seen, seen_embeds, own_embeds = None, references, embeds, image_embeds
+        named_images = len(request.references) if self._facts.names_images else 0
+        writes = None
+        # those of the negative prompt
+        negative_references, negative_embeds, negative_image_embeds = references, embeds, image_embeds
         if self._facts.writes_tokens:
             writes = WrittenTokens(work.shape.width, work.shape.height, work.seed)
             # without an image to write, no reference images are read
-            seen, seen_embeds, own_embeds = NO_REFERENCES, [], []
+            negative_references, negative_embeds, negative_image_embeds = NO_REFERENCES, [], []
         prompt = self._named(positive.prompt)
         texts = {POSITIVE: self._encode(positive, prompt, references, image_embeds, writes=writes)}
         if self._facts.reads_lyrics:
             texts[LYRICS] = self._encode(positive, lyrics_of(positive), is_lyrics=True)
         unguided = (NEGATIVE,) if work.reads_negative and not self._facts.learned_negative else ()
-        if work.reads_negative and shown:
-            images = image_names(shown)
+        if work.reads_negative and named_images:
+            images = image_names(named_images)
             texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
-            unguided = (UNSHOWN,) if work.guidance.without_image else ()
+            unguided = (WITHOUT_IMAGES,) if work.guidance.without_image else ()
             usual = "" if self._facts.defaults is None else self._facts.defaults.negative
             if not unguided and self._stage.negative_prompt not in ("", usual):
                 reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
                 self.warnings[f"negative: ignored, {reason}"] = None
         for name in unguided:
             if negative is not None:
-                texts[name] = self._encode(negative, self._named(negative.prompt, 0), seen, own_embeds)
+                text = self._named(negative.prompt, 0)
+                texts[name] = self._encode(negative, text, negative_references, negative_image_embeds)
                 continue
-            embedded = seen_embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            embedded = negative_embeds or self._image_embeds(is_model_input=False, is_negative=True)
             text = self._named(request.negative, 0, "negative")
-            texts[name] = self._encode(request, text, seen, embedded, True, NEGATIVE_TEXT)
+            texts[name] = self._encode(request, text, negative_references, embedded, True, NEGATIVE_TEXT)
         for number, region in enumerate(regions):
             text, name = self._named(region.prompt), region_text(number)
             encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)

@@ -92,7 +92,7 @@ def duration_of(request: GenerateRequest, model: str, facts: SamplingFacts) -> D
 
 
 def _check_sound(duration: Duration, model: str, video: VideoFacts) -> None:
-    """Raise UnusableField for frames that are shown so slowly that their audio is too long."""
+    """Raise UnusableField for a frame rate so low that the audio of the video is too long."""
     if video.sound is None:
         return
     most = MOST_SOUND / video.sound.cells_per_second

@@ -151,7 +151,7 @@ class RecipeNoise:
 
 @dataclass(frozen=True, slots=True)
 class RecipeView:
-    """The view from which the object of an image is shown. The names are the fields of a request."""
+    """The camera of a novel view of an object. The names are the fields of a request."""
 
     azimuth: float = 0.0
     elevation: float = 0.0

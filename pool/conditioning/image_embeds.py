@@ -33,7 +33,7 @@ from modelpool.pool.core.task_inputs import (
     NEGATIVE,
     POSITIVE,
     REGION,
-    UNSHOWN,
+    WITHOUT_IMAGES,
     TaskInputs,
     enumerated,
 )
@@ -111,7 +111,7 @@ def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tu
     if facts.reads_text:
         names = (POSITIVE, NEGATIVE) if work.reads_negative and not facts.learned_negative else (POSITIVE,)
         if facts.names_images and work.guidance.without_image:
-            names = (*names, UNSHOWN)
+            names = (*names, WITHOUT_IMAGES)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD
     zeros = (Encoded(np.zeros_like(states_LD)),) if work.reads_negative else ()

@@ -29,7 +29,7 @@ _BLACK = 0.0
 
 
 def is_inpaint_by_request(kind: ControlKind) -> bool:
-    """Whether a request defines if ControlNets of this kind are for inpainting: no key and no shape tells it."""
+    """Whether a request defines if ControlNets of this kind are for inpainting: no key and no shape determines it."""
     return kind.module is ControlNetModel
 
 

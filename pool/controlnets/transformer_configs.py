@@ -56,8 +56,8 @@ def flux_control_config(shapes: Shapes) -> Config:
 def sd3_control_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.SD3ControlNetModel`; as `flux_control_config`.
 
-    No shape tells whether it was trained with a pooled text and with shifted latents. ControlNets that embed patches
-    and texts themselves were not; those of SD3.5 large, which embed neither, were. Source:
+    No shape determines whether it was trained with a pooled text and with shifted latents. ControlNets that embed
+    patches and texts themselves were not; those of SD3.5 large, which embed neither, were. Source:
     InstantX/SD3-Controlnet-Canny and stabilityai/stable-diffusion-3.5-large-controlnet-canny.
     """
     image = _shape(shapes, "pos_embed_input.proj.weight", 4)

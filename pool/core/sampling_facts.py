@@ -495,7 +495,7 @@ class SamplingFacts:
 
     @property
     def knows_steps(self) -> bool:
-        """Whether it was distilled to complete steps of Euler's method, which it is told."""
+        """Whether it was distilled for whole steps of Euler's method, whose levels it reads."""
         return "step" in self.reads
 
     @property

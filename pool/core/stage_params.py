@@ -194,9 +194,9 @@ class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
     Reads by name (`pool.core.task_inputs`): "positive", "negative" if `reads_negative` and the model reads one,
-    "unshown" if the negative text names images and there is a prediction without them, "lyrics" for models that read
-    them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none), "sampler_state"
-    if it resumes from another expert, and what `conditions` names (`pool.core.sample_conditions`).
+    "without_images" if the negative text names images and there is a prediction without them, "lyrics" for models that
+    read them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none),
+    "sampler_state" if it resumes from another expert, and what `conditions` names (`pool.core.sample_conditions`).
 
     shape        of the output; the result drops the leading cells of a control video
     options      extensions of guidance and model, and caches (`pool.core.run_options`)

@@ -7,12 +7,11 @@ encode an image    image, last_image: `ImagePixels`; mask: `Mask`
 encode a control   video: `VideoFrames`; video_mask: `VideoMask`; reference.N: `ImagePixels`
 video
 embed images       image.N: `ImagePixels`
-sample             positive, negative, unshown, lyrics, region.N: `Encoded`; image_embeds: `ImageEmbeds`;
+sample             positive, negative, without_images, lyrics, region.N: `Encoded`; image_embeds: `ImageEmbeds`;
                    start: `Latent` that noise is added to; image: `Latent` of the first frame, or of the concatenated
                    image, or the `ImagePixels` to upscale; mask: `Mask`; masked_image, control_video, reference.N,
-                   prior: `Latent`;
-                   region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`; control_mask.N: `Mask`;
-                   control_masked_image.N: `Latent`; face_video: `VideoFrames`;
+                   prior: `Latent`; region_mask.N: `Mask`; control.N: `ImagePixels` or `Latent`;
+                   control_mask.N: `Mask`; control_masked_image.N: `Latent`; face_video: `VideoFrames`;
                    image_prompt.N: `ImageEmbeds` of the images of an image prompt,
                    image_prompt_blank.N of no image, image_prompt_face.N of faces; image_prompt_mask.N.N: `Mask`;
                    sampler_state: `SamplerState` of the other expert
@@ -30,7 +29,7 @@ from modelpool.pool.core.results import Result
 POSITIVE, NEGATIVE, REGION, IMAGE_EMBEDS = "positive", "negative", "region", "image_embeds"
 LYRICS = "lyrics"
 #: the text of the prediction without images, if it is not the negative one
-UNSHOWN = "unshown"
+WITHOUT_IMAGES = "without_images"
 START, IMAGE, LAST_IMAGE, MASK, MASKED_IMAGE = "start", "image", "last_image", "mask", "masked_image"
 VIDEO, VIDEO_MASK, CONTROL_VIDEO, REFERENCE = "video", "video_mask", "control_video", "reference"
 FACE_VIDEO = "face_video"

@@ -2,8 +2,8 @@
 shapes. Torch-free.
 
 It turns an image into tokens: a vision model, and a table of codes of which the nearest to each of its states is taken.
-Knows names and shapes; `pool.models.vision.glm` builds and runs it. The number of heads, which no shape tells, is from
-config.json of zai-org/GLM-Image's vision_language_encoder.
+Knows names and shapes; `pool.models.vision.glm` builds and runs it. The number of heads, which no shape determines, is
+from config.json of zai-org/GLM-Image's vision_language_encoder.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def sample_batch(
             image_prompts.begin_call(part.done, kwargs)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
             if levels:
-                assert isinstance(table, FlowTable), f"{facts.model} is told the steps of a flow"
+                assert isinstance(table, FlowTable), f"{facts.model} reads the levels of a step, which only flows have"
                 start, end = levels[clock.now : clock.now + 2]
                 kwargs[STEP] = step_input((start, end), table.shift, len(x_BCHW))
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
@@ -318,9 +318,9 @@ def _prompts(
             micro_conditioning(facts.size_conditions, p, width, height, 0 < n < len(own[0]))
             for n, p in enumerate(pooled)
         ]
-    without, unshown_BLD = image_values.without, None
+    without, without_image_BLD = image_values.without, None
     if len(own[0]) > 2:
-        without, unshown_BLD = model_kwargs[2], _stacked_texts([each[2] for each in own])
+        without, without_image_BLD = model_kwargs[2], _stacked_texts([each[2] for each in own])
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if facts.reads_lyrics:
         lyrics_BLD = _stacked_texts([each.read(LYRICS, Encoded) for each in inputs])
@@ -341,11 +341,11 @@ def _prompts(
         Condition(_stacked_texts([each[place] for each in read]), model_kwargs=model_kwargs[place]) for place in places
     )
     if not regional:
-        return Prompts(cond, uncond, without_image=without, unshown_BLD=unshown_BLD)
+        return Prompts(cond, uncond, without_image=without, without_image_BLD=without_image_BLD)
     areas = works[0].regions
     drawn = [numbered(REGION_MASK, number) for number, area in enumerate(areas) if area.box is None]
     masks = [[each.read(name, Mask) for name in drawn] for each in inputs]
-    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), without, unshown_BLD)
+    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), without, without_image_BLD)
 
 
 def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:

@@ -481,8 +481,8 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     """Image embeddings that a text encoder reads for images of these sizes, without values."""
     vision_use = opened.checkpoint.family.sampling.vision_use
     if vision_use is None:
-        seeing = opened.component(Role.VISION_ENCODER).built.module if seen else None
-        return () if seeing is None else empty_seen(seeing, seen, width)
+        vision = opened.component(Role.VISION_ENCODER).built.module if seen else None
+        return () if vision is None else empty_seen(vision, seen, width)
     states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, vision_use) if seen else (0, 0)
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 

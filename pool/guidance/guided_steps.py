@@ -75,14 +75,14 @@ class Prompts:
     uncond         the negative prompt; None with a guidance scale of 1
     regions        prompts for parts of the image in addition to `cond`
     without_image  model inputs that replace those of the same names for a prediction of `uncond` without an image
-    unshown_BLD    the text of that prediction; None: that of `uncond`
+    without_image_BLD  the text of that prediction; None: that of `uncond`
     """
 
     cond: Condition
     uncond: Condition | None = None
     regions: Regions = NO_REGIONS
     without_image: ModelKwargs | None = None
-    unshown_BLD: Tensor | None = None
+    without_image_BLD: Tensor | None = None
 
     def to(self, device: torch.device) -> Prompts:
         """Return the same on `device`."""
@@ -92,7 +92,7 @@ class Prompts:
             None if self.uncond is None else self.uncond.to(device),
             self.regions.to(device),
             None if without is None else inputs_on(without, device),
-            None if self.unshown_BLD is None else self.unshown_BLD.to(device),
+            None if self.without_image_BLD is None else self.without_image_BLD.to(device),
         )
 
 
@@ -154,9 +154,9 @@ class _GuidedStep:
         self._without_image = len(self._conditions)
         if prompts.uncond is not None and prompts.without_image is not None:
             model_kwargs = {**prompts.uncond.model_kwargs, **prompts.without_image}
-            text = prompts.uncond.context_BLD if prompts.unshown_BLD is None else prompts.unshown_BLD
-            unshown = replace(prompts.uncond, context_BLD=text, model_kwargs=model_kwargs)
-            self._conditions = (*self._conditions, unshown)
+            text = prompts.uncond.context_BLD if prompts.without_image_BLD is None else prompts.without_image_BLD
+            without_image = replace(prompts.uncond, context_BLD=text, model_kwargs=model_kwargs)
+            self._conditions = (*self._conditions, without_image)
         self._batches = batches(self._conditions, call.max_batch)
         #: the hooks of the last batch, whose weights are in place
         self._hooks: object | None = None

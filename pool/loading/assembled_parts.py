@@ -116,8 +116,8 @@ def unconditional_model(header: Header, model: DiffusionFacts, name: str) -> Ass
 
 
 def swapped_unconditional(main: str, other: str) -> str:
-    """Return an error message if both files are the same, or if a name tells that they are swapped; empty if neither.
-    `main` reads the text, `other` does not."""
+    """Return an error message if both files are the same, or if a name indicates that they are swapped; empty if
+    neither. `main` reads the text, `other` does not."""
     if os.path.realpath(main) == os.path.realpath(other):
         return f"{main} is used for predictions with a text and without, expected two files"
     is_without, is_other = ("uncond" in os.path.basename(file).lower() for file in (main, other))

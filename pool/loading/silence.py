@@ -30,7 +30,7 @@ def has_silence(module: torch.nn.Module) -> bool:
 
 
 def silence_latent(checkpoint: Checkpoint) -> Tensor:
-    """Return the latent of silence by the VAE of `checkpoint`, [1,L,C] on the host; its last cell goes on. Takes a
+    """Return the latent of silence by the VAE of `checkpoint`, [1,L,C] on the host; its last cell is repeated. Takes a
     second or a few. Raises UnknownArchitecture for a VAE without its encoder."""
     vae: Any = checkpoint.build(Role.VAE).module.float()
     if isinstance(vae.encoder, MissingHalf):

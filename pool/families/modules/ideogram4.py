@@ -124,7 +124,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     rows_BNC = sample_of(
         module(
             hidden_states=as_rows(x_BCHW),
-            # rounded as the scheduler of the pipeline does: the embedding tells the last bits of the time apart
+            # rounded as the scheduler of the pipeline does: the embedding depends on the last bits of the time
             timestep=1.0 - level_B * TIMESTEPS / TIMESTEPS,
             encoder_hidden_states=context,
             position_ids=positions_BS3,

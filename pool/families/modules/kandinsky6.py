@@ -46,7 +46,7 @@ _CELL_FRAMES = 4
 #: scales are those of models before and after their distillation
 SOUND = SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
 _DISTILLED_SOUND = replace(SOUND, scale=0.417)
-#: what no shape tells, of the published configurations
+#: what no shape determines, of the published configurations
 _AUDIO_FREQUENCIES = 0.144
 _POSITION_SCALE = (1.0, 2.0, 2.0)
 #: type of a latent frame that is appended

@@ -29,7 +29,7 @@ from modelpool.pool.specs.spec import Role
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: width of a head, which no shape tells
+#: width of a head, which no shape determines
 _HEAD = 96
 #: row of the padding token in the table of words
 _PAD = 32000

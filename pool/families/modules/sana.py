@@ -1,10 +1,10 @@
 """Sana: linear attention over cells of 32 x 32 pixels, with the texts of Gemma 2 behind an instruction. Torch-free.
 
 Sana 1.5 has the same layout with norms of queries and keys, and the model for 4096 pixels another shift of its noise
-levels; in a file, its table of positions tells it, in a folder the scheduler has the shift. Sana Sprint is distilled
-from it to one to four steps, and reads the guidance scale: its levels are angles, whose tangents are the noise relative
-to the image. Images have the requested size: the pipeline of diffusers generates the nearest of a table of sizes, and
-resizes that, unless `use_resolution_binning` is off.
+levels; in a file, its table of positions determines it, in a folder the scheduler has the shift. Sana Sprint is
+distilled from it to one to four steps, and reads the guidance scale: its levels are angles, whose tangents are the
+noise relative to the image. Images have the requested size: the pipeline of diffusers generates the nearest of a table
+of sizes, and resizes that, unless `use_resolution_binning` is off.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _CLIP_H_DEPTH = 24
 #: width and height of the training images of files that predict velocity. Source: v2-inference-v.yaml,
 #: Stability-AI/stablediffusion
 VELOCITY_PIXELS = 768
-#: 512-pixel models; the 768-pixel ones predict velocity. No shape tells them apart (`pool.loading.small_tensors`)
+#: 512-pixel models; the 768-pixel ones predict velocity. No shape determines them apart (`pool.loading.small_tensors`)
 SD2 = Family(
     name="sd2",
     title="Stable Diffusion 2",

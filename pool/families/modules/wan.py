@@ -208,7 +208,7 @@ _T2V = FamilyDefinition(
     lora=TRANSFORMER,
     pipeline="WanPipeline",
     pipeline_entries={**_ONE, "expand_timesteps": False},
-    # no shape tells the experts of Wan 2.2 from Wan 2.1
+    # no shape determines the experts of Wan 2.2 from Wan 2.1
     two_experts=TwoExperts(
         "Wan 2.2 text-to-video, both experts",
         replace(

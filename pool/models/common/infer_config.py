@@ -1,7 +1,7 @@
 """Configurations of UNets and CLIP text models from the shapes of a checkpoint, and checks that components match.
 Torch-free.
 
-Knows which shape tells which size, and the few facts that no shape tells (heads, norm groups, end token). Builds
+Knows which shape tells which size, and the few facts that no shape determines (heads, norm groups, end token). Builds
 nothing. Keys have no component prefix.
 
 Facts that shapes do not tell

@@ -1,6 +1,6 @@
 """Arguments of diffusers' video VAE classes, from the shapes of a single file. Torch-free.
 
-Keys have no prefix. Facts that no shape tells (dimensions that a fold halves, and its shortcut) are stated at each
+Keys have no prefix. Facts that no shape determines (dimensions that a fold halves, and its shortcut) are stated at each
 family.
 """
 
@@ -245,7 +245,7 @@ def _ltx_width(shapes: Shapes, block: str) -> int:
 
 def cogvideox_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming or in that of the
-    original code. No shape tells the frames of a cell: they are the published four."""
+    original code. No shape determines the frames of a cell: they are the published four."""
     if any(key.startswith("decoder.mid.") for key in shapes):
         widths, layers = _widths(shapes, "encoder.down"), count(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
     else:

@@ -52,7 +52,7 @@ class ChromaTransformer2DModel(diffusers.ChromaTransformer2DModel):  # type: ign
 
 
 class _GlmImageAngles(GlmImageRotaryPosEmbed):  # type: ignore[misc]
-    """GLM-Image's rotary positions, which diffusers' class copies to the device anew in every block."""
+    """GLM-Image's rotary positions, which diffusers' class copies to the device again in every block."""
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of a latent's patches."""
@@ -370,7 +370,7 @@ class AceStepConditionEncoder(diffusers.AceStepConditionEncoder):  # type: ignor
 
 
 def _as_long(silence_1LC: Tensor, cells: int) -> Tensor:
-    """Return the latent of silence of `cells`: its last one goes on."""
+    """Return the latent of silence of `cells`: its last one is repeated."""
     missing = cells - silence_1LC.shape[1]
     if missing > 0:
         silence_1LC = torch.cat((silence_1LC, silence_1LC[:, -1:].expand(-1, missing, -1)), dim=1)

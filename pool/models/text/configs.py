@@ -1,4 +1,4 @@
-"""Configurations of text encoders from the shapes of a file, and the facts that no shape tells. Torch-free.
+"""Configurations of text encoders from the shapes of a file, and the facts that no shape determines. Torch-free.
 
 Every function takes shapes under the names of transformers, without prefix (`pool.models.text.names`), and returns the
 arguments of the configuration that `pool.models.text.classes` builds.

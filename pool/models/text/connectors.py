@@ -25,7 +25,7 @@ from modelpool.pool.models.diffusion.folder_config import config_arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.models.text.configs import count
 
-#: width of a head, which no shape tells. Source: diffusers' scripts/convert_ltx2_to_diffusers.py
+#: width of a head, which no shape determines. Source: diffusers' scripts/convert_ltx2_to_diffusers.py
 _HEAD = 128
 _PROJECTION = "text_proj_in.weight"
 _NAMES = (

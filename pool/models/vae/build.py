@@ -50,7 +50,7 @@ class VaePlan:
     def empty(self, more: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
         """Return the module without weights; a missing half is replaced by a module that raises when called.
 
-        `more` are class arguments that no shape tells and no call depends on: the scale of its latents.
+        `more` are class arguments that no shape determines and no call depends on: the scale of its latents.
 
         Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
         """

@@ -35,7 +35,8 @@ _MMAUDIO = "audio_vae.vae.decoder.conv_in.weight"
 _VAE_FOLDER, _ = AUDIO_FOLDERS
 #: spectra per second. Source: diffusers' AutoencoderKLLTX2Audio
 _SPECTRA = 100
-#: by the width of a convolution that lengthens, how many times; no shape tells. Source: the conversion of diffusers
+#: upsampling factors of transposed convolutions by their width; no shape determines them. Source: the conversion of
+#: diffusers
 _FACTORS = {16: 6, 15: 5, 8: 2, 4: 2}
 _VAE_NAMES = (
     ("per_channel_statistics.mean-of-means", "latents_mean"),
