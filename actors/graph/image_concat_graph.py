@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
-from modelpool.actors.request.image_fields import MAX_SIDE, InputImage
+from modelpool.actors.request.image_decoding import MAX_SIDE
+from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts

@@ -10,7 +10,7 @@ from typing import Literal
 
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
-from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import (
     AUDIO_FORMATS,

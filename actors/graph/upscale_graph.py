@@ -11,7 +11,7 @@ from modelpool.actors.graph.output_shape import kind_of, output_plural
 from modelpool.actors.graph.stage_request import UpscaleRequest
 from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.request.field_errors import unsupported_field
-from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import unusable_field

@@ -246,7 +246,7 @@ def a1111_router(services: Services) -> APIRouter:
 
 def _texts_in(images: CallerImages, value: Any) -> dict[str, str]:
     """Return the texts in an image of a caller. Raises UserError."""
-    image = images.decode("image", value)
+    image = images.opened("image", value)
     try:
         image.load()  # texts may follow the pixels
         return texts_in(image)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from modelpool.actors.http.a1111_upscalers import NEAREST, upscaler_name
 from modelpool.actors.http.caller_images import MAX_CALL_PIXELS, CallerImages
-from modelpool.actors.request.image_fields import MAX_SIDE, check_size
+from modelpool.actors.request.image_decoding import MAX_SIDE, check_size
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import MAX_SCALE, Upscale
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -90,15 +90,8 @@ def several_images(body: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def decoded(encoded: Sequence[Any], images: CallerImages) -> list[Image]:
-    """Return the images of a call in RGB. Raises UserError."""
-    found = []
-    for value in encoded:
-        image = images.decode("image", value)
-        try:
-            found.append(image.convert("RGB"))
-        except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-            raise UserError(f"image: it cannot be read ({error})") from None
-    return found
+    """Return the images of a call in RGB, over white. Raises UserError."""
+    return [images.decode("image", value).on_white() for value in encoded]
 
 
 def enlarging(call: ExtrasCall, width: int, height: int) -> Enlarging:

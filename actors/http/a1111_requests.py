@@ -12,7 +12,7 @@ from pydantic import Field
 
 from modelpool.actors.http.a1111_upscalers import scaling_fields
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
@@ -260,22 +260,19 @@ def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
     size = (call.width, call.height)
-    image = images.decode("init_images", call.init_images[0])
-    try:
-        if call.resize_mode == _JUST_RESIZE and image.size != size:
-            _check_sides(call)
-            image = image.convert("RGB").resize(size)
-        found = {"image": image, "strength": 0.75 if call.denoising_strength is None else call.denoising_strength}
-        if call.mask is not None:
-            from PIL import ImageFilter, ImageOps
+    image = images.decode("init_images", call.init_images[0]).on_white()
+    if call.resize_mode == _JUST_RESIZE and image.size != size:
+        _check_sides(call)
+        image = image.resize(size)
+    found = {"image": image, "strength": 0.75 if call.denoising_strength is None else call.denoising_strength}
+    if call.mask is not None:
+        from PIL import ImageFilter, ImageOps
 
-            _check_sides(call)
-            mask = images.decode("mask", call.mask).convert("L").resize(size)
-            mask = ImageOps.invert(mask) if call.inpainting_mask_invert else mask
-            found["mask"] = mask.filter(ImageFilter.GaussianBlur(call.mask_blur)) if call.mask_blur else mask
-            found["image"] = image.convert("RGB").resize(size)
-    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
-        raise UserError(f"init_images, mask: an image cannot be read ({error})") from None
+        _check_sides(call)
+        mask = images.decode("mask", call.mask).as_mask().resize(size)
+        mask = ImageOps.invert(mask) if call.inpainting_mask_invert else mask
+        found["mask"] = mask.filter(ImageFilter.GaussianBlur(call.mask_blur)) if call.mask_blur else mask
+        found["image"] = image.resize(size)
     return found
 
 
@@ -312,5 +309,5 @@ def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
     source = unit.image.get("image") if isinstance(unit.image, Mapping) else unit.image
     control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
     control |= {"start": unit.guidance_start, "end": unit.guidance_end}
-    control |= {"image": images.decode("ControlNet.image", source)} if source else {}
-    return control | ({"mask": images.decode("ControlNet.mask", unit.mask)} if unit.mask else {})
+    control |= {"image": images.decode("ControlNet.image", source).on_white()} if source else {}
+    return control | ({"mask": images.decode("ControlNet.mask", unit.mask).as_mask()} if unit.mask else {})

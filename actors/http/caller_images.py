@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from modelpool.actors.outputs.atomic_write import write_atomically
-from modelpool.actors.request.image_fields import image_of_bytes, pixels_digest, plain_pixels
+from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
+from modelpool.actors.request.image_fields import pixels_digest
 from modelpool.pool.core.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
@@ -49,22 +50,29 @@ class CallerImages:
         self._max_bytes = max_bytes
         self._max_pixels = self._left_pixels = max_pixels
 
-    def decode(self, name: str, value: Any) -> Image:
+    def decode(self, name: str, value: Any) -> UprightImage:
         """Return the image in the field `name`. Raises UserError."""
+        return upright_image(name, self.opened(name, value))
+
+    def of_bytes(self, name: str, content: bytes) -> UprightImage:
+        """Return the image in the content of a file. Raises UserError, also for too many pixels in one call."""
+        return upright_image(name, self._opened_bytes(name, content))
+
+    def opened(self, name: str, value: Any) -> Image:
+        """Return the image in the field `name` as its file has it, of which the header is read. Raises UserError."""
         if not isinstance(value, str) or not value:
             raise unusable_field(name, type(value).__name__ if not isinstance(value, str) else value, _EXPECTED)
         if value.startswith(("http://", "https://")):
-            return self.of_bytes(name, self._fetch(name, value))
+            return self._opened_bytes(name, self._fetch(name, value))
         text = value[match.end() :] if (match := _DATA_URL.match(value)) else value
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             found = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
             raise unusable_field(name, found, _EXPECTED) from None
-        return self.of_bytes(name, content)
+        return self._opened_bytes(name, content)
 
-    def of_bytes(self, name: str, content: bytes) -> Image:
-        """Return the image in the content of a file. Raises UserError, also for too many pixels in one call."""
+    def _opened_bytes(self, name: str, content: bytes) -> Image:
         image = image_of_bytes(name, content)
         self._left_pixels -= image.width * image.height
         if self._left_pixels < 0:
@@ -82,7 +90,8 @@ class CallerImages:
             found["options"] = self.in_fields(options, folder)
 
         def image_in(name: str, value: Any) -> Any:
-            image = self.decode(name, value)
+            decoded = self.decode(name, value)
+            image = decoded.as_mask() if name.endswith("mask") else decoded.on_white()
             return image if folder is None else _saved(name, image, folder)
 
         for name in IMAGE_FIELDS:

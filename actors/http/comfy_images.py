@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from modelpool.actors.http.caller_images import MAX_CALL_PIXELS
@@ -17,13 +17,13 @@ from modelpool.actors.http.comfy_values import (
     ImageStep,
     MaskFile,
 )
-from modelpool.actors.request.image_fields import MAX_SIDE, image_of_bytes
+from modelpool.actors.request.image_decoding import MAX_SIDE, UprightImage, image_of_bytes, upright_image
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: reads an uploaded image by its name
+#: opens an uploaded image by its name; its pixels are not read yet
 ReadImage: TypeAlias = "Callable[[str], Image]"
 
 
@@ -34,11 +34,11 @@ class WorkflowImages:
         self._read = read
         self._most_pixels = self._left_pixels = most_pixels
 
-    def __call__(self, name: str) -> Image:
-        """Read an image. Raises NodeUnsupported if there are too many pixels, and what the reader raises."""
+    def __call__(self, name: str) -> UprightImage:
+        """Read an image. Raises NodeUnsupported if there are too many pixels, UserError, and what the reader raises."""
         image = self._read(name)
         self.take(image.size)
-        return image
+        return upright_image(name, image)
 
     def take(self, size: tuple[int, int]) -> None:
         """Count an image of this size. Raises NodeUnsupported if there are too many pixels."""
@@ -59,34 +59,35 @@ _FILTERS = {
     "bicubic": "BICUBIC",
     "lanczos": "LANCZOS",
 }
-_GRAY = (128, 128, 128, 255)
+_GRAY, _OPAQUE = (128, 128, 128), 255
 
 
 def read_steps(image: ImageFile, read: WorkflowImages) -> Image:
-    """Return an image as the nodes behind its loader leave it. Raises UserError."""
-    try:
-        found = read(image.name)
-        if image.steps:
-            found = found.convert("RGBA")
-        for step in image.steps:
-            found = _after_step(found, step)
-            read.take(found.size)
-        return found
-    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
-        raise UserError(f"{image.name}: the image cannot be read ({error})") from None
+    """Return an image as the nodes behind its loader leave it: RGB. As in ComfyUI, it has the colours of its
+    transparent areas, and only masks read its alpha channel. Raises UserError."""
+    return _after_steps(read(image.name).colours, image.steps, read)
+
+
+def _after_steps(image: Image, steps: Sequence[ImageStep], read: WorkflowImages) -> Image:
+    for step in steps:
+        image = _after_step(image, step)
+        read.take(image.size)
+    return image
 
 
 def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
     """Return a mask that is white where the image is regenerated. Raises UserError."""
     from PIL import ImageFilter, ImageOps
 
-    image = read_steps(mask.image, read)
-    if mask.channel == "pad":
+    inverted = mask.inverted
+    if mask.channel == "A":
+        channel, inverted = _after_steps(_alpha_of(read(mask.image.name)), mask.image.steps, read), not inverted
+    elif mask.channel == "pad":
         step = mask.image.steps[-1]
         assert isinstance(step, ImagePad), "the mask of a padded image"
-        channel, inverted = _pad_mask(image.size, step), mask.inverted
+        channel = _pad_mask(read_steps(mask.image, read).size, step)
     else:
-        channel, inverted = image.convert("RGBA").getchannel(mask.channel), (mask.channel == "A") != mask.inverted
+        channel = read_steps(mask.image, read).getchannel(mask.channel)
     if inverted:
         channel = ImageOps.invert(channel)
     return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel
@@ -94,26 +95,29 @@ def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
 
 def with_alpha(original: bytes, mask: bytes) -> bytes:
     """Return an image file as PNG with the alpha channel of another one of the same size. Raises UserError."""
-    try:
-        return _with_alpha(image_of_bytes("original_ref", original), image_of_bytes("image", mask))
-    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
-        raise UserError(f"image: the mask or its original cannot be read ({error})") from None
-
-
-def _with_alpha(image: Image, alpha: Image) -> bytes:
     from io import BytesIO
 
+    image = upright_image("original_ref", image_of_bytes("original_ref", original))
+    alpha = upright_image("image", image_of_bytes("image", mask))
     if image.size != alpha.size:
         found, expected = ("x".join(map(str, each.size)) for each in (alpha, image))
         raise UserError(f"image: found a mask of {found}, expected {expected}, the size of the image")
-    whole = image.convert("RGB")
-    whole.putalpha(alpha.convert("RGBA").getchannel("A"))
+    whole = image.colours.copy()
+    whole.putalpha(_alpha_of(alpha))
     content = BytesIO()
     whole.save(content, "PNG")
     return content.getvalue()
 
 
+def _alpha_of(image: UprightImage) -> Image:
+    """Return the alpha channel of an image, which is white for one without transparency."""
+    import PIL.Image
+
+    return PIL.Image.new("L", image.size, _OPAQUE) if image.alpha is None else image.alpha
+
+
 def _after_step(image: Image, step: ImageStep) -> Image:
+    """Return the colours (RGB) or the alpha channel (L) of an image after a node."""
     match step:
         case ImageScale():
             return _scaled(image, step)
@@ -133,9 +137,7 @@ def _cropped(image: Image, crop: ImageCrop) -> Image:
 def _negative(image: Image) -> Image:
     from PIL import ImageOps
 
-    negative = ImageOps.invert(image.convert("RGB"))
-    negative.putalpha(image.getchannel("A"))
-    return negative
+    return ImageOps.invert(image) if image.mode == "RGB" else image
 
 
 def _scaled(image: Image, scale: ImageScale) -> Image:
@@ -177,7 +179,7 @@ def _padded(image: Image, pad: ImagePad) -> Image:
 
     size = image.width + pad.left + pad.right, image.height + pad.top + pad.bottom
     _check_size(size)
-    padded = PIL.Image.new("RGBA", size, _GRAY)
+    padded = PIL.Image.new(image.mode, size, _GRAY if image.mode == "RGB" else _OPAQUE)
     padded.paste(image, (pad.left, pad.top))
     return padded
 

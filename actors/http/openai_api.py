@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -26,11 +26,15 @@ from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.image_decoding import UprightImage
 from modelpool.actors.request.other_names import unknown_field
 from modelpool.actors.request.requests import DIFFUSERS_NAMES, GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 INTERFACE = "openai"
 #: most images of one call
@@ -177,13 +181,13 @@ def _edit_requests(
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
         raise unusable_field("image", "none", "at least one image file")
-    images = [decoder.of_bytes("image", content) for _, content in files]
+    images = [decoder.of_bytes("image", content).on_white() for _, content in files]
     masks = form.files.get("mask", ())
     if masks:
         if len(images) > 1:
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
-        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask}, listed)
+        return parsed.requests(model, {"image": images[0], "mask": mask}, listed)
     as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]
     if not isinstance(refused, UserError):
@@ -193,16 +197,13 @@ def _edit_requests(
     return parsed.requests(model, {"image": images[0]}, listed)
 
 
-def _mask_of(image: Any) -> Any:
+def _mask_of(image: UprightImage) -> Image:
     """Return a mask that is white where `image` is transparent: that is what the API edits."""
     from PIL import ImageOps
 
-    try:
-        if not image.has_transparency_data:
-            raise unusable_field("mask", f"an image of mode {image.mode}", "an image with transparent areas")
-        return ImageOps.invert(image.convert("RGBA").getchannel("A"))
-    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
-        raise UserError(f"mask: the image cannot be read ({error})") from None
+    if image.alpha is None:
+        raise unusable_field("mask", "an image without an alpha channel", "an image with transparent areas")
+    return ImageOps.invert(image.alpha)
 
 
 async def _answer(

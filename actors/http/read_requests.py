@@ -161,7 +161,7 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
 def image_next_to(place: Path, name: str) -> Image:
     """Return the image that the workflow at `place` names: in its folder, or in `input` there, as in ComfyUI. Raises
     UserError, also for a name of a file elsewhere."""
-    from modelpool.actors.request.image_fields import image_of_bytes
+    from modelpool.actors.request.image_decoding import image_of_bytes
 
     plain = Path(name.removesuffix(" [input]"))
     if plain.is_absolute() or ".." in plain.parts:  # the file comes from anybody: it names no file elsewhere

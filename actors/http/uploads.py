@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.outputs.atomic_write import write_atomically
-from modelpool.actors.request.image_fields import image_of_bytes
+from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.core.errors import UserError, unusable_field
 
 if TYPE_CHECKING:

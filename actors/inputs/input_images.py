@@ -22,15 +22,8 @@ from modelpool.actors.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.inputs.input_videos import InputVideos
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.face_fields import Faces, InputFaces
-from modelpool.actors.request.image_fields import (
-    ImageSource,
-    InputImage,
-    Pixels,
-    Region,
-    open_image,
-    pixels_digest,
-    plain_pixels,
-)
+from modelpool.actors.request.image_decoding import open_image, plain_pixels
+from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, pixels_digest
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef

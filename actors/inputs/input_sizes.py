@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelpool.actors.request.field_table import SIZE_STEP
-from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE
+from modelpool.actors.request.image_decoding import MAX_PIXELS, MAX_SIDE
 from modelpool.pool.core.errors import unusable_field
 
 

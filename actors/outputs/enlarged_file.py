@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import ExifTags, Image, PngImagePlugin
 
-from modelpool.actors.request.image_fields import open_image
+from modelpool.actors.request.image_decoding import open_image
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelpool.actors.request.field_table import MAX_FRAMES
-from modelpool.actors.request.image_fields import check_size, checked_image, open_image, plain_pixels
+from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
+from modelpool.actors.request.image_fields import checked_image
 from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError, unusable_field
 from modelpool.pool.formats.regular_file import open_regular
 
@@ -135,9 +136,12 @@ def _video_frames(name: str, path: str, is_mask: bool) -> Iterator[PixelArray]:
     with open_video(name, path) as video:
         for frame in video.decode(video=0):
             check_size(name, (frame.width, frame.height))  # frames may differ in size from the first one
-            pixels_HWC = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
-            yield np.array(image.convert("L") if is_mask else image)
+            has_alpha = any(component.is_alpha for component in frame.format.components)
+            stored_HWC = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
+            pixels_HWC = np.ascontiguousarray(np.rot90(stored_HWC, frame.rotation // 90))
+            alpha = Image.fromarray(pixels_HWC[..., 3].copy()) if has_alpha else None
+            image = UprightImage(Image.fromarray(pixels_HWC[..., :3].copy()), alpha)
+            yield np.array(image.as_mask() if is_mask else image.on_white())
 
 
 def _checked_path(name: str, value: str | os.PathLike[str], is_image: bool = False) -> str:

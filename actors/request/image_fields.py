@@ -9,32 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from modelpool.actors.request.image_decoding import check_size, open_image, plain_pixels
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
-from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.sampling.names import MAX_STEPS
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from modelpool.pool.core.stage_params import PixelArray
 
-#: most pixels on one side, and in total; reading takes four bytes each
-MAX_SIDE, MAX_PIXELS = 16384, 1 << 26
-#: image formats that are read, by Pillow's names. The other formats of Pillow need external programs (EPS), are not
-#: images, or are very rare
-IMAGE_FORMATS = (
-    *("PNG", "JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM"),
-    *("TGA", "QOI", "ICO", "PCX", "SGI", "PSD"),
-)
 #: most regions, and most ControlNets, of one request: each costs compute at every step
 MAX_PARTS = 16
 #: most reference images; more than published models were trained with
@@ -112,80 +100,6 @@ def checked_references(value: Any) -> ImageSource | tuple[ImageSource, ...] | No
     if len(sources) < len(found):
         raise unusable_field("reference", "None in a list", IMAGE_FORMS)
     return sources if len(sources) > 1 else sources[0]
-
-
-@contextmanager
-def open_image(name: str, path: str) -> Iterator[Image]:
-    """Open the image at `path`, read its header and check its size. Raises UserError naming the field `name`, also for
-    a path that is not a regular file."""
-    from PIL import Image, UnidentifiedImageError
-
-    if not os.path.exists(path):
-        raise unusable_field(name, path, "an existing file")
-    try:
-        with open_regular(path, "an image") as (file, _):
-            try:
-                image = Image.open(file, formats=_readable())
-            except UnidentifiedImageError:
-                expected = f"expected one of {', '.join(IMAGE_FORMATS)}"
-                raise UserError(f"{name}: {path} cannot be read as an image, {expected}") from None
-            except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-                raise UserError(f"{name}: {path} cannot be read as an image ({error})") from None
-            with image:
-                check_size(name, image.size)
-                yield image
-    except CorruptFile as problem:
-        raise UserError(f"{name}: {problem}") from None
-
-
-def image_of_bytes(name: str, content: bytes) -> Image:
-    """Return the image in the content of a file; its pixels are read later. Raises UserError naming the field `name`,
-    also for an image that is too large.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(BytesIO(content), formats=_readable())
-    except UnidentifiedImageError:
-        raise UserError(f"{name}: {len(content)} bytes are no image; expected {', '.join(IMAGE_FORMATS)}") from None
-    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-        raise UserError(f"{name}: the image cannot be read ({error})") from None
-    check_size(name, image.size)
-    return image
-
-
-def _readable() -> tuple[str, ...]:
-    """Return those of `IMAGE_FORMATS` that the installed Pillow supports."""
-    from PIL import Image
-
-    Image.init()
-    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
-
-
-def check_size(name: str, size: tuple[int, int]) -> None:
-    """Raise UnusableField for an image with no pixels, or with too many."""
-    width, height = size
-    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
-        expected = f"up to {MAX_SIDE} pixels on a side and {MAX_PIXELS} in total"
-        raise unusable_field(name, f"an image of {width}x{height} pixels", expected)
-
-
-def plain_pixels(name: str, image: Image, is_mask: bool) -> PixelArray:
-    """Return the pixels of `image`, turned upright by its EXIF orientation: RGB, or grey values for a mask. Transparent
-    areas are composited over white, for a mask over black. Raises UserError."""
-    import numpy as np
-    from PIL import Image, ImageOps
-
-    if image.mode[0] in "IF":
-        raise unusable_field(name, f"an image of mode {image.mode}", "8 bits per channel")
-    try:
-        image = ImageOps.exif_transpose(image)
-        if image.has_transparency_data:
-            under = Image.new("RGBA", image.size, "black" if is_mask else "white")
-            image = Image.alpha_composite(under, image.convert("RGBA"))
-        return np.array(image.convert("L" if is_mask else "RGB"))
-    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-        raise UserError(f"{name}: the image cannot be read ({error})") from None
 
 
 def checked_parts(name: str, value: Any) -> Any:

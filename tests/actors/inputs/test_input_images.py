@@ -20,7 +20,8 @@ from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.inputs import input_images as given_images
 from modelpool.actors.inputs.input_images import InputImages, wanted_size
 from modelpool.actors.request.field_table import SIZE_STEP
-from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE, InputImage, Pixels, skipped_steps
+from modelpool.actors.request.image_decoding import MAX_PIXELS, MAX_SIDE
+from modelpool.actors.request.image_fields import InputImage, Pixels, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels, Mask, Result
@@ -165,7 +166,7 @@ def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
         ({"image": PIXELS.astype(float)}, r"image: found 'an array \[40, 64, 3\] of float64'"),
         ({"image": PIXELS[:, :, 0]}, r"image: found 'an array \[40, 64\] of uint8'"),
         ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image: found 'an image of 5x0 pixels'"),
-        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'an image of mode I;16', expected 8 bits per channel"),
+        ({"image": Image.new("F", (8, 8))}, r"image: found 'an image of mode F', expected 8 bits per channel"),
         ({"image": PIXELS, "mask": PIXELS}, r"mask: found 'an array \[40, 64, 3\] of uint8'"),
         ({"mask": MASK}, r"mask requires image"),
         ({"strength": 0.5}, r"strength requires image"),

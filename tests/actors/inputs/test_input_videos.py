@@ -25,7 +25,7 @@ from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.outputs.video import write_video
 from modelpool.actors.request import control_video_fields as video_fields
-from modelpool.actors.request import image_fields as image_fields
+from modelpool.actors.request import image_decoding as image_decoding
 from modelpool.actors.request.control_video_fields import Frames, InputVideo
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
@@ -139,7 +139,7 @@ def test_a_frame_that_is_larger_than_the_first_is_told_by_its_size(
     """The head of a video speaks of its first frame."""
     frames = [PATCHES, np.repeat(np.repeat(PATCHES, 2, axis=0), 2, axis=1)]
     path = _video_of(tmp_path / "a.mkv", frames, "mjpeg", "yuvj420p")
-    monkeypatch.setattr(image_fields, "MAX_PIXELS", 64 * 128)
+    monkeypatch.setattr(image_decoding, "MAX_PIXELS", 64 * 128)
     with pytest.raises(UnusableField, match="video: found 'an image of 256x128 pixels', expected up to"):
         bring(video=path)
 
