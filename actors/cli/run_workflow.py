@@ -113,18 +113,13 @@ def read_workflow(path: Path) -> dict[str, Any]:
 
 def _text_of_png(path: Path) -> bytes:
     """Return the workflow in a PNG file of ComfyUI. Raises UserError."""
-    import PIL.Image
+    from modelpool.actors.outputs.image_metadata import texts_of_image
 
-    try:
-        with PIL.Image.open(path) as image:
-            image.load()
-            texts = image.info
-    except (OSError, SyntaxError, ValueError) as error:  # how Pillow reports damaged files
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    found = next((texts[name] for name in _PNG_TEXTS if isinstance(texts.get(name), str)), None)
+    texts = texts_of_image(path)
+    found = next((texts[name] for name in _PNG_TEXTS if name in texts), None)
     if found is None:
         raise UserError(f"{path}: found no workflow in it, expected the text {' or '.join(_PNG_TEXTS)} of ComfyUI")
-    return str(found).encode()
+    return found.encode()
 
 
 def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest] | None:

@@ -423,7 +423,7 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
     if start.mask is not None:
-        mask = read_mask(start.mask, read_image)
+        mask = read_mask(start.mask, read_image, image.size)
         return {"image": image, "mask": mask, "strength": _strength(latent)}
     if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
         return {"width": image.width, "height": image.height}

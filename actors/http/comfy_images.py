@@ -75,9 +75,11 @@ def _after_steps(image: Image, steps: Sequence[ImageStep], read: WorkflowImages)
     return image
 
 
-def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
-    """Return a mask that is white where the image is regenerated. Raises UserError."""
+def read_mask(mask: MaskFile, read: WorkflowImages, size: tuple[int, int] | None = None) -> Image:
+    """Return a mask that is white where the image is regenerated; scaled to the `size` of that image, as ComfyUI scales
+    the mask of an image that was scaled after it was loaded. Raises UserError."""
     from PIL import ImageFilter, ImageOps
+    from PIL.Image import Resampling
 
     inverted = mask.inverted
     if mask.channel == "A":
@@ -90,7 +92,12 @@ def read_mask(mask: MaskFile, read: WorkflowImages) -> Image:
         channel = read_steps(mask.image, read).getchannel(mask.channel)
     if inverted:
         channel = ImageOps.invert(channel)
-    return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel
+    if mask.grown:
+        channel = channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1))
+    if size is None or size == channel.size:
+        return channel
+    read.take(size)
+    return channel.resize(size, Resampling.BILINEAR)
 
 
 def with_alpha(original: bytes, mask: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from modelpool.pool.core.stage_params import PixelArray
 
 #: endings of the formats that are written, by Pillow's names of them
 ENDINGS = {"PNG": "png", "WEBP": "webp", "JPEG": "jpg", "MPO": "jpg", "AVIF": "avif"}
+#: the orientation in XMP, as Pillow finds it, and the texts of a PNG that hold XMP, and EXIF as older programs wrote it
+_XMP_ORIENTATION = re.compile(rb'(tiff:Orientation(?:="|>))[0-9]')
+_XMP_TEXT, _EXIF_TEXT = "XML:com.adobe.xmp", "Raw profile type exif"
 #: modes of images whose colour profile is one of RGB
 _RGB_MODES = ("RGB", "RGBA", "P")
 
@@ -25,8 +29,8 @@ class SourceFacts:
     """What a result keeps of the file of its source.
 
     ending       of the format: that of the file, or "png" if it is in one that is not written
-    texts        text chunks of a PNG
-    exif, xmp    as in the file, but upright: the pixels of the result are
+    texts        text chunks of a PNG, except for EXIF
+    exif, xmp    as in the file, but upright, and so are the texts: the pixels of the result are
     profile      ICC profile of its colours; empty if the pixels had another kind of colours
     is_clear     it has transparent pixels, which become white
     """
@@ -50,15 +54,17 @@ def source_facts(name: str, path: Path) -> SourceFacts:
             content = exif.tobytes() if exif else b""
         except Exception as error:  # decoders raise arbitrary exceptions for damaged files
             raise UserError(f"{name}: {path} cannot be read as an image ({error})") from None
-        texts = (
-            [(str(key), text) for key, text in info.items() if isinstance(text, str)] if image.format == "PNG" else []
-        )
+        texts = [
+            (str(key), _upright_xmp(text.encode()).decode() if key == _XMP_TEXT else text)
+            for key, text in (info.items() if image.format == "PNG" else ())
+            if isinstance(text, str) and key != _EXIF_TEXT
+        ]
         xmp, profile = info.get("xmp", b""), info.get("icc_profile") if image.mode in _RGB_MODES else None
         return SourceFacts(
             ENDINGS.get(image.format or "", "png"),
             tuple(texts),
             content,
-            xmp if isinstance(xmp, bytes) else str(xmp).encode(),
+            _upright_xmp(xmp if isinstance(xmp, bytes) else str(xmp).encode()),
             profile or b"",
             image.has_transparency_data,
         )
@@ -86,6 +92,10 @@ def encode_enlarged(pixels_HWC: PixelArray, facts: SourceFacts, ending: str, qua
         case _:
             raise AssertionError(f"{ending} is no image format")
     return buffer.getvalue()
+
+
+def _upright_xmp(xmp: bytes) -> bytes:
+    return _XMP_ORIENTATION.sub(rb"\g<1>1", xmp)
 
 
 def _xmp(facts: SourceFacts) -> dict[str, bytes]:

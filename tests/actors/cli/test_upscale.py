@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.cli.main import run
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import Session
+from modelpool.actors.outputs.enlarged_file import encode_enlarged, source_facts
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.upscalers.build import plan_upscaler
 from tests.actors.cli.conftest import Ended
@@ -91,6 +94,29 @@ def test_results_have_the_pixels_of_the_network_and_the_format_and_metadata_of_t
         assert dog.size == (16, 20), "upright"
         assert dog.getexif().get(0x0110) == "a camera"
         assert 0x0112 not in dog.getexif()
+
+
+@pytest.mark.parametrize("kind", ["jpg", "webp", "png", "old.png"])
+def test_a_result_has_no_orientation_in_any_of_its_metadata(kind: str, tmp_path: Path) -> None:
+    """XMP has one, too, and so have the texts of a PNG, also as older programs wrote EXIF."""
+    exif, xmp = Image.Exif(), '<rdf:Description tiff:Orientation="6" xmp:Rating="5"/>'
+    exif[0x0110], exif[0x0112] = "a camera", 6
+    path, texts = tmp_path / f"a.{kind}", PngImagePlugin.PngInfo()
+    options: dict[str, Any] = {"xmp": xmp.encode(), "exif": exif}
+    if kind.endswith("png"):
+        texts.add_itxt("XML:com.adobe.xmp", xmp)
+        if kind == "old.png":
+            data = exif.tobytes()
+            texts.add_text("Raw profile type exif", f"\nexif\n{len(data):8}\n{data.hex()}\n")
+        options = {"pnginfo": texts} if kind == "old.png" else {"pnginfo": texts, "exif": exif}
+    photo().save(path, **options)
+    facts = source_facts("IMAGE", path)
+    made = Image.open(BytesIO(encode_enlarged(np.array(photo(8, 10)), facts, facts.ending)))
+    made.load()
+    assert made.getexif().get(0x0112) in (None, 1)
+    assert made.getexif().get(0x0110) == "a camera"
+    found = str(made.info.get("xmp", made.info.get("XML:com.adobe.xmp")))
+    assert ('tiff:Orientation="1"' in found, "Rating" in found) == (True, True)
 
 
 def test_the_same_command_skips_what_exists_and_needs_no_pool(upscale: Upscale) -> None:

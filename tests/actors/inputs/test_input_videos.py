@@ -79,6 +79,20 @@ def test_a_video_is_read_from_its_file(ending: str, tmp_path: Path) -> None:
     assert (given.width, given.height, given.frames, given.file) == (64, 40, 7, path.name)
 
 
+def test_transparent_parts_of_a_video_are_over_white_as_those_of_an_image(tmp_path: Path) -> None:
+    """The same GIF as a video and as an image: the hidden colour of its transparent part is seen in neither."""
+    path = tmp_path / "a.gif"
+    clear = Image.new("P", (64, 32), 0)
+    clear.putpalette([0, 0, 200, 200, 0, 0])
+    clear.paste(1, (16, 8, 48, 24))
+    clear.save(path, transparency=0)
+    video, _ = brought(video=path)
+    listed, _ = brought(video=[path])
+    assert np.array_equal(video.frames_THWC, listed.frames_THWC)
+    assert video.frames_THWC[0, 0, 0].tolist() == [255, 255, 255]
+    assert video.frames_THWC[0, 16, 32].tolist() == [200, 0, 0]
+
+
 #: red, green, blue and yellow
 _COLOURS = np.array([[(220, 30, 30), (30, 200, 40)], [(20, 40, 220), (200, 180, 20)]], np.uint8)
 PATCHES = np.repeat(np.repeat(_COLOURS, 32, axis=0), 64, axis=1)
