@@ -188,7 +188,9 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     )
 
 
-def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage) -> list[GenerateRequest]:
+def requests_of(
+    output: WorkflowOutput, names: PoolNames, read_image: ReadImage | WorkflowImages
+) -> list[GenerateRequest]:
     """Return a request for each image of an output: the images of a batch have seeds that count up. Outputs that share
     a `WorkflowImages` share its bound. Raises UserError, also of `read_image`.
     """

@@ -143,18 +143,16 @@ def upright_image(name: str, image: Image) -> UprightImage:
     try:
         raw_mode = _raw_mode(image)
         image.load()
-        parts = _colours_and_alpha(name, image, raw_mode)
+        colours, alpha = _colours_and_alpha(name, image, raw_mode)
         if turn := _TURNS.get(_orientation(image)):
-            parts = [None if part is None else part.transpose(PIL.Image.Transpose[turn]) for part in parts]
+            method = PIL.Image.Transpose[turn]
+            colours, alpha = colours.transpose(method), None if alpha is None else alpha.transpose(method)
     except UserError:
         raise
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise UserError(f"{name}: the image cannot be read ({error})") from None
-    colours, alpha = parts
-    assert colours is not None, "every image has colours"
-    for part in (colours, alpha):
-        if part is not None:
-            part.info = {}  # what was applied must not be applied again
+    for part in (colours,) if alpha is None else (colours, alpha):
+        part.info = {}  # what was applied must not be applied again
     return UprightImage(colours, alpha)
 
 
@@ -205,26 +203,26 @@ def _orientation(image: Image) -> int:
         return 1
 
 
-def _colours_and_alpha(name: str, image: Image, raw_mode: str) -> list[Image | None]:
+def _colours_and_alpha(name: str, image: Image, raw_mode: str) -> tuple[Image, Image | None]:
     """Return a loaded image as RGB, and its alpha channel if it has transparency."""
     if image.mode == "I" or image.mode in _GREY_16:
         return _from_16_bits(name, image)
     if not image.has_transparency_data:
-        return [image.convert("RGB"), None]
-    key = image.info.get("transparency")
-    if image.mode == "RGB" and key is not None and ("16" in raw_mode or max(key) > _MOST_8):
+        return image.convert("RGB"), None
+    key: Any = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and ("16" in raw_mode or max(key) > _MOST_8):
         found = "an image with 16 bits per channel and a transparent colour"
         raise unusable_field(name, found, "an alpha channel in place of the transparent colour")
-    if image.mode == "L" and raw_mode in _GREY_FACTORS:
+    if image.mode == "L" and isinstance(key, int) and raw_mode in _GREY_FACTORS:
         image = image.copy()
         image.info["transparency"] = key * _GREY_FACTORS[raw_mode]
     if image.mode == "La":
         image = image.convert("LA")
     clear = image.convert("RGBA")
-    return [clear.convert("RGB"), clear.getchannel("A")]
+    return clear.convert("RGB"), clear.getchannel("A")
 
 
-def _from_16_bits(name: str, image: Image) -> list[Image | None]:
+def _from_16_bits(name: str, image: Image) -> tuple[Image, Image | None]:
     """Return what `_colours_and_alpha` does for grey values of 16 bits. Raises UnusableField for other ranges."""
     import numpy as np
     import PIL.Image
@@ -244,4 +242,4 @@ def _from_16_bits(name: str, image: Image) -> list[Image | None]:
         grey_HW = _MOST_8 - grey_HW
     key = image.info.get("transparency")
     alpha = None if key is None else PIL.Image.fromarray(np.where(values_HW == key, 0, _MOST_8).astype(np.uint8))
-    return [PIL.Image.fromarray(grey_HW).convert("RGB"), alpha]
+    return PIL.Image.fromarray(grey_HW).convert("RGB"), alpha
