@@ -46,7 +46,7 @@ _EXPECTED = "8 bits per channel, or 16-bit grey"
 _MOST_16, _MOST_8 = 65535, 255
 #: names of Pillow's turns that make an image upright, by its orientation. Source: EXIF 2.32, tag 0x0112
 _ORIENTATION = 0x0112
-_TURNS: Mapping[int, str] = {
+_TURNS: Mapping[object, str] = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
     4: "FLIP_TOP_BOTTOM",
@@ -196,9 +196,9 @@ def _raw_mode(image: Image) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _orientation(image: Image) -> int:
+def _orientation(image: Image) -> object:
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        return image.getexif().get(_ORIENTATION, 1)
     except Exception:  # damaged metadata raise arbitrary exceptions; viewers show such an image as it is stored
         return 1
 
