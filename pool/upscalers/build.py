@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.recognize import instead
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
@@ -82,9 +83,8 @@ def plan_upscaler(shapes: Mapping[str, Shape]) -> UpscalerPlan:
         return _rrdbnet(own, prefix)
     if "body.0.weight" in own and "body.1.weight" in own:
         return _compact(own, prefix)
-    raise UnknownArchitecture(
-        "no upscaler that this version runs, expected ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, or its compact networks"
-    )
+    expected = "expected ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, or its compact networks"
+    raise UnknownArchitecture(f"{instead(shapes)}no upscaler that this version runs, {expected}")
 
 
 def _rrdbnet(shapes: Mapping[str, Shape], prefix: str) -> UpscalerPlan:
