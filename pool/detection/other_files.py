@@ -260,6 +260,14 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         _all("down_blocks.0.motion_modules.", "conv_in.", "conv_out.", without=("controlnet_cond_embedding.",)),
     ),
     _not_running("a hypernetwork", _pattern(r"(?:\d{3,4}\.[01]|hypernet\w*)\.(?:linear|\d)"), FileKind.HYPERNETWORK),
+    # models that share the keys of another one, and read more
+    _not_running(
+        "FramePack, a relative of Hunyuan Video", _all("clean_x_embedder.", "context_embedder.token_refiner."),
+        FileKind.DIFFUSION_MODEL,
+    ),
+    _not_running(
+        "a world model of Sana", _all("plucker_embedder.", "attention_y_norm.weight"), FileKind.DIFFUSION_MODEL
+    ),
     # texts
     OtherFile("a textual inversion embedding", FileKind.EMBEDDING, _is_embedding),
     _not_running(
@@ -302,15 +310,19 @@ LORA = OtherFile("a LoRA", FileKind.LORA, lambda names: looks_like_lora(names.ke
 #: kinds whose files contain a LoRA, or have keys that end as those of one
 _ASKED_BEFORE_LORAS = frozenset({FileKind.IMAGE_PROMPT})
 
+_DIFFUSERS_VAE = "a VAE in the naming of diffusers, one part of a model folder"
 #: files with one component of a model folder that the table of families does not know
 FOLDER_PARTS: tuple[tuple[str, str], ...] = (
     ("down_blocks.0.resnets.0.norm1.weight", "a UNet in the naming of diffusers, one part of a model folder"),
-    ("decoder.up_blocks.0.resnets.0.norm1.weight", "a VAE in the naming of diffusers, one part of a model folder"),
+    ("decoder.up_blocks.0.resnets.0.norm1.weight", _DIFFUSERS_VAE),
     ("transformer_blocks.0.attn.to_q.weight", "a transformer in the naming of diffusers, one part of a model folder"),
     ("decoder.conv_in.weight", "a VAE on its own"),
     ("first_stage_model.decoder.conv_in.weight", "a VAE on its own"),
     ("text_model.encoder.layers.0.", "a CLIP text encoder on its own"),
     ("encoder.block.0.layer.0.SelfAttention.", "a T5 text encoder on its own"),
+    ("decoder.conv_in.conv.weight", "a VAE on its own"),
+    *((f"{half}.{part}.", _DIFFUSERS_VAE) for half in ("decoder", "encoder") for part in ("mid_block", "up_blocks.0")),
+    ("encoder.down_blocks.0.", _DIFFUSERS_VAE),
 )
 
 
