@@ -15,7 +15,7 @@ from modelpool.pool.controlnets.config import Config
 from modelpool.pool.controlnets.kinds import ControlKind, kind_among
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.other_files import CONTROL_PREFIX as PREFIX
-from modelpool.pool.detection.recognize import instead
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.fitted_key_map import fitted, within
@@ -70,8 +70,8 @@ def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] |
     kind = kind_among(bare)
     if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        found = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
-        raise UnknownArchitecture(f"{instead(shapes)}{found}")
+        unknown = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
+        raise UnknownArchitecture(mistaken(shapes, "a ControlNet that this version runs", unknown))
     convert = kind.convert(bare)
     try:
         key_map = discover(

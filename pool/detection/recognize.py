@@ -70,11 +70,11 @@ def what_is(shapes: Mapping[str, Shape]) -> str:
     return f"{'parts' if facts.kind is Kind.PARTS else f'a {kind}'} of {facts.title}" if kind else facts.title
 
 
-def instead(shapes: Mapping[str, Shape]) -> str:
-    """Return the beginning of the message that a file with tensors of `shapes` is not what was expected: what it is;
-    empty if nothing is known of it."""
+def mistaken(shapes: Mapping[str, Shape], expected: str, unknown: str) -> str:
+    """Return the message that a file with tensors of `shapes` is not what was `expected`: what it is, or `unknown` if
+    nothing is known of it."""
     found = what_is(shapes)
-    return f"this is {found}; " if found else ""
+    return f"this is {found}, expected {expected}" if found else unknown
 
 
 def _wrapped(contents: Contents) -> str | None:

@@ -10,19 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelpool.actors.cli.inspect_weights import file_facts, verdict
+from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.controlnets.build import plan_controlnet
-from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.errors import UnknownArchitecture, UserError
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.detection.facts import Contents, Kind
 from modelpool.pool.detection.file_kinds import FileKind
 from modelpool.pool.detection.other_files import LORA, OTHER_FILES, UNCERTAIN, KeyNames, control_kind, other_file
 from modelpool.pool.detection.recognize import recognise_contents, what_is
 from modelpool.pool.image_prompts.adapter import plan_adapter
+from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.registry.kinds import MODELS, kind_of_keys
+from modelpool.pool.text.embeddings import read_embedding
 from modelpool.pool.upscalers.build import plan_upscaler
 from tests.pool.detection.file_examples import diffusers_controls, models, named, others, parts_of_models
 from tests.pool.detection.published import Shapes, shapes_of
 from tests.pool.loading.test_detect_family import refusal
+from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint
 
 
 def test_every_controlnet_of_diffusers_is_an_example() -> None:
@@ -107,6 +111,42 @@ def test_controlnets_and_adapters_that_run_are_planned_for_the_models_of_their_t
             title = str(error)
         if title not in (example.title.removeprefix("a ControlNet for "), "UNets (T2I-Adapter)"):
             failures.append((name, title))
+    assert not failures
+
+
+def test_files_named_by_path_for_another_use_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    """A ControlNet as a model, a model as a ControlNet, a LoRA as an upscaler, and so on: by the calls of a request."""
+    model = write_tiny_checkpoint(tmp_path / "model.safetensors")
+    names = {"control tiny flux", "t2i light_adapter", "prompt plus", "redux", "lora peft", "upscaler realesrgan_4x"}
+    names |= {"motion module", "inversion sdxl", "gligen", "diffusers SanaControlNetModel"}
+    files = {name: others()[name] for name in sorted(names)}
+    paths = {
+        name: write_hollow_checkpoint(tmp_path / f"{place}.safetensors", example.shapes)
+        for place, (name, example) in enumerate(files.items())
+    }
+    catalog = Catalog((tmp_path,), (), "cpu")
+    opened = OpenModel(catalog.find_model(str(model)), "cpu")
+    uses: dict[FileKind, Callable[[str], object]] = {
+        FileKind.CHECKPOINT: lambda path: catalog.components(catalog.find_model(path)),
+        FileKind.CONTROLNET: lambda path: catalog.controls.find(path, 1.0, 0.0, 1.0),
+        FileKind.UPSCALER: catalog.upscalers.find,
+        FileKind.IMAGE_PROMPT: lambda path: catalog.image_prompts.find(path, 1),
+        FileKind.LORA: lambda path: opened.match(catalog.find_lora(path, 1.0)),
+        FileKind.EMBEDDING: read_embedding,
+    }
+    failures = []
+    for kind, use in uses.items():
+        for name, title in {**{each: files[each].title for each in files}, "model": "a checkpoint of "}.items():
+            if name in files and files[name].kind is kind and files[name].runs:
+                continue
+            if name == "model" and kind is FileKind.CHECKPOINT:
+                continue
+            try:
+                use(str(paths.get(name, model)))
+                failures.append((name, kind, "accepted"))
+            except UserError as error:
+                if f"this is {title}" not in str(error):
+                    failures.append((name, kind, str(error)))
     assert not failures
 
 
