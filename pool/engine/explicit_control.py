@@ -44,12 +44,12 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     Stopped,
     VideoFrames,
-    WrittenTokens,
     encoders_run,
     stage_of,
     task_id,
 )
 from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.engine.explicit_component import ExplicitComponent

@@ -19,8 +19,8 @@ from modelpool.pool.core.stage_params import (
     OutputShape,
     SampleParams,
     SamplingSchedule,
-    WrittenTokens,
 )
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.families.control_video import takes_control_video, takes_face_video
 from modelpool.pool.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
 from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, MAX_CFG, MAX_STEPS, MIN_CFG, OWN_STEPS
