@@ -19,6 +19,9 @@ _UPSCALER = "an upscaler"
 #: how files that are not models are used, by the beginning of their titles
 _USES = {
     "a ControlNet": "with a matching model: --control NAME=IMAGE",
+    "a T2I-Adapter": "with a matching model: --control NAME=IMAGE",
+    "an IP-Adapter": "with a matching model: --image-prompt NAME=IMAGE",
+    "a Redux": "with a matching model: --image-prompt NAME=IMAGE",
     "a textual inversion embedding": "in a prompt: embedding:NAME",
     _UPSCALER: "for outputs: --upscale NAME",
 }
@@ -34,7 +37,7 @@ def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[st
     plain = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
     lines = [("file", str(path)), ("description", verdict(facts))]
     use = _use(facts)
-    if facts.title == _UPSCALER:
+    if facts.title == _UPSCALER and problem:  # a list of keys has no problem, and no weights to read
         network, unknown = _network(path)
         plain, use = {**plain, "network": network}, "" if unknown else use
         problem = unknown or problem
@@ -70,6 +73,8 @@ def _network(path: Path) -> tuple[str, str]:
 
 def _use(facts: FileFacts) -> str:
     """Return how a file that is not a model is used with one; empty for others."""
+    if not facts.runs:
+        return ""
     option = _PART_OPTIONS.get(facts.kind.value)
     if option and any(each.name for each in facts.components):
         return f"as part of a model: modelpool models assemble NAME {option} FILE ..."
@@ -119,10 +124,13 @@ def files_of_weights(place: Path) -> tuple[Path, ...]:
 
 def verdict(facts: FileFacts) -> str:
     """Describe a file in one sentence: what it is, its size, and whether its family runs."""
+    from modelpool.pool.detection.facts import Kind
     from modelpool.pool.families.supported import running_families, why_not
 
     if not facts.components:
-        return f"{facts.title} ({_tensors(facts.other_tensors)})"
+        is_known = facts.kind is not Kind.UNKNOWN
+        beyond = "" if facts.runs or not is_known else "; recognised, does not run: this version uses no such files"
+        return f"{facts.title} ({_tensors(facts.other_tensors)}){beyond}"
     first = facts.diffusion or facts.components[0]
     description = f"recognised as {first.title} ({_size(first)})"
     if facts.diffusion is None or not first.name:

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from modelpool.actors.graph.output_shape import duration_of
 from modelpool.actors.graph.sampling_runs import SamplingRun
-from modelpool.actors.graph.schedule_guidance import resolve_schedule
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.families.two_experts import TWO_EXPERTS
+from modelpool.pool.sampling.model_choices import resolve_schedule
 
 
 def check_low_noise(request: GenerateRequest, facts: SamplingFacts) -> None:

@@ -14,7 +14,6 @@ from modelpool.actors.graph.output_shape import check_extent, duration_of
 from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references, reference_cfg
 from modelpool.actors.graph.region_graph import region_params
 from modelpool.actors.graph.sampling_runs import SamplingRun
-from modelpool.actors.graph.schedule_guidance import resolve_guidance, resolve_schedule
 from modelpool.actors.graph.video_output_graph import first_frame_mode
 from modelpool.actors.graph.vision_graph import video_conditioning, view_condition
 from modelpool.actors.request.field_errors import missing_field
@@ -35,6 +34,7 @@ from modelpool.pool.core.stage_params import (
     StartCondition,
 )
 from modelpool.pool.families.control_video import takes_control_video, takes_face_video
+from modelpool.pool.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
 from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, OWN_STEPS
 
 
@@ -59,10 +59,7 @@ def sample_params(
         if sampler in OWN_STEPS:
             expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
             raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
-    if facts.knows_steps and (sampler != "euler" or request.s_churn):
-        found = f"{request.sampler} with s_churn" if sampler == "euler" else request.sampler
-        expected = f"euler without s_churn: model {name!r} was distilled to its steps"
-        raise unusable_field("sampler", found, expected)
+    check_known_steps(facts, name, sampler, request.sampler, bool(request.s_churn))
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)

@@ -1,15 +1,14 @@
-"""Resolves the sampler, the schedule and the guidance of a run with the model's defaults. Pure functions of values."""
+"""Checks the schedule of a request, and warns of samplers that do not suit a model. Pure functions of values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from modelpool.actors.request.field_errors import unsupported_field
-from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import Guidance, NoiseKind, Prediction, SamplingDefaults, SamplingFacts
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.sampling_facts import NoiseKind, Prediction, SamplingFacts
+from modelpool.pool.sampling.model_choices import resolve_schedule as resolve_schedule
 from modelpool.pool.sampling.names import (
-    ALIGNED_SCHEDULE,
     NOISY,
     NOT_FOR_FLOWS,
     READS_CHURN,
@@ -22,22 +21,6 @@ from modelpool.pool.sampling.names import (
 
 #: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
 _KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)
-
-
-def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -> tuple[str, str]:
-    """Return the keys of sampler and schedule: those named, else the model's default schedule, else the sampler's.
-
-    Raises UnknownName, and UnusableField for a schedule that was not published for the model.
-    """
-    name, found = resolve_sampling(sampler, schedule)
-    if found == ALIGNED_SCHEDULE:
-        if not facts.aligned_schedule:
-            expected = "another schedule: Align Your Steps was published for SD1, SDXL and Stable Video Diffusion"
-            raise unusable_field("schedule", schedule or sampler, expected)
-        return name, facts.aligned_schedule
-    if facts.defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
-        return name, found
-    return name, facts.defaults.schedule
 
 
 def check_shift(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -88,15 +71,3 @@ def _unread_noise_fields(request: GenerateRequest, name: str) -> Iterator[str]:
         needed = "eta" if name in READS_ETA else "s_churn" if name in READS_CHURN else ""
         reason = f"without {needed}, sampler {title} draws no noise" if needed else f"sampler {title} draws no noise"
         yield f"s_noise {request.s_noise:g}: {reason}"
-
-
-def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:
-    """Return the CFG scale (1 if the model reads no negative prompt), and the distilled guidance that is passed to the
-    model (0 for none)."""
-    match Guidance.CLASSIFIER_FREE if defaults is None else defaults.guidance:
-        case Guidance.DISTILLED:
-            return 1.0, cfg
-        case Guidance.NONE:
-            return 1.0, 0.0
-        case _:
-            return cfg, 0.0

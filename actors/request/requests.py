@@ -41,7 +41,7 @@ from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.core.errors import UnknownName, UnusableField, unknown_name, unusable_field
 from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
-from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
+from modelpool.pool.sampling.names import resolve_sampling as resolve_sampling
 
 #: names of diffusers that a request accepts for its own
 DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
@@ -296,17 +296,6 @@ class GenerateRequest(Strict):
     def _names(self) -> GenerateRequest:
         resolve_sampling(self.sampler, self.schedule)
         return self
-
-
-def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
-    """Return the keys of sampler and schedule for two names; `schedule` wins over the schedule in `sampler`.
-
-    Raises UnknownName.
-    """
-    key, default_schedule = resolve_sampler(sampler)
-    if schedule is None:
-        return key, default_schedule
-    return key, resolve_schedule_name(schedule)
 
 
 #: what is accepted as a request

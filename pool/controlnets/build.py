@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from modelpool.pool.controlnets.config import Config
 from modelpool.pool.controlnets.kinds import ControlKind, kind_among
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.other_files import CONTROL_PREFIX as PREFIX
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.fitted_key_map import fitted, within
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
-
-#: prefix of a ControlNet's keys in files that contain more
-PREFIX = "control_model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,8 @@ def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] |
     kind = kind_among(bare)
     if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        raise UnknownArchitecture(f"its {len(shapes)} tensors are not a ControlNet (the first are {first})")
+        unknown = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
+        raise UnknownArchitecture(mistaken(shapes, "a ControlNet that this version runs", unknown))
     convert = kind.convert(bare)
     try:
         key_map = discover(

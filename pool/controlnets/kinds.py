@@ -32,6 +32,7 @@ from modelpool.pool.controlnets.transformer_configs import (
     sd3_control_config,
     z_image_control_config,
 )
+from modelpool.pool.detection.other_files import CONTROL_SIGNS, control_kind
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
@@ -64,10 +65,9 @@ def in_turn(block: int, count: int, blocks: int) -> int:
 class ControlKind:
     """One kind of ControlNet.
 
-    title     the models that it is for, for display
+    name      its row in `pool.detection.other_files.CONTROL_SIGNS`, which has the keys of its files
     models    these, by `pool.core.sampling_facts.SamplingFacts.model`; "" is UNets
     module    the class
-    signs     sets of keys (without prefix); a file of this kind has all keys of one of them
     config    arguments of the class, from the shapes of its parameters
     convert   returns the converter to the module's parameters for a file with these shapes
     call      one call
@@ -83,10 +83,9 @@ class ControlKind:
     reads_image_only  its residuals depend on nothing but its image: it is called once in a run
     """
 
-    title: str
+    name: str
     models: frozenset[str]
     module: type[nn.Module]
-    signs: tuple[frozenset[str], ...]
     config: Callable[[Shapes], Config]
     convert: Callable[[Shapes], Convert]
     call: calls.ControlCall
@@ -100,6 +99,16 @@ class ControlKind:
     channels: int = 0
     borrows: bool = False
     reads_image_only: bool = False
+
+    @property
+    def title(self) -> str:
+        """The models that it is for, for display."""
+        return CONTROL_SIGNS[self.name].models
+
+    @property
+    def signs(self) -> tuple[frozenset[str], ...]:
+        """Sets of keys, without prefix: a file of this kind has all keys of one of them."""
+        return CONTROL_SIGNS[self.name].signs
 
     def latent_channels(self, module: nn.Module) -> int:
         """Return the channels of the noisy latents that it reads."""
@@ -159,7 +168,6 @@ def _sd3_names(shapes: Shapes) -> Convert:
     return sd35_to_diffusers if "transformer_blocks.0.attn.qkv.weight" in shapes else _as_it_is(shapes)
 
 
-_CONTROL_BLOCKS = "controlnet_blocks.0.weight"
 _FLUX_BLOCKS = {calls.DOUBLE: "transformer_blocks", calls.SINGLE: "single_transformer_blocks"}
 #: Source: the card of InstantX/FLUX.1-dev-Controlnet-Union
 FLUX_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "low_quality")
@@ -167,16 +175,11 @@ FLUX_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "low_quality")
 #: Source: the card of xinsir/controlnet-union-sdxl-1.0; only its "promax" version has the last two
 UNION_MODES = ("pose", "depth", "scribble", "canny", "normal", "segment", "tile", "repaint")
 
-#: the first match counts
 KINDS: tuple[ControlKind, ...] = (
     ControlKind(
-        title="Flux, of XLabs",
+        name="flux_xlabs",
         models=_models("flux"),
         module=FluxControlNetModel,
-        signs=(
-            frozenset({_CONTROL_BLOCKS, "input_hint_block.0.weight", "double_blocks.0.img_attn.qkv.weight"}),
-            frozenset({_CONTROL_BLOCKS, "input_hint_block.conv_in.weight", "context_embedder.weight"}),
-        ),
         config=flux_control_config,
         convert=_flux_names,
         call=calls.call_flux_control,
@@ -188,14 +191,9 @@ KINDS: tuple[ControlKind, ...] = (
         patch=PATCH,
     ),
     ControlKind(
-        title="Flux",
+        name="flux",
         models=_models("flux"),
         module=FluxControlNetModel,
-        signs=(
-            frozenset(
-                {_CONTROL_BLOCKS, "controlnet_x_embedder.weight", "x_embedder.weight", "context_embedder.weight"}
-            ),
-        ),
         config=flux_control_config,
         convert=_as_it_is,
         call=calls.call_flux_control,
@@ -206,10 +204,9 @@ KINDS: tuple[ControlKind, ...] = (
         patch=PATCH,
     ),
     ControlKind(
-        title="Stable Diffusion 3",
+        name="sd3",
         models=_models("sd3"),
         module=SD3ControlNetModel,
-        signs=(frozenset({_CONTROL_BLOCKS, "pos_embed_input.proj.weight"}),),
         config=sd3_control_config,
         convert=_sd3_names,
         call=calls.call_sd3_control,
@@ -217,10 +214,9 @@ KINDS: tuple[ControlKind, ...] = (
         spread=in_proportion,
     ),
     ControlKind(
-        title="Qwen-Image",
+        name="qwen_image",
         models=_models("qwen_image"),
         module=QwenImageControlNetModel,
-        signs=(frozenset({_CONTROL_BLOCKS, "controlnet_x_embedder.weight", "img_in.weight", "txt_in.weight"}),),
         config=qwen_image_control_config,
         convert=_as_it_is,
         call=calls.call_qwen_image_control,
@@ -230,19 +226,17 @@ KINDS: tuple[ControlKind, ...] = (
         patch=PATCH,
     ),
     ControlKind(
-        title="HunyuanDiT",
+        name="hunyuan_dit",
         models=_models("hunyuan_dit"),
         module=HunyuanDiT2DControlNetModel,
-        signs=(frozenset({_CONTROL_BLOCKS, "input_block.weight", "text_embedding_padding"}),),
         config=hunyuan_dit_control_config,
         convert=_as_it_is,
         call=calls.call_hunyuan_dit_control,
     ),
     ControlKind(
-        title="Z-Image",
+        name="z_image",
         models=_models("z_image"),
         module=ZImageControlNetModel,
-        signs=(frozenset({"control_all_x_embedder.2-1.weight", "control_layers.0.before_proj.weight"}),),
         config=z_image_control_config,
         convert=_as_it_is,
         call=calls.call_z_image_control,
@@ -253,10 +247,9 @@ KINDS: tuple[ControlKind, ...] = (
         borrows=True,
     ),
     ControlKind(
-        title="Stable Diffusion XL, with several modes",
+        name="sdxl_union",
         models=frozenset({""}),
         module=ControlNetUnionModel,
-        signs=(frozenset({"controlnet_cond_embedding.conv_in.weight", "task_embedding", "spatial_ch_projs.weight"}),),
         config=union_config,
         convert=_as_it_is,
         call=calls.call_union_control,
@@ -264,25 +257,18 @@ KINDS: tuple[ControlKind, ...] = (
         modes=UNION_MODES,
     ),
     ControlKind(
-        title="Stable Diffusion 1, 2 and XL",
+        name="unet",
         models=frozenset({""}),
         module=ControlNetModel,
-        signs=(frozenset({"controlnet_cond_embedding.conv_in.weight"}), frozenset({"input_hint_block.0.weight"})),
         config=controlnet_config,
         convert=controlnet_converter,
         call=calls.call_unet_control,
         reads_latent=False,
     ),
     ControlKind(
-        title="UNets (T2I-Adapter)",
+        name="t2i",
         models=frozenset({""}),
         module=T2IAdapter,
-        signs=(
-            frozenset({"adapter.conv_in.weight", "adapter.body.0.resnets.0.block1.weight"}),
-            frozenset({"adapter.body.0.in_conv.weight", "adapter.body.0.resnets.0.block1.weight"}),
-            frozenset({"conv_in.weight", "body.0.block1.weight"}),
-            frozenset({"body.0.in_conv.weight", "body.0.body.0.block1.weight"}),
-        ),
         config=t2i_adapter_config,
         convert=t2i_names,
         call=call_t2i_adapter,
@@ -294,8 +280,8 @@ KINDS: tuple[ControlKind, ...] = (
 
 def kind_among(keys: Collection[str]) -> ControlKind | None:
     """Return the kind of ControlNet of a file with these keys (without prefix); None if it is none."""
-    known = set(keys)
-    return next((kind for kind in KINDS if any(signs <= known for signs in kind.signs)), None)
+    name = control_kind(keys)
+    return next((kind for kind in KINDS if kind.name == name), None)
 
 
 def kind_of(module: nn.Module) -> ControlKind:

@@ -36,6 +36,18 @@ class Encoded:
         pooled = () if self.pooled_V is None else (self.pooled_V,)
         return (self.context_LD, *pooled, *(self.others[name] for name in sorted(self.others)))
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths of its states, "context", and of its pooled embedding, "pooled" (0 for none); and of further
+        states, by their names."""
+        pooled = 0 if self.pooled_V is None else len(self.pooled_V)
+        further = {name: self.others[name] for name in sorted(self.others) if self.others[name].dtype.kind == "f"}
+        return {
+            "context": self.context_LD.shape[-1],
+            "pooled": pooled,
+            **{name: value.shape[-1] for name, value in further.items()},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ImageEmbeds:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.detection.layouts.signature import Layout, LayoutNaming, Naming, Signature
+from modelpool.pool.detection.other_files import other_file
 from modelpool.pool.detection.signatures import LAYOUTS, SIGNATURES
 from modelpool.pool.formats.safetensors_file import Shape
 
@@ -44,10 +45,13 @@ class DiffusionFacts:
 
 
 def recognise_diffusion(shapes: Mapping[str, Shape]) -> DiffusionFacts | None:
-    """Return the diffusion model among tensors of `shapes`, keys as in the file; None if there is no known one.
+    """Return the diffusion model among tensors of `shapes`, keys as in the file; None if there is no known one, or if
+    the file is something else that shares keys with one (`other_file`).
 
     Raises UnknownArchitecture naming model and tensor, for keys of a known model with impossible shapes.
     """
+    if other_file(shapes) is not None:
+        return None
     found = find_layout(shapes)
     if found is None:
         return None

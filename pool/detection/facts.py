@@ -114,6 +114,7 @@ class FileFacts:
     other_tensors  number of tensors outside of components
     other_bytes    bytes of those
     prediction     hints, the most reliable first; none for most files
+    runs           whether this version uses files of this kind, for files that are no model
     """
 
     kind: Kind
@@ -123,6 +124,7 @@ class FileFacts:
     other_bytes: int
     prediction: tuple[PredictionHint, ...]
     metadata: Mapping[str, str]
+    runs: bool = True
 
     @property
     def diffusion(self) -> ComponentFacts | None:

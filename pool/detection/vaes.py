@@ -90,8 +90,26 @@ HALF_FIRST = (F16, BF16, F32)
 BFLOAT_FIRST = (BF16, F16, F32)
 
 
+#: parts of diffusers' AutoencoderKL: other classes share its first and last layers
+_KL_PARTS = re.compile(
+    r"(?:encoder|decoder)\.(?:conv_in|conv_out|conv_norm_out|mid_block\.(?:attentions|resnets)\.\d+|"
+    r"(?:down|up)_blocks\.\d+\.(?:attentions|resnets|downsamplers|upsamplers)\.\d+)\.(?!spatial|temporal)"
+)
+#: beginnings of names that only classes of diffusers have
+_DIFFUSERS_PARTS = ("encoder.mid_block.", "decoder.mid_block.", "encoder.down_blocks.", "decoder.up_blocks.")
+#: discrete latents, which no diffusion model here has
+_CODEBOOK = "quantize.embedding.weight"
+
+
+def _is_of_diffusers(shapes: Shapes) -> bool:
+    return _CODEBOOK in shapes or any(key.startswith(_DIFFUSERS_PARTS) for key in shapes)
+
+
 def _with_plain_convolutions(shapes: Shapes) -> VaeFacts | None:
-    """Return the facts of latent diffusion autoencoders, and of later ones with the same key names."""
+    """Return the facts of latent diffusion autoencoders, and of later ones with the same key names; None for classes of
+    diffusers, which share the first of them."""
+    if _is_of_diffusers(shapes):
+        return None
     channels = _dimension(shapes, "decoder.conv_in.weight", 1) or _dimension(shapes, "encoder.conv_out.weight", 0) // 2
     if len(shapes.get("decoder.conv_in.weight", shapes.get("encoder.conv_in.weight", ()))) == 5:
         return replace(_HUNYUAN_IMAGE_3, latent_channels=channels)
@@ -115,7 +133,9 @@ def _has_channel_shortcuts(shapes: Shapes) -> bool:
 
 def _in_diffusers_naming(shapes: Shapes) -> VaeFacts | None:
     """Return the facts of autoencoders in diffusers' naming, if their weights determine the class."""
-    if len(shapes.get("decoder.conv_in.weight", ())) != 4:
+    if len(shapes.get("decoder.conv_in.weight", ())) != 4 or _CODEBOOK in shapes:
+        return None
+    if not all(_KL_PARTS.match(key) for key in shapes if key.startswith(("encoder.", "decoder."))):
         return None
     channels = _dimension(shapes, "decoder.conv_in.weight", 1)
     levels = len({key.split(".")[2] for key in shapes if key.startswith("decoder.up_blocks.")})
@@ -147,7 +167,9 @@ def _ltx(shapes: Shapes) -> VaeFacts:
     return _LTX_V2 if timed else _LTX_2
 
 
-def _with_causal_convolutions(shapes: Shapes) -> VaeFacts:
+def _with_causal_convolutions(shapes: Shapes) -> VaeFacts | None:
+    if _is_of_diffusers(shapes):
+        return None
     channels = _dimension(shapes, "decoder.conv_in.conv.weight", 1)
     facts = _HUNYUAN_VIDEO_15 if _has_channel_shortcuts_3d(shapes) else _HUNYUAN
     return replace(facts, latent_channels=channels)

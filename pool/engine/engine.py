@@ -64,6 +64,7 @@ from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, sm
 from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
+from modelpool.pool.estimates.activation_estimator import empty_conditioning, widths_of
 from modelpool.pool.estimates.stage_peak_bytes import text_width
 from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.families.control_video import follows_video
@@ -404,12 +405,19 @@ class Engine:
         """Return the latent layout of `model`. Opens the file if it is new."""
         return self._opened(model).latent
 
-    def text_widths(self, model: ModelRef) -> tuple[int, int]:
-        """Return the widths of a text and of its pooled form that the diffusion model of `model` reads; 0 for none."""
+    def text_widths(self, model: ModelRef) -> dict[str, int]:
+        """Return the widths of a text that the diffusion model of `model` reads, as `Encoded.widths`."""
         opened = self._opened(model)
+        text_inputs = empty_conditioning(opened)
+        if text_inputs is not None:
+            return widths_of(text_inputs(1))
         module = opened.component(Role.DIFFUSION_MODEL).built.module
         conditions = opened.checkpoint.family.sampling.size_conditions
-        return text_width(module), pooled_width(conditions, module)
+        return {"context": text_width(module), "pooled": pooled_width(conditions, module)}
+
+    def family_title(self, model: ModelRef) -> str:
+        """Return the title of the family of `model`."""
+        return self._opened(model).checkpoint.family.title
 
     @property
     def device(self) -> OpenDevice:

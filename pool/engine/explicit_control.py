@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,47 +24,52 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
-from modelpool.pool.core.arguments import checked_text, real_number, size_in_bytes, whole_number
+from modelpool.pool.core.arguments import checked_text, size_in_bytes, whole_number
 from modelpool.pool.core.errors import ModelClosed, UserError, unusable_field
 from modelpool.pool.core.interrupt import Interrupt
+from modelpool.pool.core.output_kinds import output_shape_of
+from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
-    GuidanceParams,
     ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
     ModelStageParams,
-    OutputShape,
     PixelArray,
     Result,
     RunHooks,
     SampleParams,
-    SamplingSchedule,
     Stopped,
+    VideoFrames,
     encoders_run,
     stage_of,
     task_id,
 )
 from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
+from modelpool.pool.core.written_tokens import WrittenTokens
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.engine.explicit_component import ExplicitComponent
+from modelpool.pool.engine.explicit_work import (
+    SampleNumbers,
+    check_decodes,
+    check_encodes,
+    check_samples,
+    sample_work,
+    written_tokens,
+)
 from modelpool.pool.formats.model_description import is_description
 from modelpool.pool.formats.model_folder import is_model_folder
 from modelpool.pool.formats.shard_index import is_index
-from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, resolve_sampler
-from modelpool.pool.sampling.noise import checked_seed
 from modelpool.pool.specs.spec import Role, TaskSpec
 
 __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
 
 #: more threads would only slow each other down
 MAX_THREADS = 1024
-#: maximum width and height of an image; as in `actors.request.requests`
-MAX_SIZE = 16384
 
 #: called after each step with (steps done, total steps)
 OnStep: TypeAlias = Callable[[int, int], None]
@@ -142,8 +146,7 @@ class LoadedModel:
     @property
     def native_size(self) -> tuple[int, int]:
         """Training width and height of the model, in pixels."""
-        self._check_open()
-        own = self._catalog.model_defaults(self._model)
+        own = self._defaults
         return own.width, own.height
 
     def free_bytes(self) -> int:
@@ -164,14 +167,13 @@ class LoadedModel:
         """Unload all components from the device. Returns the bytes that left."""
         return sum(component.to_cpu() for component in self.components)
 
-    def encode(self, text: str) -> Encoded:
-        """Encode `text` for the diffusion model; the result is on the host."""
-        work = EncodeParams(self._model, (), checked_text("text", text, "a text"))
-        facts = self._catalog.model_defaults(self._model).sampling
-        run = encoders_run(work, [encoder.role for encoder in self.text_encoders], facts)
-        result = self._run(work, {}, self.text_encoders[: len(run)])
-        assert isinstance(result, Encoded)
-        return result
+    def encode(self, text: str, is_negative: bool = False) -> Encoded:
+        """Encode `text` for the diffusion model; the result is on the host.
+
+        `is_negative`: it is a negative prompt, for which some families have another template. Raises UserError naming
+        the family if its text encoders read more than a text.
+        """
+        return self._encoded(checked_text("text", text, "a text"), is_negative)
 
     def sample(
         self,
@@ -180,34 +182,38 @@ class LoadedModel:
         *,
         width: int | None = None,
         height: int | None = None,
-        steps: int = 20,
-        cfg: float = 5.0,
-        sampler: str = "euler",
+        frames: int | None = None,
+        steps: int | None = None,
+        cfg: float | None = None,
+        sampler: str = "",
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> Latent:
-        """Denoise a latent from `seed` (None draws one); the result is on the host. Sizes are pixels, native if None.
+        """Denoise a latent from `seed` (None draws one); the result is on the host.
 
-        `negative` may be None only with `cfg` 1. `sampler` may include a schedule: "dpmpp_2m_karras". Raises UserError
-        naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
+        Sizes are pixels; `frames` are those of a video. None, or an empty name, is the model's own number or sampler.
+        `negative` may be None only with `cfg` 1, and for models that read none. `sampler` may include a schedule:
+        "dpmpp_2m_karras". Raises UserError naming a field, or the family if it reads or makes something else;
+        DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
         """
-        work = self._sample_work(width, height, steps, cfg, sampler, seed)
-        inputs: dict[str, Result] = {POSITIVE: self._text("prompt", prompt)}
-        if work.reads_negative:
-            inputs[NEGATIVE] = self._text("negative", negative, ", which cfg or the sampler reads")
-        result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.schedule.steps)
-        assert isinstance(result, Latent)
-        return result
+        numbers = SampleNumbers(width, height, frames, steps, cfg, sampler, seed)
+        return self._sampled(prompt, negative, self._sample_work("sample", numbers), on_step)
 
     def decode(self, latent: Latent) -> PixelArray:
-        """Decode `latent` to RGB pixels, uint8 [height, width, 3], as `PIL.Image.fromarray` takes."""
-        facts = self._engine.latent_facts(self._model)
+        """Decode `latent` to RGB pixels, uint8 [height, width, 3], as `PIL.Image.fromarray` takes; of a video [frames,
+        height, width, 3]."""
+        facts = self._defaults.sampling
+        check_decodes(self._model, self._family_title, facts)
+        channels = self._engine.latent_facts(self._model).channels
         shape = latent.samples_CHW.shape if isinstance(latent, Latent) else None
-        if shape is None or shape[:-2] != (facts.channels,) or 0 in shape:
+        axes = ("height", "width") if facts.video is None else ("frames", "height", "width")
+        if shape is None or len(shape) != 1 + len(axes) or shape[0] != channels or 0 in shape:
             found = _short(latent) if shape is None else shape
-            raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
-        height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
-        result = self._run(DecodeParams(self._model, OutputShape(width, height)), {LATENT: latent}, (self.vae,))
+            raise unusable_field("latent", found, f"what `sample` makes: [{channels}, {', '.join(axes)}]")
+        work = DecodeParams(self._model, output_shape_of(shape[1:], self._model.name, self._defaults))
+        result = self._run(work, {LATENT: latent}, (self.vae,))
+        if isinstance(result, VideoFrames):
+            return result.frames_THWC
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC
 
@@ -218,34 +224,27 @@ class LoadedModel:
         *,
         width: int | None = None,
         height: int | None = None,
-        steps: int = 20,
-        cfg: float = 5.0,
-        sampler: str = "euler",
+        frames: int | None = None,
+        steps: int | None = None,
+        cfg: float | None = None,
+        sampler: str = "",
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> PixelArray:
-        """Generate one image: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
+        """Generate one image, or one video: `encode`, `sample` and `decode` as one run, which `cancel` stops as a
+        whole. An empty `negative` is the model's own negative prompt, which most do not have.
 
         Arguments are checked before anything runs.
         """
-        work = self._sample_work(width, height, steps, cfg, sampler, seed)
+        work = self._sample_work("generate", SampleNumbers(width, height, frames, steps, cfg, sampler, seed))
         checked_text("prompt", prompt, "a text")
         checked_text("negative", negative, "a text, '' for none")
+        facts = self._defaults.sampling
+        own_negative = "" if facts.defaults is None else facts.defaults.negative
         with self._one_run():
-            encoded = self.encode(prompt)
-            guided_from = self.encode(negative) if work.reads_negative else None
-            latent = self.sample(
-                encoded,
-                guided_from,
-                width=work.shape.width,
-                height=work.shape.height,
-                steps=work.schedule.steps,
-                cfg=work.guidance.cfg,
-                sampler=sampler,
-                seed=work.seed,
-                on_step=on_step,
-            )
-            return self.decode(latent)
+            encoded = self._encoded(prompt, writes=written_tokens(work, facts))
+            guided_from = self._encoded(negative or own_negative, True) if self._reads_negative(work) else None
+            return self.decode(self._sampled(encoded, guided_from, work, on_step))
 
     def cancel(self) -> bool:
         """Stop the current run at its next layer or step: it raises Stopped. Callable from any thread.
@@ -303,45 +302,53 @@ class LoadedModel:
             patchers = tuple(component.patcher for component in components)
             return self._engine.run_as_is(task, work, inputs, patchers, hooks)
 
+    def _encoded(self, text: str, is_negative: bool = False, writes: WrittenTokens | None = None) -> Encoded:
+        facts = self._defaults.sampling
+        check_encodes(self._model, self._family_title, facts, writes=writes is not None or is_negative)
+        is_negative = is_negative and facts.words_negative
+        work = EncodeParams(self._model, (), text, is_negative=is_negative, writes=writes)
+        run = encoders_run(work, [encoder.role for encoder in self.text_encoders], facts)
+        result = self._run(work, {}, self.text_encoders[: len(run)])
+        assert isinstance(result, Encoded)
+        return result
+
+    def _sampled(self, prompt: Encoded, negative: Encoded | None, work: SampleParams, on_step: OnStep | None) -> Latent:
+        inputs: dict[str, Result] = {POSITIVE: self._text("prompt", prompt)}
+        if self._reads_negative(work):
+            inputs[NEGATIVE] = self._text("negative", negative, ", which cfg or the sampler reads")
+        result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.schedule.steps)
+        assert isinstance(result, Latent)
+        return result
+
     def _text(self, field: str, found: Any, why: str = "") -> Encoded:
         """A text encoded by this model, or by one with the same text encoding."""
         if not isinstance(found, Encoded):
             raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
-        widths = found.context_LD.shape[-1], 0 if found.pooled_V is None else len(found.pooled_V)
-        expected = self._engine.text_widths(self._model)
+        widths, expected = found.widths, self._engine.text_widths(self._model)
         if widths != expected:
-            found_words, expected_words = (f"a text {w} wide with {p} of a pooled text" for w, p in (widths, expected))
-            raise unusable_field(field, found_words, f"{expected_words}, as `encode` of this model makes it")
+            wanted = f"{_words(expected)}, as `encode` of this model makes it"
+            raise unusable_field(field, _words(widths), wanted)
         return found
 
-    def _sample_work(
-        self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None
-    ) -> SampleParams:
-        """Sampling parameters, all numbers checked."""
-        key, schedule = resolve_sampler(checked_text("sampler", sampler, "the name of a sampler, such as 'euler'"))
-        return SampleParams(
-            self._model,
-            (),
-            OutputShape(
-                self._checked_size("width", width, self.native_size[0]),
-                self._checked_size("height", height, self.native_size[1]),
-            ),
-            SamplingSchedule(
-                whole_number("steps", steps, f"a whole number from 1 to {MAX_STEPS}", 1, MAX_STEPS), key, schedule
-            ),
-            GuidanceParams(
-                real_number("cfg", cfg, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}", MIN_CFG, MAX_CFG)
-            ),
-            secrets.randbits(64) if seed is None else checked_seed(seed),
-        )
+    def _reads_negative(self, work: SampleParams) -> bool:
+        """Whether a run of `work` reads a negative prompt."""
+        return work.reads_negative and not self._defaults.sampling.learned_negative
 
-    def _checked_size(self, field: str, pixels: int | None, own: int) -> int:
-        step = self._engine.latent_facts(self._model).downscale
-        expected = f"a multiple of {step} (one latent cell) from {step} to {MAX_SIZE}"
-        found = whole_number(field, own if pixels is None else pixels, expected, step, MAX_SIZE)
-        if found % step:
-            raise unusable_field(field, found, expected)
-        return found
+    def _sample_work(self, call: str, numbers: SampleNumbers) -> SampleParams:
+        """Sampling parameters of `call`, all numbers checked."""
+        facts = self._defaults.sampling
+        check_samples(call, self._model, self._family_title, facts)
+        step = facts.side_multiple or self._engine.latent_facts(self._model).downscale
+        return sample_work(self._model, self._defaults, numbers, step)
+
+    @property
+    def _defaults(self) -> ModelDefaults:
+        self._check_open()
+        return self._catalog.model_defaults(self._model)
+
+    @property
+    def _family_title(self) -> str:
+        return self._engine.family_title(self._model)
 
     @property
     def _engine(self) -> Engine:
@@ -371,3 +378,9 @@ def _weights_file(field: str, path: Any) -> str:
 def _short(found: Any) -> Any:
     """`found`, or its type if its text would be long."""
     return found if found is None or isinstance(found, (str, int, float)) else type(found)
+
+
+def _words(widths: Mapping[str, int]) -> str:
+    """The `Encoded.widths` of a text in words."""
+    others = "".join(f" and {width} of {name}" for name, width in widths.items() if name not in ("context", "pooled"))
+    return f"a text {widths['context']} wide with {widths['pooled']} of a pooled text{others}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.image_concat import reference_names
 from modelpool.pool.conditioning.image_embeds import use_of
-from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT
+from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT, POOLED
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import LruCache
@@ -469,6 +469,13 @@ def empty_conditioning(opened: OpenModel) -> EmptyConditioning | None:
         return {**empty_text_kwargs(family.text_set, modules, tokens), **seen}
 
     return text_inputs
+
+
+def widths_of(text_inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the widths of the text inputs of a diffusion model, as `pool.core.results.Encoded.widths`."""
+    states = {name: value for name, value in sorted(text_inputs.items()) if value.is_floating_point()}
+    widths = {name: value.shape[-1] for name, value in states.items()}
+    return {"context": widths.pop(CONTEXT), "pooled": widths.pop(POOLED, 0), **widths}
 
 
 def _empty_states(opened: OpenModel, vision_use: VisionEncoderUse, video: VideoFacts | None) -> Tensor:

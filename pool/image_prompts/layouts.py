@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -214,7 +215,8 @@ def split_names(shapes: Shapes) -> tuple[dict[str, str], FileLayers]:
     is_whole = all(len(pair) == 2 for table in found.values() for pair in table.values())
     if not projection or not weights or not is_whole or (biases and biases.keys() != weights.keys()):
         first = ", ".join(list(shapes)[:3]) or "none"
-        raise UnknownArchitecture(f"its {len(shapes)} tensors are no image prompt adapter (the first are {first})")
+        unknown = f"its {len(shapes)} tensors are no image prompt adapter (the first are {first})"
+        raise UnknownArchitecture(mistaken(shapes, "an image prompt adapter that this version runs", unknown))
     # those of UNets have odd numbers: even ones are of attentions that read no text
     return projection, FileLayers(_in_order(weights), _in_order(biases), of_blocks=min(weights) == 0)
 

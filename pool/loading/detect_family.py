@@ -14,9 +14,10 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
-from modelpool.pool.detection.other_files import folder_part, other_file
+from modelpool.pool.detection.other_files import LORA, folder_part, other_file
 from modelpool.pool.detection.parts import split_second
 from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, declared_prediction
+from modelpool.pool.detection.recognize import what_is
 from modelpool.pool.families.modules import ltxv
 from modelpool.pool.families.modules.stable_diffusion_xl import SDXL, SDXL_REFINER
 from modelpool.pool.families.parts.family import Architecture, Family
@@ -26,7 +27,6 @@ from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.families.unet_families import FAMILIES, UNETS, VIDEO_UNETS
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
-from modelpool.pool.keymaps.adapter_keys import looks_like_lora
 from modelpool.pool.loading.folder_family import folder_family
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
@@ -81,7 +81,7 @@ def detect(header: Header, *, whole: bool = True) -> Family:
         return _of_folder(header, shapes, layers, whole)
     first, second = split_second(shapes)
     try:
-        found = None if looks_like_lora(shapes) else recognise_diffusion(first)
+        found = recognise_diffusion(first)
         pair = two_expert_family(found, second) if found is not None and second else None
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}; {_expected()}") from error
@@ -229,11 +229,10 @@ def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> b
 def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
     if not shapes:
         return "the file holds no tensors"
-    if looks_like_lora(shapes):
-        return "this is a LoRA, not a checkpoint: use it with a checkpoint that it was trained for"
-    title = other_file(shapes) or folder_part(shapes)
-    if title:
-        return f"this is {title}"
+    other = other_file(shapes)
+    if title := other.title if other is not None else folder_part(shapes) or what_is(shapes):
+        not_one = ", not a checkpoint: use it with a checkpoint that it was trained for" if title == LORA.title else ""
+        return f"this is {title}{not_one}"
     first = ", ".join(list(shapes)[:3])
     return f"its {len(shapes)} tensors match no known architecture (the first are {first})"
 

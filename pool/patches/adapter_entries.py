@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.adapter_keys import bundled_name, normalized_keys, split_key
 from modelpool.pool.mapping.mapped_file import MappedFile
@@ -183,7 +184,8 @@ def read_adapters(path: Path) -> AdapterFile:
             )
         factors[split[1]] = original
     if not grouped:
-        raise CorruptFile(f"{path}: found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'")
+        unknown = "found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'"
+        raise CorruptFile(f"{path}: {mistaken(mapped.header.shapes, 'a LoRA', unknown)}")
     entries: list[AdapterEntry] = []
     for name in sorted(grouped):
         scaled = [f"{key!r} is scaled by {scales[key]!r}" for key in grouped[name].values() if key in scales]

@@ -7,26 +7,9 @@ the architecture of a model.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
 
-from modelpool.pool.keymaps.adapter_keys import looks_like_lora
-
-
-class FileKind(Enum):
-    """The kind of a file of weights. The value is shown to users."""
-
-    CHECKPOINT = "checkpoint"
-    DIFFUSION_MODEL = "diffusion model"
-    LORA = "LoRA"
-    VAE = "VAE"
-    TEXT_ENCODER = "text encoder"
-    CLIP_VISION = "vision encoder"
-    CONTROLNET = "ControlNet"
-    IMAGE_PROMPT = "image prompt adapter"
-    EMBEDDING = "embedding"
-    UPSCALER = "upscaler"
-    HYPERNETWORK = "hypernetwork"
-
+from modelpool.pool.detection.file_kinds import FileKind as FileKind
+from modelpool.pool.detection.other_files import CONTROL_PREFIX, other_file
 
 #: what can generate images: complete checkpoints, and diffusion models in a separate file
 MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
@@ -68,13 +51,6 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "swinir": FileKind.UPSCALER,
 }
 
-_CONTROLNET_PREFIXES = (
-    *("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block."),
-    # T2I-Adapters are used like ControlNets
-    *("adapter.body.", "body.0.block1.", "body.0.body.0.block1."),
-)
-#: IP-Adapters, of which FaceID includes a LoRA, those of XLabs for Flux, and Redux
-_IMAGE_PROMPT_PREFIXES = ("image_proj.", "ip_adapter_proj_model.", "redux_up.")
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
 #: key prefixes of other components of a checkpoint in one file
 _BUNDLED_PREFIXES = (
@@ -88,8 +64,6 @@ _BUNDLED_PREFIXES = (
 #: prefixes of keys, and the kind that has them. The first match counts, so a kind that includes the keys of another
 #: precedes it
 _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
-    ("emb_params", FileKind.EMBEDDING),
-    ("string_to_param", FileKind.EMBEDDING),
     ("first_stage_model.", FileKind.VAE),
     ("taesd_decoder.", FileKind.VAE),
     ("decoder.layers.2.conv.", FileKind.VAE),
@@ -104,14 +78,7 @@ _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
     ("model.layers.0.self_attn.", FileKind.TEXT_ENCODER),
     ("vision_model.encoder.", FileKind.CLIP_VISION),
     ("visual.transformer.resblocks.", FileKind.CLIP_VISION),
-    ("conv_first.", FileKind.UPSCALER),
-    ("body.0.weight", FileKind.UPSCALER),
-    ("module.conv_first.", FileKind.UPSCALER),
-    ("module.model.0.weight", FileKind.UPSCALER),
-    ("model.0.weight", FileKind.UPSCALER),
 )
-#: an embedding of SDXL has only these tensors
-_EMBEDDING_PAIR = frozenset({"clip_l", "clip_g"})
 
 
 def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> FileKind | None:
@@ -119,19 +86,15 @@ def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> FileKind | 
 
     `is_diffusion_model`: the keys are those of a known diffusion model, under any prefix.
     """
-    if _any_starts_with(keys, _IMAGE_PROMPT_PREFIXES):
-        return FileKind.IMAGE_PROMPT
-    if looks_like_lora(keys):
-        return FileKind.LORA
-    if _any_starts_with(keys, _CONTROLNET_PREFIXES):
+    if (found := other_file(keys)) is not None:
+        return found.kind
+    if _any_starts_with(keys, (CONTROL_PREFIX,)):  # a checkpoint with a ControlNet in it
         return FileKind.CONTROLNET
     if _any_starts_with(keys, _DIFFUSION_PREFIXES):
         bundled = _any_starts_with(keys, _BUNDLED_PREFIXES)
         return FileKind.CHECKPOINT if bundled else FileKind.DIFFUSION_MODEL
     if is_diffusion_model:
         return FileKind.DIFFUSION_MODEL
-    if keys and _EMBEDDING_PAIR.issuperset(keys):
-        return FileKind.EMBEDDING
     return next((kind for prefix, kind in _PREFIX_KINDS if _any_starts_with(keys, (prefix,))), None)
 
 

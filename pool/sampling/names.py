@@ -179,6 +179,17 @@ def resolve_schedule_name(name: str) -> str:
     return found
 
 
+def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
+    """Return the keys of sampler and schedule for two names; `schedule` wins over the schedule in `sampler`.
+
+    Raises UnknownName.
+    """
+    key, default_schedule = resolve_sampler(sampler)
+    if schedule is None:
+        return key, default_schedule
+    return key, resolve_schedule_name(schedule)
+
+
 def _schedule_spellings() -> dict[str, str]:
     names = {**SCHEDULES, ALIGNED_SCHEDULE: _ALIGNED_DISPLAY}
     spellings = {spelling: key for key, display in names.items() for spelling in (key, _normalised(display))}

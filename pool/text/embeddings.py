@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.keymaps.adapter_keys import bundled_name
 from modelpool.pool.mapping.mapped_file import MappedFile
 
@@ -67,10 +68,9 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
     if not keys:
         if len(tensors) != 1:
             first = ", ".join(list(tensors)[:3]) or "none"
-            raise CorruptFile(
-                f"{os.fspath(path)}: found {len(tensors)} tensors ({first}), expected an embedding: one tensor, or the "
-                f"tensors {', '.join(ENCODERS)}"
-            )
+            expected = f"an embedding: one tensor, or the tensors {', '.join(ENCODERS)}"
+            unknown = f"found {len(tensors)} tensors ({first}), expected {expected}"
+            raise CorruptFile(f"{os.fspath(path)}: {mistaken(mapped.header.shapes, expected, unknown)}")
         keys = list(tensors)
     vectors = {key if key in ENCODERS else ANY: _rows(tensors[key], key, path) for key in keys}
     return Embedding(name or Path(path).stem, vectors)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
@@ -82,9 +83,9 @@ def plan_upscaler(shapes: Mapping[str, Shape]) -> UpscalerPlan:
         return _rrdbnet(own, prefix)
     if "body.0.weight" in own and "body.1.weight" in own:
         return _compact(own, prefix)
-    raise UnknownArchitecture(
-        "no upscaler that this version runs, expected ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, or its compact networks"
-    )
+    names = "ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, or its compact networks"
+    unknown = f"no upscaler that this version runs, expected {names}"
+    raise UnknownArchitecture(mistaken(shapes, f"an upscaler that this version runs: {names}", unknown))
 
 
 def _rrdbnet(shapes: Mapping[str, Shape], prefix: str) -> UpscalerPlan:
