@@ -263,4 +263,5 @@ IMAGE_NODES = (
     ),
     _row("SaveImage", (link("images", "IMAGE"), text("filename_prefix", "ComfyUI")), _saved, is_output=True),
     _row("PreviewImage", (link("images", "IMAGE"),), _saved, is_output=True),
+    _row("SaveImageWebsocket", (link("images", "IMAGE"),), _saved, is_output=True),
 )
