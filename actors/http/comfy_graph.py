@@ -221,6 +221,8 @@ def requests_of(output: WorkflowOutput, names: PoolNames, read_image: ReadImage)
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
+    if not latent.run_steps:
+        first = first.without_steps()
     return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
 
 
@@ -453,6 +455,8 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"width": start.width, "height": start.height}
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
+    if not latent.run_steps:
+        return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image)
         return {"image": image, "mask": mask, "strength": _strength(latent)}

@@ -6,7 +6,7 @@ Checks names and numbers; whether a model exists and supports a field is checked
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -277,6 +277,8 @@ class GenerateRequest(Strict):
 
         `rounds_up` (how the model rounds a fraction of a step) and the model's default steps are known only where the
         task graph is built."""
+        if self.strength == 0:
+            return self.steps
         if self.image is None:
             return 0
         default = DEFAULT_STRENGTH if self.mask is None else DEFAULT_MASKED_STRENGTH
@@ -293,13 +295,18 @@ class GenerateRequest(Strict):
         seeds = [None if self.seed is None else (self.seed + place) % _SEEDS for place in range(self.n)]
         return tuple(self._changed({"n": 1, "seed": seed}, unset={"n"}) for seed in seeds)
 
+    def without_steps(self) -> GenerateRequest:
+        """Return the request of which no step is run: its start image is encoded and decoded, or an empty latent is
+        decoded. ComfyUI's workflows ask for it (denoise 0); of users, it is more likely a mistake."""
+        return self._changed({"strength": 0.0}, unset=())
+
     def without_labels(self) -> GenerateRequest:
         """Return the request without the fields that only its output carries, as if they had not been set."""
         if LABEL_FIELDS.isdisjoint(self.model_fields_set):
             return self
         return self._changed(dict.fromkeys(LABEL_FIELDS), unset=LABEL_FIELDS)
 
-    def _changed(self, values: Mapping[str, Any], unset: Set[str]) -> GenerateRequest:
+    def _changed(self, values: Mapping[str, Any], unset: Collection[str]) -> GenerateRequest:
         changed = self.model_copy(update=values)
         changed.model_fields_set.difference_update(unset)
         return changed
