@@ -242,6 +242,7 @@ async def _submitted(
         if graph and is_exported(graph):
             graph = await asyncio.to_thread(api_format, graph)
         outputs = outputs_of(graph, names)
+        assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
             return _requests(graph, outputs, names, uploads, caller.owner)

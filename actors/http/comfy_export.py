@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.http.comfy_graph import MAX_NODES, NodeError, WorkflowRejected
+from modelpool.actors.http.comfy_graph import EXPORT_HINT, MAX_NODES, NodeError, WorkflowRejected
 from modelpool.actors.http.comfy_node_types import WIDGET_TYPES
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 
@@ -119,7 +119,7 @@ def api_format(workflow: Any) -> dict[str, Any]:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
-        raise WorkflowRejected("invalid_prompt", f"the exported workflow is damaged ({problem!r})") from None
+        raise WorkflowRejected("invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}") from None
 
 
 def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:

@@ -55,6 +55,8 @@ _PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "options.rope": ("ScaleROPE",),
     }
 )  # fmt: skip
+#: characters of a value that may occur in a message by chance
+_SHORT = 3
 #: the field at the beginning of a message, or the kind of a name that is unknown
 _FIELD = re.compile(r"(?:requests\[\d+\][.:] ?)?(?:unknown (\w+) '|node (\S+): |([A-Za-z_][\w.]*))")
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
@@ -97,14 +99,20 @@ def _place(nodes: Mapping[str, Mapping[str, Any]], needed: Sequence[str], messag
         return match[2], ""
     field = "" if match is None else match[1] or match[3] or ""
     found = list(_places_of(nodes, needed, field))
-    by_name = [(node_id, name) for node_id, name in found if name and _names(nodes[node_id]["inputs"][name], quoted)]
+    by_name = [each for each in found if any(_names(value, quoted, message) for value in _values(nodes, *each))]
     if found:
         return (by_name or found)[0]
     for node_id in needed:
         for name, value in nodes[node_id]["inputs"].items():
-            if _names(value, quoted):
+            if _names(value, quoted) or message.startswith(f"{value}: "):  # as errors of images begin
                 return node_id, name
     return None
+
+
+def _values(nodes: Mapping[str, Mapping[str, Any]], node_id: str, name: str) -> Sequence[Any]:
+    """Return the value of an input, or of all inputs of a node for ""."""
+    inputs = nodes[node_id]["inputs"]
+    return [inputs[name]] if name else list(inputs.values())
 
 
 def _places_of(nodes: Mapping[str, Mapping[str, Any]], needed: Sequence[str], field: str) -> Iterator[tuple[str, str]]:
@@ -123,8 +131,10 @@ def _places_of(nodes: Mapping[str, Mapping[str, Any]], needed: Sequence[str], fi
         field = "" if found else field.rpartition(".")[0]
 
 
-def _names(value: Any, quoted: set[str]) -> bool:
-    """Whether the value of an input is, or names, one of the quoted texts."""
+def _names(value: Any, quoted: set[str], message: str = "") -> bool:
+    """Whether the value of an input is, or names, one of the quoted texts, or occurs in `message`."""
     if not isinstance(value, str) or not value:
         return False
+    if len(value) > _SHORT and value in message:
+        return True
     return value in quoted or file_stem(value) in quoted or any(f"embedding:{name}" in value for name in quoted if name)

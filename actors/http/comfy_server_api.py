@@ -104,7 +104,8 @@ def _add_model_routes(router: APIRouter, services: Services) -> None:
     async def in_place(folder: str) -> list[dict[str, Any]]:
         names = await found_in(folder)
         listings = await services.listings()
-        sizes = {each.name: each.file_bytes for each in (*listings.loras, *listings.models)}
+        sizes = {each.name: each.file_bytes for each in listings.loras}
+        sizes |= {each.name: each.file_bytes for each in listings.models}
         return [{"name": name, "pathIndex": 0, "size": sizes.get(name, 0)} for name in names]
 
     @router.get("/embeddings", summary="List the embeddings, which prompts name as embedding:NAME")

@@ -146,7 +146,7 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     for node in graph.values():
         kind = NODE_TYPES.get(node.get("class_type", "")) if isinstance(node, dict) else None
         for given in () if kind is None else kind.inputs:
-            value = node.get("inputs", {}).get(given.name)
+            value = (node.get("inputs") or {}).get(given.name)
             if given.choices in named and isinstance(value, str):
                 named[given.choices].append(file_stem(value))
     names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])

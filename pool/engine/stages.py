@@ -20,7 +20,7 @@ from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, 
 from modelpool.pool.conditioning.image_embeds import texts_read
 from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
-from modelpool.pool.conditioning.starts import start_of
+from modelpool.pool.conditioning.starts import StartLatent, start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts

@@ -17,9 +17,14 @@ from comfy_api_simplified import ComfyApiWrapper, ComfyWorkflowWrapper
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool import ModelPool
+from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.http.application import application
+from modelpool.actors.outputs.image_metadata import RECIPE_KEY, texts_in
+from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool import load_checkpoint
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.results import Latent
 from tests.actors.http.asgi import Answer, RefusingPool, call
 from tests.actors.http.conftest import ROOT
@@ -215,6 +220,15 @@ def test_denoise_0_decodes_the_start(server: str) -> None:
     with load_checkpoint(ROOT / "examples/shapes/models/shapes.safetensors", device="cpu") as model:
         expected = model.decode(Latent(np.zeros((4, 8, 8), np.float32))).astype(int)
     assert abs(pixels(changed(denoise=0)) - expected).max() <= 1
+
+
+def test_the_recipe_of_denoise_0_leads_to_the_same_output(server: str, real_pool: ModelPool) -> None:
+    (content, *_) = ComfyApiWrapper(server).queue_and_wait_images(changed(denoise=0), "Save Image").values()
+    recipe = recipe_from_text(texts_in(opened(content))[RECIPE_KEY])
+    assert (recipe.pictures.first_step, recipe.steps) == (8, 8)
+    (again,) = real_pool.recipes(requests_of(recipe, lambda name: name)[:1])
+    assert not isinstance(again, UserError)
+    assert differing_fields(recipe, again) == ()
 
 
 def test_images_are_sent_over_the_web_socket(server: str) -> None:

@@ -343,6 +343,7 @@ def test_what_the_pool_refuses_names_the_node_that_it_is_about(tmp_path: Path) -
         unusable_field("sampler", "euler", "another"): "sampler",
         unusable_field("schedule", "normal", "another"): "sampler",
         unusable_field("image", "none", "an image"): "photo",
+        UserError("a.png: the image cannot be read (truncated)"): "photo",
         unusable_field("mask", "one", "none"): "masked",
         UserError("it needs at least 3 GiB of device memory, the budget is 1 GiB"): "sampler",
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from modelpool.actors.http.form_names import with_plain_names
 from modelpool.actors.http.uploads import Uploads
 from modelpool.pool.core.errors import UserError
 
@@ -82,6 +83,29 @@ def test_ordinary_names_are_kept_and_found(tmp_path: Path) -> None:
     stored = [path.name for path in tmp_path.rglob("*")]
     reserved = re.compile(r'(?i)(con|com1|nul)(\.|$)|.*[<>:"|?*\\]|.*[. ]$')
     assert not [name for name in stored if reserved.match(name) or len(name.encode()) > 255]
+
+
+def test_names_of_files_in_forms_as_clients_write_them() -> None:
+    """Each with a part behind it, whose bytes look like a name."""
+    picture = b"\x89PNG\r\n\r\n; filename*=utf-8''x"
+    cat = "\u732b.png".encode()
+    for written, expected in (
+        (b'filename="%s"' % cat, cat),
+        (b"filename*=utf-8''%E7%8C%AB.png", cat),
+        (b"filename*=UTF-8'ja'%E7%8C%AB.png", cat),
+        (b"filename=\"x.png\"; filename*=utf-8''%E7%8C%AB.png", cat),
+        (b"filename*=utf-8''%E7%8C%AB.png; filename=\"=?utf-8?B?54yrLnBuZw==?=\"", cat),
+        (b"filename*=iso-8859-1''%E9.png", "\u00e9.png".encode()),
+        (b"filename*=utf-8''a%22b%5C.png", b'a\\"b\\\\.png'),
+        (b"filename=\"x.png\"; filename*=nonsense''%E7.png", b"x.png"),
+        (b"filename=\"x.png\"; filename*=utf-8''a%0D%0Ab.png", b"x.png"),
+    ):
+        head = b'\r\nContent-Disposition: form-data; name="image"; '
+        tail = b"\r\nContent-Type: image/png\r\n\r\n" + picture + b"\r\n--edge--\r\n"
+        found = with_plain_names(b"--edge" + head + written + tail, 'multipart/form-data; boundary="edge"')
+        assert found.endswith(tail)
+        assert found.startswith(b"--edge" + head.rstrip())
+        assert b'filename="' + expected + b'"' in found.partition(b"\r\n\r\n")[0], written
 
 
 def test_one_name_in_two_forms_of_unicode_is_one_image(tmp_path: Path) -> None:
