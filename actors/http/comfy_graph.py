@@ -375,7 +375,10 @@ def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
     """Return the name that a value with choices means: models and other weights may be named by their files."""
     if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and value not in choices:
         return file_stem(value)
-    return shown_name(value.removesuffix(" [input]")) if given.choices == IMAGES else value
+    if given.choices != IMAGES:
+        return value
+    plain = value.removesuffix(" [input]")
+    return shown if (shown := shown_name(plain)) in choices else plain
 
 
 def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:

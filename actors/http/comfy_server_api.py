@@ -21,6 +21,8 @@ from modelpool.actors.http.services import Listings, Services, caller_of
 
 #: settings of one user, as JSON
 MOST_SETTINGS_BYTES = 1 << 18
+#: free memory is shown in these steps: the exact number is another one in each call
+_MEMORY_STEP = 1 << 27
 #: folders of ComfyUI for files that belong to a model of the pool, or that the pool does not have
 _EMPTY_FOLDERS = (
     "configs", "vae", "text_encoders", "clip_vision", "diffusers", "vae_approx", "gligen", "hypernetworks",
@@ -162,7 +164,7 @@ def _system() -> dict[str, Any]:
     return {
         "os": os.name,
         "ram_total": memory.total,
-        "ram_free": memory.available,
+        "ram_free": memory.available // _MEMORY_STEP * _MEMORY_STEP,
         "comfyui_version": "modelpool",
         "modelpool_version": __version__,
         "required_frontend_version": None,

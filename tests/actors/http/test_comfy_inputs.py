@@ -379,6 +379,27 @@ def png() -> bytes:
     return content.getvalue()
 
 
+def test_an_image_is_named_in_either_form_of_unicode() -> None:
+    """Uploads have one form; files next to a workflow have theirs."""
+    composed, parts = "\u00e9.png", "e\u0301.png"
+    graph = examples.with_image(denoise=0.5)
+    for images, name, expected in (
+        ((composed,), parts, composed),
+        ((composed,), f"{parts} [input]", composed),
+        (None, parts, parts),
+        (None, composed, composed),
+    ):
+        graph["loaded"]["inputs"]["image"] = name
+        names, read = PoolNames({"shapes": "Stable Diffusion 1"}, [], images), []
+
+        def loaded(found: str, read: list[str] = read) -> Image.Image:
+            read.append(found)
+            return Image.new("RGB", (64, 64))
+
+        requests_of(outputs_of(graph, names)[0], names, loaded)
+        assert read == [expected]
+
+
 def test_damaged_nodes_are_named() -> None:
     for node in (3, {"class_type": 3}, {"inputs": {}}, {"class_type": "KSampler", "inputs": 3}):
         assert set(errors_of({**examples.basic(), "odd": node})) == {"odd"}
