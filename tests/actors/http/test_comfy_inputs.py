@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy_problems import rejection
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.controlnets.kinds import UNION_MODES
 from modelpool.pool.core.errors import UnusableField, UserError, unknown_name, unusable_field
 from modelpool.pool.registry.listings import FileNames
 from tests.actors.http import comfy_examples as examples
@@ -398,6 +399,22 @@ def test_an_image_is_named_in_either_form_of_unicode() -> None:
 
         requests_of(outputs_of(graph, names)[0], names, loaded)
         assert read == [expected]
+
+
+def test_the_types_that_a_union_controlnet_shows_are_its_modes() -> None:
+    (given,) = [each for each in NODE_TYPES["SetUnionControlNetType"].inputs if each.name == "type"]
+    graph, modes = examples.basic(positive=["controlled", 0]), []
+    graph["photo"] = examples.node("LoadImage", image="a.png")
+    graph["net"] = examples.node("ControlNetLoader", control_net_name="canny")
+    graph["controlled"] = examples.node(
+        "ControlNetApply", conditioning=["positive", 0], control_net=["typed", 0], image=["photo", 0], strength=1.0
+    )
+    for shown in (*given.choices, "gray"):
+        graph["typed"] = examples.node("SetUnionControlNetType", control_net=["net", 0], type=shown)
+        modes.append(made(graph)[0].controls[0].mode)
+    assert modes[0] is None, "auto"
+    assert set(modes[1:-1]) == set(UNION_MODES)
+    assert modes[-1] == "gray", "a mode that only the pool has"
 
 
 def test_damaged_nodes_are_named() -> None:
