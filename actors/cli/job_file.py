@@ -91,10 +91,13 @@ def job_lines(
         if isinstance(found, str):
             yield BrokenLine(number, _shortened(found))
             continue
+        # null is no value: the default of the command, else of the request, fills it in
+        set_here = {name: value for name, value in found.items() if value is not None or name not in defaults}
+        given = {**defaults, **set_here}
         try:
-            request = GenerateRequest(**{**defaults, **found})
+            request = GenerateRequest(**given)
         except UserError as error:
-            hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
+            hint = "" if given.get("model") is not None else "; --model NAME is for all lines without one"
             yield BrokenLine(number, _shortened(f"{error}{hint}"))
             continue
         for one in _seeded(request, seed, occurrences).expanded():

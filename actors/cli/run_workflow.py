@@ -169,6 +169,6 @@ def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:
 
     for node in graph.values():
         for given in NODE_TYPES[node["class_type"]].inputs:
-            value = node.get("inputs", {}).get(given.name)
+            value = (node.get("inputs") or {}).get(given.name)
             if given.choices == choices and isinstance(value, str):
                 yield value

@@ -124,7 +124,8 @@ def _images(
 ) -> RecipeImages | None:
     """Return the input images of `request`, whose first sampling is `sample`; None if it uses none."""
     sources = (request.image, request.reference, request.hires, request.video)
-    if not any(each is not None for each in sources) and not (sample.controls or request.regions or prompts):
+    others = sample.controls or request.regions or prompts or sample.schedule.first_step
+    if not any(each is not None for each in sources) and not others:
         return None
     references: Sequence[Any] = request.references
     files: dict[str, Any] = {}

@@ -70,11 +70,12 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
     if recipe.pictures is not None:
         fields |= _image_fields(recipe.pictures, find)
     strengths = _strengths(recipe)
-    return tuple(
+    found = tuple(
         GenerateRequest(**{name: value for name, value in {**fields, **more}.items() if value is not None})
         for schedule in ({}, {"schedule": None})
         for more in ({**schedule, **strength} for strength in strengths)
     )
+    return tuple(request.without_steps() for request in found) if _is_unsampled(recipe) else found
 
 
 def differing_fields(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
@@ -93,10 +94,17 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
             yield name
 
 
+def _is_unsampled(recipe: Recipe) -> bool:
+    """Whether no step of the schedule was run."""
+    return recipe.pictures is not None and recipe.pictures.first_step >= recipe.steps
+
+
 def _strengths(recipe: Recipe) -> tuple[dict[str, float], ...]:
     """Return the denoising strengths that may lead to the first step of a recipe: families round differently."""
     pictures = recipe.pictures
     if pictures is None or not pictures.image_sha256:
+        return ({},)
+    if _is_unsampled(recipe):
         return ({},)
     if pictures.first_step == 0:
         return ({}, {"strength": 1.0})

@@ -72,6 +72,8 @@ def sample_params(
     varies_image = _varies_image(run)
     references = read_references(run, whole)
     first_step = 0 if reads_image or (varies_image and not run.is_second) else run.first_step
+    if request.strength == 0 and (facts.is_prior_stage or (first_step < run.steps and not run.is_second)):
+        raise unusable_field("strength", 0, f"a number above 0: model {name!r} is not only a start for its decoder")
     starts = run.is_second or (request.image is not None and not varies_image)
     conditions: list[SampleCondition] = []
     if reads_image:

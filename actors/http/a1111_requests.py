@@ -122,7 +122,8 @@ class Options:
 
     def changed(self, values: Mapping[str, Any]) -> Options:
         """Return these options with those in `values`. Raises UnusableField."""
-        model, layers = values.get(MODEL_OPTION, self.model), values.get(CLIP_OPTION, self.clip_layers)
+        chosen = {name: value for name, value in values.items() if value is not None}
+        model, layers = chosen.get(MODEL_OPTION, self.model), chosen.get(CLIP_OPTION, self.clip_layers)
         if not isinstance(model, str):
             raise unusable_field(MODEL_OPTION, model, "the name of a model")
         if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
@@ -285,6 +286,8 @@ def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str
     """Return the enabled units of the ControlNet extension; other extensions are refused. Raises UserError."""
     controls: list[dict[str, Any]] = []
     for name, script in scripts.items():
+        if script is None or (isinstance(script, Mapping) and script.get("args", []) is None):
+            continue
         units = script.get("args") if isinstance(script, Mapping) else None
         if not isinstance(units, list):
             raise unusable_field(f"alwayson_scripts.{name}", script, '{"args": [...]}')
@@ -292,7 +295,7 @@ def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str
             if any(units):
                 raise unusable_field("alwayson_scripts", name, "ControlNet: the pool has no other extension")
             continue
-        controls += [control for unit in units if (control := _control(unit, images))]
+        controls += [control for unit in units if unit is not None and (control := _control(unit, images))]
     return controls
 
 

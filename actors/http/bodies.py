@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.http.form_names import with_plain_names
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.request.json_text import NotJson, parse_json
 
@@ -50,6 +51,20 @@ def as_object(value: Any, name: str = "body") -> dict[str, Any]:
     return value
 
 
+async def _with_plain_names(request: Request) -> Request:
+    """Return the same call with the names of its files as the parser reads them. Reads the body, which stays in memory
+    no longer than the returned call."""
+    from starlette.requests import Request as NewRequest
+
+    content = b"".join([part async for part in request.stream()])
+    content = with_plain_names(content, request.headers.get("content-type", ""))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    return NewRequest(request.scope, receive)
+
+
 async def form_body(request: Request, max_bytes: int) -> FormBody:
     """Return the body as a form. Raises HttpProblem (400)."""
     from starlette.datastructures import UploadFile
@@ -59,6 +74,7 @@ async def form_body(request: Request, max_bytes: int) -> FormBody:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
         raise HttpProblem(400, f"content-type: found {kind or 'none'}, expected multipart/form-data")
+    request = await _with_plain_names(request)
     try:
         async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=max_bytes) as form:
             texts = {name: value for name, value in form.multi_items() if isinstance(value, str)}

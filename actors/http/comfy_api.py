@@ -1,5 +1,7 @@
 """The interface of ComfyUI: /prompt, /queue, /history, /view, /upload, /interrupt, /object_info and /ws.
 
+Calls about the server are in `comfy_server_api`.
+
 Each path also exists below /api, as newer clients call it.
 """
 
@@ -15,13 +17,16 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
+from modelpool.actors.http.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_images import WorkflowImages, with_alpha
 from modelpool.actors.http.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
-from modelpool.actors.http.comfy_prompts import ComfyPrompts, PreviewFrame, Prompt, Socket
+from modelpool.actors.http.comfy_problems import rejection
+from modelpool.actors.http.comfy_prompts import ComfyPrompts, ImageFrame, PreviewFrame, Prompt, Socket
+from modelpool.actors.http.comfy_server_api import add_server_routes
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Listings, Services, caller_of
+from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.uploads import Uploads
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
@@ -39,6 +44,7 @@ def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
     routes = APIRouter(tags=["comfyui"])
     _add_prompt_routes(routes, services, prompts, uploads)
     _add_file_routes(routes, services, prompts, uploads)
+    add_server_routes(routes, services)
     _add_socket(routes, prompts)
     router = APIRouter()
     router.include_router(routes)
@@ -138,31 +144,6 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
         names = await _names(services, uploads, caller_of(request).owner)
         return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
 
-    @router.get("/models", summary="List the folders of models")
-    async def folders() -> list[str]:
-        return list(_folders(await services.listings()))
-
-    @router.get("/models/{folder}", summary="List the models in a folder")
-    async def in_folder(folder: str) -> list[str]:
-        found = _folders(await services.listings())
-        if folder not in found:
-            raise HttpProblem(404, f"folder: found {folder[:40]!r}, expected one of {', '.join(found)}")
-        return found[folder]
-
-    @router.get("/embeddings", summary="List the embeddings, which prompts name as embedding:NAME")
-    async def embeddings() -> list[str]:
-        return list((await services.listings()).files.embeddings)
-
-    @router.get("/system_stats", summary="Show the GPUs")
-    async def system_stats() -> dict[str, Any]:
-        status = await asyncio.to_thread(services.pool.status)
-        devices = [
-            {"name": f"{worker.id} {worker.device}", "type": "cuda", "index": index}
-            | {"vram_total": worker.capacity_bytes, "vram_free": worker.capacity_bytes - worker.used_bytes}
-            for index, worker in enumerate(status.workers)
-        ]
-        return {"system": {"os": "posix", "comfyui_version": "modelpool"}, "devices": devices}
-
 
 def _file_of(form: FormBody) -> tuple[str, bytes]:
     """Return the name and the content of the file of an upload. Raises HttpProblem."""
@@ -217,6 +198,9 @@ def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
             while (message := await known.messages.get()) is not None:
                 if isinstance(message, PreviewFrame):
                     await socket.send_bytes(message.take())
+                elif isinstance(message, ImageFrame):
+                    if content := await asyncio.to_thread(message.take):
+                        await socket.send_bytes(content)
                 else:
                     await socket.send_json(message)
             if not reading.done():
@@ -240,7 +224,8 @@ async def _submitted(
 ) -> Prompt:
     """Queue a workflow. Raises WorkflowRejected, and HttpProblem."""
     caller = caller_of(request)
-    client_id, prompt_id = body.get("client_id"), body.get("prompt_id", uuid.uuid4().hex)
+    client_id, prompt_id = body.get("client_id"), body.get("prompt_id")
+    prompt_id = uuid.uuid4().hex if prompt_id is None else prompt_id
     for name, value in (("client_id", client_id or "-"), ("prompt_id", prompt_id)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
             raise HttpProblem(400, f"{name}: expected a text of 1 to {MAX_ID_LENGTH} characters")
@@ -249,33 +234,42 @@ async def _submitted(
         raise HttpProblem(400, "extra_data: expected a table")
     with prompts.reserved(caller.owner, prompt_id):
         graph = body.get("prompt")
-        if graph is None and any(isinstance(each, dict) and "class_type" in each for each in body.values()):
+        if graph is None and is_workflow(body):
             raise WorkflowRejected(
                 "no_prompt", 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
             )
         names = await _names(services, uploads, caller.owner)
+        if graph and is_exported(graph):
+            graph = await asyncio.to_thread(api_format, graph)
         outputs = outputs_of(graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
-            return _requests(outputs, names, uploads, caller.owner)
+            return _requests(graph, outputs, names, uploads, caller.owner)
 
         try:
             submission = await services.submit(caller, build, INTERFACE, sum(each.count for each in outputs))
         except (HttpProblem, WorkflowRejected):
             raise
         except UserError as problem:
-            raise WorkflowRejected("prompt_outputs_failed_validation", str(problem)) from None
+            raise rejection(graph, outputs, problem) from None
         prompt = Prompt(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
         prompts.add(prompt)
         return prompt
 
 
 def _requests(
-    outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
+    graph: Any, outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
 ) -> list[GenerateRequest]:
+    """Return the requests of a workflow. Raises WorkflowRejected."""
     images = WorkflowImages(lambda name: uploads.image(owner, name))
-    return [request for output in outputs for request in requests_of(output, names, images)]
+    found: list[GenerateRequest] = []
+    for output in outputs:
+        try:
+            found += requests_of(output, names, images)
+        except UserError as problem:
+            raise rejection(graph, [output], problem) from None
+    return found
 
 
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
@@ -283,20 +277,6 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     images = await asyncio.to_thread(uploads.names, owner)
     models = {each.name: each.family for each in listings.models}
     return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
-
-
-def _folders(listings: Listings) -> dict[str, list[str]]:
-    """Return the names of the pool's files by the folders in which ComfyUI has such files."""
-    models, files = [each.name for each in listings.models], listings.files
-    return {
-        "checkpoints": models,
-        "diffusion_models": models,
-        "loras": [each.name for each in listings.loras],
-        "controlnet": list(files.controlnets),
-        "upscale_models": list(files.upscalers),
-        "style_models": list(files.image_prompts),
-        "embeddings": list(files.embeddings),
-    }
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:
@@ -310,7 +290,7 @@ def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]
 
 def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
     """Parse {"clear": true} or {"delete": [ids]}. Raises HttpProblem."""
-    clear, ids = body.get("clear", False), body.get("delete", [])
+    clear, ids = body.get("clear") or False, body.get("delete") or []
     if not isinstance(clear, bool) or not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise HttpProblem(400, 'body: expected {"clear": true} or {"delete": [ids]}')
     if not clear and not ids:
@@ -338,12 +318,11 @@ def _described(kind: NodeType, names: PoolNames) -> dict[str, Any]:
 
 
 def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
-    if given.type == "COMBO":
-        return [list(names.choices(given)), {}] if given.choices else ["STRING", {}]
+    if given.choices:
+        found = names.choices(given)
+        return [list(found), {} if given.default not in found else {"default": given.default}]
     if given.type in ("INT", "FLOAT"):
         return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
-    if given.type == "STRING" and (proposed := list(names.choices(given))):
-        return [proposed, {}]
     if given.type in ("STRING", "BOOLEAN"):
         return [given.type, {"default": given.default}]
     return [given.type]

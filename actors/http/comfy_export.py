@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.http.comfy_graph import MAX_NODES, NodeError, WorkflowRejected
+from modelpool.actors.http.comfy_graph import EXPORT_HINT, MAX_NODES, NodeError, WorkflowRejected
 from modelpool.actors.http.comfy_node_types import WIDGET_TYPES
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
 
 #: nodes of the editor that do nothing
 _NOTES = ("Note", "MarkdownNote")
 _REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
-#: what the editor does with a seed after a run; its value follows that of the seed
-_SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")
+#: what the editor does with a seed after a run; its value follows that of the seed. In files of early 2023 it is
+#: whether the seed is drawn
+_SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")
 #: modes of nodes that are switched off
 _NEVER, _BYPASS = 2, 4
@@ -93,13 +94,24 @@ class _Scope:
         )
 
 
+def is_exported(workflow: Any) -> bool:
+    """Whether a workflow has the form in which the editor saves it."""
+    return isinstance(workflow, dict) and all(isinstance(workflow.get(name), list) for name in ("nodes", "links"))
+
+
+def is_workflow(body: Mapping[str, Any]) -> bool:
+    """Whether a body is a workflow itself, in either format."""
+    nodes = body.get("nodes") if isinstance(body.get("nodes"), list) else list(body.values())
+    return any(isinstance(each, dict) and ("class_type" in each or "widgets_values" in each) for each in nodes or ())
+
+
 def api_format(workflow: Any) -> dict[str, Any]:
     """Return a workflow in the API format; one that is in it already as it is. Raises WorkflowRejected."""
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
-    nodes, links = workflow.get("nodes"), workflow.get("links")
-    if not isinstance(nodes, list) or not isinstance(links, list):
+    if not is_exported(workflow):
         return workflow
+    nodes, links = workflow["nodes"], workflow["links"]
     try:
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         by_id = {each["id"]: each for each in definitions}
@@ -107,7 +119,7 @@ def api_format(workflow: Any) -> dict[str, Any]:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
-        raise WorkflowRejected("invalid_prompt", f"the exported workflow is damaged ({problem!r})") from None
+        raise WorkflowRejected("invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}") from None
 
 
 def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:
@@ -152,6 +164,9 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the widgets of a node, by name; those that its subgraph's host sets have priority."""
     values = node.get("widgets_values") or []
     names = [given.name for given in NODE_TYPES[node["type"]].inputs if given.type in WIDGET_TYPES]
+    # newer files list all widgets in their order, earlier ones only those that became inputs
+    listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
+    names = listed if set(names) <= set(listed) else names
     found: dict[str, Any] = {}
     if isinstance(values, dict):
         found = dict(values)
@@ -161,11 +176,15 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
             if not left:
                 break
             found[name] = left.pop(0)
-            if name in _SEEDS and left and left[0] in _SEED_CONTROLS:
+            if name in _SEEDS and left and _is_seed_control(left[0]):
                 left.pop(0)
     set_by_host = scope.values or {}
     own_id = str(node["id"])
     return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}
+
+
+def _is_seed_control(value: Any) -> bool:
+    return isinstance(value, str | bool) and value in _SEED_CONTROLS
 
 
 def _values_of_subgraph(host: Mapping[str, Any]) -> dict[tuple[str, str], Any]:

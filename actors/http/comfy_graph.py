@@ -16,11 +16,15 @@ from modelpool.actors.http.comfy_node_types import (
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     STYLES,
+    TEXT_ENCODERS,
     UPSCALERS,
+    VAES,
+    VISION_ENCODERS,
     WIDGET_TYPES,
     NodeInput,
     NodeType,
     NodeUnsupported,
+    converted,
     file_stem,
 )
 from modelpool.actors.http.comfy_nodes import NODE_TYPES
@@ -36,6 +40,7 @@ from modelpool.actors.http.comfy_values import (
     ScaledLatent,
     TextValue,
 )
+from modelpool.actors.http.shown_names import shown_name
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.shift_by_size import ShiftBySize
@@ -44,6 +49,12 @@ from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 if TYPE_CHECKING:
     from modelpool.pool.registry.listings import FileNames
 
+#: how to get the API format, for messages
+EXPORT_HINT = "export it with File > Export (API) in the editor"
+#: what the editor writes next to the inputs of a node, and the server does not read
+_EDITOR_INPUTS = frozenset(
+    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
+)
 #: nodes of a workflow; published ones have some dozen
 MAX_NODES = 1000
 #: ComfyUI's names of samplers that draw their noise on the GPU
@@ -74,7 +85,7 @@ class PoolNames:
     files: FileNames | None = None
 
     def choices(self, given: NodeInput) -> Sequence[str]:
-        """Return the values of a COMBO; () for any."""
+        """Return the values of a COMBO, or those that are proposed for a STRING; () for any."""
         if not isinstance(given.choices, str) or not given.choices:
             return tuple(given.choices)
         lists: Mapping[str, Sequence[str]] = {
@@ -86,6 +97,7 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
         }
         return lists[given.choices]
 
@@ -132,14 +144,15 @@ class WorkflowRejected(UserError):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowOutput:
-    """A node that saves or previews images, and the sampler that generates them. `upscaler` enlarges them by `scale`,
-    or by its own factor; "": none does."""
+    """A node that saves or previews images, or sends them to web sockets (`is_sent`), and the sampler that generates
+    them. `upscaler` enlarges them by `scale`, or by its own factor; "": none does."""
 
     node_id: str
     is_preview: bool
     latent: SampledLatent
     upscaler: str = ""
     scale: float | None = None
+    is_sent: bool = False
 
     @property
     def count(self) -> int:
@@ -161,7 +174,7 @@ class _Graph:
 
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    graph = _Graph(_known_nodes(prompt), names)
+    graph = _Graph(known_nodes(prompt), names)
     outputs = [node_id for node_id, node in graph.nodes.items() if NODE_TYPES[node["class_type"]].is_output]
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
@@ -179,9 +192,15 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     if errors:
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
     images = [(node_id, graph.values[node_id][0]) for node_id in outputs]
+    kinds = {node_id: graph.nodes[node_id]["class_type"] for node_id in outputs}
     return tuple(
         WorkflowOutput(
-            node_id, graph.nodes[node_id]["class_type"] == "PreviewImage", image.latent, image.upscaler, image.scale
+            node_id,
+            kinds[node_id] == "PreviewImage",
+            image.latent,
+            image.upscaler,
+            image.scale,
+            kinds[node_id] == "SaveImageWebsocket",
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
@@ -204,48 +223,60 @@ def requests_of(
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
+    if not latent.run_steps:
+        first = first.without_steps()
     return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
 
 
 def check_nodes(prompt: Any) -> None:
     """Raise WorkflowRejected for a workflow with nodes that do not work here: all that is known without the names of a
     pool."""
-    _known_nodes(prompt)
+    known_nodes(prompt)
 
 
-def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the nodes of a workflow, all of kinds that work here. Raises WorkflowRejected."""
+def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the nodes of a workflow, all of kinds that work here, without inputs that are null. Raises
+    WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:
         raise WorkflowRejected("no_prompt", "prompt: expected a workflow in the API format, nodes by their ids")
     if isinstance(prompt.get("nodes"), list):
-        raise WorkflowRejected(
-            "invalid_prompt", "prompt: found a workflow as the editor saves it, expected the API format"
-        )
+        found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
+        raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
     if len(prompt) > MAX_NODES:
         raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
+    errors: list[NodeError] = []
     unknown: list[NodeError] = []
+    nodes: dict[str, Mapping[str, Any]] = {}
     for node_id, node in prompt.items():
-        if not isinstance(node, dict) or not isinstance(node.get("class_type"), str):
-            raise WorkflowRejected("invalid_prompt", f"node {node_id}: expected a table with class_type and inputs")
-        if not isinstance(node.get("inputs", {}), dict):
-            raise WorkflowRejected("invalid_prompt", f"node {node_id}: inputs: expected a table")
-        if node["class_type"] not in NODE_TYPES:
-            name = node["class_type"][:100]
-            unknown.append(NodeError(node_id, name, "missing_node_type", "unknown node", name))
+        kind = node.get("class_type") if isinstance(node, dict) else None
+        inputs = (node.get("inputs") or {}) if isinstance(node, dict) else None
+        if not isinstance(kind, str) or not isinstance(inputs, dict):
+            damaged = "expected a table with class_type and inputs" if not isinstance(kind, str) else "expected a table"
+            name = "inputs" if isinstance(kind, str) else ""
+            class_type = kind[:100] if isinstance(kind, str) else ""
+            errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
+        elif kind not in NODE_TYPES:
+            unknown.append(NodeError(node_id, kind[:100], "missing_node_type", "unknown node", kind[:100]))
+        else:
+            given = {name: value for name, value in inputs.items() if value is not None}
+            nodes[node_id] = {"class_type": kind, "inputs": given}
+    if errors:
+        raise WorkflowRejected("invalid_prompt", "the workflow is damaged", errors)
     if unknown:
         listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
         raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
-    return prompt
+    return nodes
 
 
 def _sources(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of the nodes that an input of a node is linked to."""
     for name in node.get("inputs", {}):
-        if (link := _link_of(node, name)) is not None:
+        if (link := link_of(node, name)) is not None:
             yield link[0]
 
 
-def _link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+def link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+    """Return the node and the place of the output that an input is linked to; None if it is not linked."""
     value = node.get("inputs", {}).get(name)
     if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
         return str(value[0]), value[1]
@@ -284,16 +315,20 @@ def _error(
 
 def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
     inputs = node.get("inputs", {})
+    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - _EDITOR_INPUTS)
     for given in kind.inputs:
         if given.name not in inputs:
-            if given.is_required:
-                yield _error(node_id, node, "required_input_missing", "an input is missing", given.name, given.name)
+            # next to an unknown name, a setting that is missing is more likely misspelt than left out
+            if not given.may_be_missing or (given.is_required and unknown):
+                found = f"; found {', '.join(unknown[:_MOST_NAMED])[:1000]}, which is unknown" if unknown else ""
+                details = f"{given.name}{found}"
+                yield _error(node_id, node, "required_input_missing", "an input is missing", details, given.name)
             continue
-        link = _link_of(node, given.name)
+        link = link_of(node, given.name)
         if link is not None:
-            found = list(_link_errors(graph, node_id, node, given, link))
-            yield from found
-            if not found and given.type in WIDGET_TYPES and link[0] in graph.values:
+            found_errors = list(_link_errors(graph, node_id, node, given, link))
+            yield from found_errors
+            if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
                 yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
@@ -316,47 +351,48 @@ def _link_errors(
 
 
 def _value_errors(
-    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, value: Any
+    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, written: Any
 ) -> Iterator[NodeError]:
-    if not _has_type(given.type, value):
-        details = f"{given.name}: found {str(value)[:100]!r}, expected {given.type}"
+    try:
+        value = converted(given, written)
+    except ValueError:
+        details = f"{given.name}: found {str(written)[:100]!r}, expected {given.type}"
         yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
         return
     if given.type in ("INT", "FLOAT") and not given.least <= value <= given.most:
         small = value < given.least
         bound = given.least if small else given.most
-        details = f"{given.name}: found {value}, expected at {'least' if small else 'most'} {bound:g}"
+        details = f"{given.name}: found {str(written)[:100]}, expected at {'least' if small else 'most'} {bound:g}"
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
         yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
     choices = names.choices(given)
     any_image = given.choices == IMAGES and names.images is None
-    if given.type == "COMBO" and given.choices and not any_image and _chosen(given, value, choices) not in choices:
+    if given.type == "COMBO" and not any_image and _chosen(given, value, choices) not in choices:
         listed = ", ".join(choices[:_MOST_NAMED]) or "none"
         details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
-
-
-def _has_type(kind: str, value: Any) -> bool:
-    """Whether a value has the type of a widget; truth values are no numbers."""
-    types: Mapping[str, tuple[type, ...]] = {"INT": (int,), "FLOAT": (int, float), "BOOLEAN": (bool,)}
-    return isinstance(value, types.get(kind, (str,))) and (kind == "BOOLEAN" or not isinstance(value, bool))
 
 
 def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
     """Return the name that a value with choices means: models and other weights may be named by their files."""
     if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and value not in choices:
         return file_stem(value)
-    return value.removesuffix(" [input]") if given.choices == IMAGES else value
+    if given.choices != IMAGES:
+        return value
+    plain = value.removesuffix(" [input]")
+    return shown if (shown := shown_name(plain)) in choices else plain
 
 
 def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for given in kind.inputs:
-        link = _link_of(node, given.name)
+        link = link_of(node, given.name)
         if link is not None:
             value = graph.values[link[0]][link[1]]
         else:
             value = node.get("inputs", {}).get(given.name, given.default)
+        if given.type in WIDGET_TYPES and value is not None:
+            value = converted(given, value)
         is_choice = given.type in ("COMBO", "STRING") and isinstance(value, str)
         values[given.name] = _chosen(given, value, graph.names.choices(given)) if is_choice else value
     return values
@@ -424,6 +460,8 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"width": start.width, "height": start.height}
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
+    if not latent.run_steps:
+        return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image, image.size)
         return {"image": image, "mask": mask, "strength": _strength(latent)}

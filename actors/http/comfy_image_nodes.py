@@ -160,7 +160,7 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
     mask = replace(given["mask"], grown=_total_grown(given["mask"], given["grow_mask_by"]))
-    return (EncodedImage(_file(given["pixels"], "pixels"), mask),)
+    return (EncodedImage(_file(given["pixels"], "pixels"), mask, hides=True),)
 
 
 def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -263,4 +263,5 @@ IMAGE_NODES = (
     ),
     _row("SaveImage", (link("images", "IMAGE"), text("filename_prefix", "ComfyUI")), _saved, is_output=True),
     _row("PreviewImage", (link("images", "IMAGE"),), _saved, is_output=True),
+    _row("SaveImageWebsocket", (link("images", "IMAGE"),), _saved, is_output=True),
 )

@@ -15,6 +15,8 @@ from modelpool.actors.http.comfy_node_types import (
     CONTROLNETS,
     LORAS,
     MODELS,
+    TEXT_ENCODERS,
+    VAES,
     NodeInput,
     NodeType,
     combo,
@@ -30,6 +32,17 @@ from modelpool.actors.http.comfy_text_nodes import TEXT_NODES
 from modelpool.actors.http.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
 
 _LORA_STRENGTH = (1.0, -100.0, 100.0)
+#: settings of ComfyUI's loaders that are not read: the pool detects kinds, and decides about dtypes and devices
+_WEIGHT_DTYPE = text("weight_dtype", "default", choices=("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"))
+_DEVICE = text("device", "default", is_required=False, choices=("default", "cpu"))
+_CLIP_TYPES = (
+    "stable_diffusion", "stable_cascade", "sd3", "stable_audio", "mochi", "ltxv", "pixart", "cosmos", "lumina2", "wan",
+    "hidream", "chroma", "ace", "omnigen2", "qwen_image", "hunyuan_image", "flux2", "ovis",
+)  # fmt: skip
+_TWO_CLIPS_TYPES = (
+    "sdxl", "sd3", "flux", "hunyuan_video", "hidream", "hunyuan_image", "hunyuan_video_15", "kandinsky5",
+    "kandinsky5_image", "newbie",
+)  # fmt: skip
 
 
 def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -81,34 +94,38 @@ def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, ca
     return NodeType(name, category, inputs, outputs, build)
 
 
+def _clip_name(place: int = 0) -> NodeInput:
+    return text(f"clip_name{place or ''}", choices=TEXT_ENCODERS)
+
+
 _LOADERS = (
     _row("CheckpointLoaderSimple", (combo("ckpt_name", MODELS),), _checkpoint, "MODEL", "CLIP", "VAE"),
-    _row("UNETLoader", (combo("unet_name", MODELS), combo("weight_dtype")), _model_of_file, "MODEL"),
+    _row("UNETLoader", (combo("unet_name", MODELS), _WEIGHT_DTYPE), _model_of_file, "MODEL"),
     _row(
         "CLIPLoader",
-        (text("clip_name"), combo("type"), combo("device", is_required=False)),
+        (_clip_name(), text("type", _CLIP_TYPES[0], choices=_CLIP_TYPES), _DEVICE),
         _clip_of_files,
         "CLIP",
     ),
     _row(
         "DualCLIPLoader",
-        (text("clip_name1"), text("clip_name2"), combo("type"), combo("device", is_required=False)),
+        (_clip_name(1), _clip_name(2), text("type", _TWO_CLIPS_TYPES[0], choices=_TWO_CLIPS_TYPES), _DEVICE),
         _clip_of_files,
         "CLIP",
     ),
     _row(
         "TripleCLIPLoader",
-        (text("clip_name1"), text("clip_name2"), text("clip_name3")),
+        tuple(map(_clip_name, range(1, 4))),
         _clip_of_files,
         "CLIP",
     ),
     _row(
         "QuadrupleCLIPLoader",
-        tuple(text(f"clip_name{place}") for place in range(1, 5)),
+        tuple(map(_clip_name, range(1, 5))),
         _clip_of_files,
         "CLIP",
     ),
-    _row("VAELoader", (text("vae_name"),), _vae_of_file, "VAE"),
+    _row("VAELoader", (text("vae_name", choices=VAES),), _vae_of_file, "VAE"),
     _row(
         "LoraLoader",
         (

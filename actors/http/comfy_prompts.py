@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.actors.http.comfy_graph import WorkflowOutput
+from modelpool.actors.http.encoded_images import image_bytes
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.results.previews import ImagePreview
@@ -27,8 +28,8 @@ MOST_WAITING = 1000
 
 #: values of `extra_data.preview_method` with which ComfyUI's client asks for previews
 PREVIEW_METHODS = ("auto", "latent2rgb", "taesd")
-#: of a binary message: a preview, and its format
-_PREVIEW_IMAGE, _JPEG = 1, 1
+#: of a binary message: an image, and its format
+_PREVIEW_IMAGE, _JPEG, _PNG = 1, 1, 2
 
 
 @dataclass(slots=True)
@@ -44,19 +45,40 @@ class PreviewFrame:
         return struct.pack(">II", _PREVIEW_IMAGE, _JPEG) + self.jpeg
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFrame:
+    """An output of SaveImageWebsocket that waits for a socket. It is read when it is sent."""
+
+    path: Path
+
+    def take(self) -> bytes:
+        """Return it as a binary message of ComfyUI's, as a PNG; b"" if it was removed, or is no image. Blocks."""
+        try:
+            return struct.pack(">II", _PREVIEW_IMAGE, _PNG) + image_bytes(self.path)
+        except HttpProblem:
+            return b""
+
+
 class Socket:
     """The messages for one web socket."""
 
     def __init__(self, client_id: str, owner: str) -> None:
         self.client_id = client_id
         self.owner = owner
-        self.messages: asyncio.Queue[dict[str, Any] | PreviewFrame | None] = asyncio.Queue(MOST_WAITING)
+        self.messages: asyncio.Queue[dict[str, Any] | PreviewFrame | ImageFrame | None] = asyncio.Queue(MOST_WAITING)
         self._frame: PreviewFrame | None = None
 
     def put(self, kind: str, data: Mapping[str, Any]) -> None:
         """Queue a message; a socket whose queue is full gets no more, and is closed."""
+        self._put({"type": kind, "data": dict(data)})
+
+    def put_image(self, path: Path) -> None:
+        """Queue an image, as `put` does."""
+        self._put(ImageFrame(path))
+
+    def _put(self, message: dict[str, Any] | ImageFrame) -> None:
         try:
-            self.messages.put_nowait({"type": kind, "data": dict(data)})
+            self.messages.put_nowait(message)
         except asyncio.QueueFull:
             self.close()
 
@@ -112,22 +134,23 @@ class Prompt:
             index -= output.count
         raise AssertionError("a workflow has as many jobs as its outputs have images")
 
+    def paths_of(self, output: WorkflowOutput) -> list[Path]:
+        """Return the files of an output so far, in order."""
+        ends = sorted(self.submission.ends, key=lambda end: end.index)
+        return [end.path for end in ends if end.path is not None and self.output_of(end.index) is output]
+
     def images_of(self, output: WorkflowOutput) -> list[dict[str, str]]:
         """Return the images of an output so far, in order."""
-        ends = sorted(self.submission.ends, key=lambda end: end.index)
         kind = "temp" if output.is_preview else "output"
-        return [
-            {"filename": end.path.name, "subfolder": "", "type": kind}
-            for end in ends
-            if end.path is not None and self.output_of(end.index) is output
-        ]
+        return [{"filename": path.name, "subfolder": "", "type": kind} for path in self.paths_of(output)]
 
     @property
     def history(self) -> dict[str, Any]:
         """The entry of the history."""
         submission = self.submission
         kind, data = self.end_message
-        images = {output.node_id: {"images": self.images_of(output)} for output in self.outputs}
+        listed = (output for output in self.outputs if not output.is_sent)
+        images = {output.node_id: {"images": self.images_of(output)} for output in listed}
         complete = submission.over and kind == "execution_success"
         messages = [["execution_start", {"prompt_id": self.prompt_id}], [kind, data]]
         status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
@@ -294,22 +317,38 @@ class ComfyPrompts:
                     self._send(prompt, "progress", {"value": task.step, "max": task.steps, "node": node_id})
             before, shown = shown, dict(prompt.submission.previews)
             for index, preview in shown.items():
-                is_new = prompt.wants_previews and before.get(index) is not preview
+                is_new = prompt.wants_previews and node_before and before.get(index) is not preview
                 if is_new and (sockets := self._sockets_of(prompt)):
                     jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
                     for socket in sockets:
                         socket.put_preview(jpeg)
-            self._report_outputs(prompt, reported)
+            if self._report_outputs(prompt, reported):
+                node_before = ""
         self._report_end(prompt)
         self._send_status(prompt.submission.owner)
 
-    def _report_outputs(self, prompt: Prompt, reported: set[str]) -> None:
+    def _report_outputs(self, prompt: Prompt, reported: set[str]) -> bool:
+        """Report the outputs that have become complete. Return whether images were sent, which clients take for those
+        of the node that is executing: no previews may follow before another node is."""
+        sent = False
         for output in prompt.outputs:
             images = prompt.images_of(output)
             if output.node_id not in reported and len(images) == output.count:
                 reported.add(output.node_id)
+                if output.is_sent:
+                    self._send_images(prompt, output)
+                    sent = True
+                    continue
                 data = {"node": output.node_id, "display_node": output.node_id, "output": {"images": images}}
                 self._send(prompt, "executed", data)
+        return sent
+
+    def _send_images(self, prompt: Prompt, output: WorkflowOutput) -> None:
+        self._send(prompt, "executing", {"node": output.node_id, "display_node": output.node_id})
+        for place, path in enumerate(prompt.paths_of(output)):
+            self._send(prompt, "progress", {"value": place + 1, "max": output.count, "node": output.node_id})
+            for socket in self._sockets_of(prompt):
+                socket.put_image(path)
 
     def _report_end(self, prompt: Prompt) -> None:
         self._send(prompt, *prompt.end_message)

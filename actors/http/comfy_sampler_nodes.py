@@ -80,7 +80,7 @@ def _gits_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:
 def _last_part(schedule: str, given: Mapping[str, Any]) -> tuple[NoiseLevels]:
     """Return the last steps of a schedule of `steps`."""
     steps, run_steps = given["steps"], round(given["steps"] * given["denoise"])
-    if not run_steps:
+    if not run_steps and given["denoise"] > 0:
         raise NodeUnsupported(f"denoise: {given['denoise']:g} of {steps} steps is none")
     return (NoiseLevels(schedule, steps, run_steps),)
 

@@ -119,7 +119,10 @@ def _ksampler(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _levels(schedule: str, steps: int, denoise: float) -> NoiseLevels:
-    """Return the levels of `steps` steps at the end of a schedule that is longer the less is denoised."""
+    """Return the levels of `steps` steps at the end of a schedule that is longer the less is denoised; of none for
+    0."""
+    if denoise <= 0:
+        return NoiseLevels(schedule, steps, 0)
     whole_steps = steps if denoise > 0.9999 else int(steps / denoise)
     if whole_steps > MAX_STEPS:
         raise NodeUnsupported(
@@ -132,8 +135,11 @@ def _ksampler_advanced(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A sampler may stop early with the noise that is left, if another one continues."""
     steps, start, end = given["steps"], given["start_at_step"], min(given["end_at_step"], given["steps"])
     leaves_noise = given["return_with_leftover_noise"] == "enable"
-    if start >= end:
+    if start >= end and isinstance(given["latent_image"], SampledLatent):
         raise NodeUnsupported(f"start_at_step: found {start}, expected less than the last step, {end}")
+    if start >= end:
+        levels = NoiseLevels(given["scheduler"], steps, 0)
+        return (_sampled(given, given["noise_seed"], levels, given["latent_image"]),)
     if end < steps and not leaves_noise:
         raise NodeUnsupported(f"end_at_step: found {end} without leftover noise, expected at least steps, {steps}")
     stopped_at = end if end < steps else None
@@ -177,6 +183,8 @@ def _basic_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _turbo_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["denoise"] <= 0:
+        return (NoiseLevels("normal", given["steps"], 0),)
     first = _TURBO_STEPS - int(_TURBO_STEPS * given["denoise"])
     stride = _TRAINED_STEPS // _TURBO_STEPS
     trained = [_TRAINED_STEPS - 1 - stride * place for place in range(first, min(first + given["steps"], _TURBO_STEPS))]
@@ -227,7 +235,11 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
     model, positive, negative = given["model"], given["positive"], given["negative"]
     if isinstance(start, SampledLatent):
         raise NodeUnsupported("latent_image: expected empty, encoded or scaled latents, found those of a sampler")
-    if isinstance(start, BlankLatent) and levels.run_steps < levels.steps:
+    if not levels.run_steps and isinstance(start, ScaledLatent):
+        raise NodeUnsupported("denoise: found 0 for the latents of another sampler, expected a number above 0")
+    if not levels.run_steps and isinstance(start, EncodedImage) and start.hides:
+        raise NodeUnsupported("denoise: found 0 for an image without its masked part, expected a number above 0")
+    if isinstance(start, BlankLatent) and 0 < levels.run_steps < levels.steps:
         raise NodeUnsupported("latent_image: empty latents are denoised completely; expected denoise 1")
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
@@ -341,7 +353,7 @@ SAMPLING_NODES = (
     ),
     _row(
         "KSampler",
-        (_MODEL, whole("seed", 0, 0, MAX_SEED), *_SAMPLING, number("denoise", 1.0, 0.01, 1.0)),
+        (_MODEL, whole("seed", 0, 0, MAX_SEED), *_SAMPLING, number("denoise", 1.0, 0.0, 1.0)),
         _ksampler,
         "LATENT",
     ),
@@ -367,7 +379,7 @@ SAMPLING_NODES = (
             _MODEL,
             combo("scheduler", SCHEDULE_NAMES),
             whole("steps", 20, 1, MAX_STEPS),
-            number("denoise", 1.0, 0.01, 1.0),
+            number("denoise", 1.0, 0.0, 1.0),
         ),
         _basic_levels,
         "SIGMAS",

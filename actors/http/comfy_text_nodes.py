@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy_node_types import (
     MAX_SIDE,
     STYLES,
+    VISION_ENCODERS,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -37,6 +39,21 @@ _CONTROLLED = (
     link("positive", "CONDITIONING"),
     link("negative", "CONDITIONING"),
     link("control_net", "CONTROL_NET"),
+)
+#: ComfyUI's names of the modes of a ControlNet with several, and the pool's names of them; others are looked up as they
+#: are
+_UNION_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "auto": "",
+        "openpose": "pose",
+        "depth": "depth",
+        "hed/pidi/scribble/ted": "scribble",
+        "canny/lineart/anime_lineart/mlsd": "canny",
+        "normal": "normal",
+        "segment": "segment",
+        "tile": "tile",
+        "repaint": "repaint",
+    }
 )
 _SHARES_OF_STEPS = (number("start_percent", 0.0, 0.0, 1.0), number("end_percent", 1.0, 0.0, 1.0))
 
@@ -197,7 +214,7 @@ def _with_control(value: TextValue, use: ControlUse) -> TextValue:
 
 
 def _with_mode(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (replace(given["control_net"], mode="" if given["type"] == "auto" else given["type"]),)
+    return (replace(given["control_net"], mode=_UNION_TYPES.get(given["type"], given["type"])),)
 
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -299,7 +316,7 @@ TEXT_NODES = (
         ),
         _encoded_with_images,
     ),
-    _row("CLIPVisionLoader", (text("clip_name"),), _vision_model, ("CLIP_VISION",)),
+    _row("CLIPVisionLoader", (text("clip_name", choices=VISION_ENCODERS),), _vision_model, ("CLIP_VISION",)),
     _row(
         "CLIPVisionEncode",
         (
@@ -324,7 +341,7 @@ TEXT_NODES = (
     ),
     _row(
         "SetUnionControlNetType",
-        (link("control_net", "CONTROL_NET"), combo("type")),
+        (link("control_net", "CONTROL_NET"), text("type", "auto", choices=tuple(_UNION_TYPES))),
         _with_mode,
         ("CONTROL_NET",),
     ),

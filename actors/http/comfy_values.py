@@ -230,17 +230,18 @@ class BlankLatent:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """The latents of an image, and where they are regenerated."""
+    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without what is there."""
 
     image: ImageFile
     mask: MaskFile | None = None
+    hides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SampledLatent:
     """The result of a sampler.
 
-    steps      length of its schedule, of which the last `run_steps` are run
+    steps      length of its schedule, of which the last `run_steps` are run; with 0, it is its start
     node_id    of the sampler, for progress
     sigmas     noise levels instead of a schedule
     stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end

@@ -39,6 +39,19 @@ def image_bytes(path: Path, file_format: str = "png", quality: int = BEST_QUALIT
     return converted.getvalue()
 
 
+def image_size(path: Path) -> tuple[int, int]:
+    """Return width and height of the image at `path`. Raises HttpProblem as `image_bytes`."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except UnidentifiedImageError:
+        raise HttpProblem(409, f"{path.name}: this interface returns images") from None
+    except OSError:
+        raise HttpProblem(410, f"{path.name}: the output was removed from the server") from None
+
+
 def image_text(path: Path, file_format: str = "png", quality: int = BEST_QUALITY) -> str:
     """Return the same as base64."""
     return base64.b64encode(image_bytes(path, file_format, quality)).decode()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from modelpool.actors.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.http.access import Caller
 from modelpool.actors.http.bodies import as_object, json_body
 from modelpool.actors.http.caller_images import check_url
+from modelpool.actors.http.comfy_export import is_workflow
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
@@ -28,10 +29,11 @@ from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.actors.results.history_json import history_json
 from modelpool.actors.results.previews import ImagePreview
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.previews import MEDIA_TYPE
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
@@ -41,7 +43,7 @@ MOST_KEYS = 10_000
 MAX_KEY_LENGTH = 200
 #: ends in one answer; the others follow by `after`
 MOST_LISTED_ENDS = 1000
-#: keys of a submission besides its requests
+#: keys of a submission
 _SUBMISSION_KEYS = ("requests", "webhook", "detached")
 _SCHEMAS = "#/components/schemas/"
 _NOT_STORED = {"Cache-Control": "no-store"}
@@ -65,8 +67,14 @@ class NewJobs:
         if isinstance(body, list):
             return cls(tuple(as_object(each, f"requests[{place}]") for place, each in enumerate(body)))
         fields = as_object(body)
-        if "requests" not in fields:
-            return cls((fields,))
+        if is_workflow(fields) or isinstance(fields.get("prompt"), dict):
+            raise HttpProblem(
+                400, 'body: found a workflow of ComfyUI, expected a request; POST {"prompt": ...} to /prompt'
+            )
+        if fields.get("requests") is None and not fields.keys() - _SUBMISSION_KEYS:
+            raise HttpProblem(400, "requests: missing; expected a list of requests")
+        if fields.get("requests") is None:
+            return cls(({name: value for name, value in fields.items() if name != "requests"},))
         for name in fields:
             if name not in _SUBMISSION_KEYS:
                 raise HttpProblem(400, f"{name}: unknown; expected {', '.join(_SUBMISSION_KEYS)}")
@@ -77,6 +85,11 @@ class NewJobs:
             raise HttpProblem(400, f"detached: found {detached!r}, expected true or false")
         webhook = fields.get("webhook") or ""
         return cls(cls.of(requests).requests, webhook, detached)
+
+    @property
+    def count(self) -> int:
+        """The number of outputs. Raises UnusableField."""
+        return sum(map(_outputs_of, self.requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +364,7 @@ async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: 
     def build() -> Sequence[GenerateRequest]:
         return _requests(services, new, jobs_id is not None)
 
-    return await services.submit(caller, build, INTERFACE, len(new.requests), jobs_id)
+    return await services.submit(caller, build, INTERFACE, new.count, jobs_id)
 
 
 def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
@@ -365,10 +378,15 @@ def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[Gene
             if len(new.requests) == 1:
                 raise
             raise UserError(f"requests[{place}]: {problem}") from None
-    for place, request in enumerate(requests):
-        if request.n != 1:
-            raise unusable_field(f"requests[{place}].n", request.n, "1: over HTTP, each request is one output")
-    return requests
+    return [one for request in requests for one in request.expanded()]
+
+
+def _outputs_of(fields: Mapping[str, Any]) -> int:
+    """Return the number of outputs of a request, before its images are decoded. Raises UnusableField."""
+    names = ("n", *(name for name, own in SPELLINGS.items() if own == "n"))
+    given = next((fields[name] for name in names if fields.get(name) is not None), 1)
+    count: int = REQUEST_FIELDS["n"].checked(given)
+    return count
 
 
 async def _submitted_once(

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names
-from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_text
+from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_size, image_text
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
@@ -28,7 +28,7 @@ from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_decoding import UprightImage
 from modelpool.actors.request.other_names import unknown_field
-from modelpool.actors.request.requests import DIFFUSERS_NAMES, GenerateRequest
+from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.results.previews import ImagePreview
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -42,6 +42,8 @@ MAX_IMAGES = 10
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 #: fields of the API that a diffusion model has no use for
 _IGNORED = ("quality", "style", "moderation", "safety_identifier", "input_fidelity", "user", "complexity")
+#: another name of `n`
+_COUNT = "num_images_per_prompt"
 #: fields of a form that have files
 _FILE_FIELDS = ("image", "image[]", "mask", "mask[]")
 #: no token is counted
@@ -57,7 +59,7 @@ class ImagesCall(Strict):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
     size: str | None = None
-    response_format: Literal["url", "b64_json"] = "b64_json"
+    response_format: Literal["url", "b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] = BEST_QUALITY
     background: Literal["auto", "opaque"] = "auto"
@@ -90,7 +92,12 @@ class ParsedCall:
         """Parse a body. Raises UserError."""
         own = {name: value for name, value in body.items() if name in ImagesCall.model_fields and value is not None}
         others = {name: value for name, value in body.items() if name not in ImagesCall.model_fields}
-        known = {*REQUEST_FIELDS, *DIFFUSERS_NAMES} - set(_IGNORED)
+        count = others.pop(_COUNT, None)
+        if count is not None:
+            if "n" in own:
+                raise unusable_field(_COUNT, count, "it or n, which is the same field, not both")
+            own["n"] = count
+        known = {*REQUEST_FIELDS, *SPELLINGS} - set(_IGNORED)
         fields = {name: value for name, value in others.items() if name in known}
         unknown = [name for name in others if name not in fields and name not in _IGNORED]
         if unknown:
@@ -175,8 +182,9 @@ def _values_of(form: FormBody) -> dict[str, Any]:
 def _edit_requests(
     services: Services, parsed: ParsedCall, model: str, form: FormBody, listed: Set[str], decoder: CallerImages
 ) -> Sequence[GenerateRequest]:
-    """Return requests that change the images of a form. A model that accepts reference images (Flux Kontext,
-    Qwen-Image-Edit) reads them as these, every other one starts from the only one. Raises UserError.
+    """Return requests that change the images of a form. With a mask or a strength, they start from the only one.
+    Without, a model that accepts reference images (Flux Kontext, Qwen-Image-Edit) reads them as these, and every other
+    one starts from the only one. Raises UserError.
     """
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
@@ -188,6 +196,10 @@ def _edit_requests(
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0], "mask": mask}, listed)
+    if parsed.fields.get("strength") is not None:  # only a start image has one
+        if len(images) > 1:
+            raise unusable_field("image", f"{len(images)} images with strength", "one image, to start from")
+        return parsed.requests(model, {"image": images[0]}, listed)
     as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]
     if not isinstance(refused, UserError):
@@ -221,13 +233,18 @@ async def _answer(
     ends = sorted(submission.ends, key=lambda end: end.index)
     for end in ends:
         _check_succeeded(end)
-    if call.response_format == "url":
+    wanted = call.response_format or services.settings.openai_response_format
+    data: list[dict[str, str]] = [{} for _ in ends]
+    if wanted in ("url", "both"):
         base = str(request.base_url).rstrip("/")
-        data = [{"url": base + services.signed_path(end)} for end in ends]
-    else:
+        for image, end in zip(data, ends, strict=True):
+            image["url"] = base + services.signed_path(end)
+    if wanted in ("b64_json", "both"):
         texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
-        data = [{"b64_json": text} for text in texts]
-    return JSONResponse({"created": int(submission.created_at), "data": data, **_about(call)})
+        for image, text in zip(data, texts, strict=True):
+            image["b64_json"] = text
+    about = _about(call, await asyncio.to_thread(_size_of, ends[0]))
+    return JSONResponse({"created": int(submission.created_at), "data": data, **about})
 
 
 async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
@@ -253,7 +270,8 @@ async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) ->
                 except HttpProblem as problem:
                     yield _error_event(str(problem))
                     return
-                about = {**_about(call), "size": call.size or "auto", "quality": "auto", "background": "opaque"}
+                size = await asyncio.to_thread(_size_of, end)
+                about = {**_about(call, size), "quality": "auto", "background": "opaque"}
                 content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
                 yield event(f"{kind}.completed", content)
         cancel = False
@@ -316,9 +334,16 @@ def _text_of(end: JobEnd, call: ImagesCall) -> str:
     return image_text(end.path, call.output_format, call.output_compression)
 
 
-def _about(call: ImagesCall) -> dict[str, Any]:
+def _size_of(end: JobEnd) -> str:
+    """Return the size of an image as WIDTHxHEIGHT. Raises HttpProblem (410) if it is gone, and (409) if it is no image:
+    other than what was asked for if that follows the model, a start image or an upscaler."""
+    assert end.path is not None, "only images that succeeded have a size"
+    return "x".join(map(str, image_size(end.path)))
+
+
+def _about(call: ImagesCall, size: str) -> dict[str, Any]:
     usage = {**_USAGE, "total_tokens": 0}
-    return {"output_format": call.output_format, "size": call.size, "usage": usage}
+    return {"output_format": call.output_format, "size": size, "usage": usage}
 
 
 def _model_json(name: str) -> dict[str, Any]:

@@ -13,7 +13,10 @@ OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
 A1111_PATHS = ("/sdapi/", "/controlnet/")
 #: calls of ComfyUI, by the first part of their path, which also exist below NATIVE_PATH
 COMFY_CALLS = frozenset(
-    ("prompt", "queue", "interrupt", "history", "view", "upload", "object_info", "models", "embeddings", "system_stats")
+    (
+        *("prompt", "queue", "interrupt", "history", "view", "upload", "object_info", "models", "embeddings"),
+        *("system_stats", "free", "features", "extensions", "experiment", "users", "settings"),
+    )
 )
 #: names of statuses in errors of the OpenAI API
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}

@@ -146,12 +146,14 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     for node in graph.values():
         kind = NODE_TYPES.get(node.get("class_type", "")) if isinstance(node, dict) else None
         for given in () if kind is None else kind.inputs:
-            value = node.get("inputs", {}).get(given.name)
+            value = (node.get("inputs") or {}).get(given.name)
             if given.choices in named and isinstance(value, str):
                 named[given.choices].append(file_stem(value))
     names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])
     outputs = outputs_of(graph, names)
     found = requests_of(outputs[0], names, lambda name: image_next_to(place, name))[0]
+    if found.strength == 0:
+        raise unusable_field("denoise", 0, f"a number above 0; `modelpool run {place}` decodes the start as it is")
     fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}
     more = len(outputs) - 1
     notes = (f"the workflow has {more} more outputs: not used",) if more else ()

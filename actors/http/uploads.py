@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shown_names import folders_on_disk, name_of_disk, name_on_disk, shown_name
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: of all uploads together; the oldest are removed
 MOST_BYTES = 1 << 30
-#: a name of a file or of a subfolder: no separators, and no dot at the start
-_NAME = re.compile(r"[A-Za-z0-9_()\[\]][A-Za-z0-9_()\[\] .+-]{0,199}")
 
 
 class Uploads:
@@ -33,24 +31,26 @@ class Uploads:
 
     def add(self, owner: str, name: str, content: bytes, subfolder: str = "", overwrite: bool = False) -> str:
         """Store an image, and return its name, which has a number if another image has that name. Raises UserError."""
+        name = shown_name(name)
         path = self._path(owner, name, subfolder)
         image_of_bytes("image", content)
         if len(content) > self._most_bytes:
             raise HttpProblem(413, f"image: found {len(content)} bytes, expected up to {self._most_bytes}")
         with self._lock:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            number = 1
+            self._make_folder(path, subfolder)
+            number, stored = 1, name
             while path.exists() and not overwrite and path.read_bytes() != content:
-                path = self._path(owner, f"{Path(name).stem} ({number}){Path(name).suffix}", subfolder)
+                stored = f"{Path(name).stem} ({number}){Path(name).suffix}"
+                path = self._path(owner, stored, subfolder)
                 number += 1
             write_atomically(path, content)
             self._remove_oldest(path)
-        return path.name
+        return stored
 
     def names(self, owner: str) -> tuple[str, ...]:
         """Return the names of an owner's images, with their subfolders."""
         root = self._root(owner)
-        return tuple(sorted(path.relative_to(root).as_posix() for path in _files(root)))
+        return tuple(sorted("/".join(map(name_of_disk, path.relative_to(root).parts)) for path in _files(root)))
 
     def content(self, owner: str, name: str) -> bytes:
         """Return the file of an image. Raises UserError."""
@@ -68,10 +68,18 @@ class Uploads:
         return self._folder / hashlib.sha256(owner.encode()).hexdigest()[:16]
 
     def _path(self, owner: str, name: str, subfolder: str) -> Path:
-        for field, text in (("filename", name), ("subfolder", subfolder)):
-            if not _NAME.fullmatch(text) and not (field == "subfolder" and not text):
-                raise unusable_field(field, text[:100], "a plain name of letters, digits, spaces and . _ - ( )")
-        return self._root(owner) / subfolder / name
+        """Return the place of an image. Raises UnusableField."""
+        folders = folders_on_disk("subfolder", subfolder)
+        return self._root(owner).joinpath(*folders, name_on_disk("filename", name))
+
+    def _make_folder(self, path: Path, subfolder: str) -> None:
+        """Make the folder of an image. Raises UnusableField if a file has the name of a folder, or a folder its."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise unusable_field("subfolder", subfolder[:100], "another name: a file has it") from None
+        if path.is_dir():
+            raise unusable_field("filename", name_of_disk(path.name)[:100], "another name: a subfolder has it")
 
     def _remove_oldest(self, newest: Path) -> None:
         files = sorted(_files(self._folder), key=lambda path: (path == newest, path.stat().st_mtime))

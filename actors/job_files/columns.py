@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.request.other_names import unknown_field
-from modelpool.actors.request.requests import DIFFUSERS_NAMES, GenerateRequest
+from modelpool.actors.request.requests import OTHER_FIELDS, GenerateRequest
 from modelpool.pool.core.errors import UserError, unusable_field
 
 #: fields with several values, which are one text in a table
@@ -66,7 +66,7 @@ class ColumnChoice:
         if not self.fields and not self.ignores:
             return dict(fields)
         chosen = {_plain(column): name for name, column in self.fields.items() if column}
-        known = {*GenerateRequest.model_fields, *DIFFUSERS_NAMES}
+        known = {*GenerateRequest.model_fields, *OTHER_FIELDS}
         found: dict[str, Any] = {}
         for key, value in fields.items():
             name = chosen.get(_plain(key), "" if key in self.fields else key)
@@ -88,7 +88,7 @@ class ColumnChoice:
     def _own_name(self, where: str, column: str) -> str:
         """Return the field that a column is by its own name; "" for one that is not read. Raises UserError."""
         name = _plain(column)
-        known = {*GenerateRequest.model_fields, *DIFFUSERS_NAMES}
+        known = {*GenerateRequest.model_fields, *OTHER_FIELDS}
         if name in self.fields:  # another column has it, or none
             return ""
         if name in known:

@@ -229,7 +229,8 @@ _ROWS = (
     ),
     RequestField(
         "width",
-        "Width of the output. Default: that of `image`, else the model's.",
+        'Width of the output. Default: that of `image`, else the model\'s. `size`, as in "512x768", is width and '
+        "height.",
         unit="pixels",
         check=_SIDE,
         since=1,
@@ -670,7 +671,7 @@ _ROWS = (
     RequestField(
         "n",
         "Number of outputs, with consecutive seeds: one request becomes `n` of them. diffusers calls it "
-        "`num_images_per_prompt`. Not over HTTP.",
+        "`num_images_per_prompt`. The interfaces of OpenAI, A1111 and ComfyUI have counts of their own.",
         1,
         check=Whole(1, MAX_OUTPUTS),
     ),

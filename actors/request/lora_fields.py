@@ -139,10 +139,15 @@ def _with_strongest(fields: Any) -> Any:
 
 
 def parse_loras(value: Any) -> Any:
-    """Parse the mapping form of several LoRAs: {"light": 0.8, "outline": "0.5@0-0.5", "thick": {"strength": 1}}.
-    Anything else is returned unchanged. Raises UnusableField."""
+    """Parse the mapping form of several LoRAs: {"light": 0.8, "outline": "0.5@0-0.5", "thick": {"strength": 1}}, and
+    one LoRA in place of a list: "light:0.8", or {"name": "light", "strength": 0.8}. Anything else is returned
+    unchanged. Raises UnusableField."""
+    if isinstance(value, str):
+        return (value,) if value.strip() else ()
     if not isinstance(value, Mapping):
         return value
+    if isinstance(value.get("name"), str) and finite_number(value["name"]) is None and _is_lora(value):
+        return (dict(value),)
     found = []
     for name, how in value.items():
         if isinstance(how, Mapping):
@@ -154,6 +159,11 @@ def parse_loras(value: Any) -> Any:
         else:
             found.append({"name": name, "strength": how})
     return tuple(found)
+
+
+def _is_lora(value: Mapping[Any, Any]) -> bool:
+    """Whether a table has the fields of one LoRA, and not LoRAs by their names."""
+    return all(name in LoraChoice.model_fields for name in value)
 
 
 def parse_lora(value: Any, steps: int | None = None) -> Any:
@@ -172,7 +182,8 @@ def parse_lora(value: Any, steps: int | None = None) -> Any:
             return {"name": ":".join((name, *parts[:-1])), "strength": parts[-1]}
         return _with_parts(":".join((name, *parts[:first])), parts[first:], steps)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
-        return dict(zip(("name", "strength", "noise"), value, strict=False))
+        named = zip(("name", "strength", "noise"), value, strict=False)
+        return {name: each for name, each in named if each is not None}
     return value
 
 

@@ -16,6 +16,8 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "num_inference_steps": "steps",
         "guidance_scale": "cfg",
         "image_guidance_scale": "image_cfg",
+        "generator": "seed",
+        "manual_seed": "seed",
         "num_frames": "frames",
         "fps": "frame_rate",
         "flow_shift": "shift",

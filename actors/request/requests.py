@@ -5,7 +5,8 @@ Checks names and numbers; whether a model exists and supports a field is checked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+import re
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -44,7 +45,7 @@ from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
 from modelpool.pool.sampling.names import resolve_sampling as resolve_sampling
 
 #: names of diffusers that a request accepts for its own
-DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
+SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
         "negative_prompt": "negative",
         "guidance_scale": "cfg",
@@ -52,6 +53,11 @@ DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
         "num_images_per_prompt": "n",
     }
 )
+#: width and height in one: "512x768"
+SIZE = "size"
+#: all names that are accepted besides the fields
+OTHER_FIELDS = (*SPELLINGS, SIZE)
+_SIZE = re.compile(r"\s*(\d{1,5})\s*[xX\u00d7]\s*(\d{1,5})\s*")
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
 
@@ -66,6 +72,7 @@ class GenerateRequest(Strict):
     """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md. Those that
     only some models support may be in the mapping `options` instead, as in `options={"motion": 127}`. Four fields may
     have their names of diffusers: negative_prompt, guidance_scale, num_inference_steps and num_images_per_prompt.
+    `size="512x768"` is width and height.
 
     Raises UserError (a ValueError) naming the field, the value found and the value expected.
     """
@@ -139,15 +146,19 @@ class GenerateRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _own_names(cls, fields: Any) -> Any:
-        """Replace the names of diffusers. Each field may have one of its two names."""
-        if not isinstance(fields, Mapping) or not any(name in fields for name in DIFFUSERS_NAMES):
+        """Replace the names of other programs. Each field may have one of its names."""
+        if not isinstance(fields, Mapping) or not any(name in fields for name in OTHER_FIELDS):
             return fields
-        own = {name: value for name, value in fields.items() if name not in DIFFUSERS_NAMES}
-        for alias, name in DIFFUSERS_NAMES.items():
-            if alias in fields:
+        own = {name: value for name, value in fields.items() if name not in OTHER_FIELDS}
+        for alias, name in SPELLINGS.items():
+            if fields.get(alias) is not None:
                 if name in own:
                     raise unusable_field(alias, fields[alias], f"it or {name}, which is the same field, not both")
                 own[name] = fields[alias]
+        if fields.get(SIZE) is not None:
+            if "width" in own or "height" in own:
+                raise unusable_field(SIZE, fields[SIZE], "it, or width and height, not both")
+            own["width"], own["height"] = _sides(fields[SIZE])
         return own
 
     @model_validator(mode="before")
@@ -159,6 +170,7 @@ class GenerateRequest(Strict):
         flat, options = {name: value for name, value in fields.items() if name != "options"}, fields["options"]
         if not isinstance(options, Mapping):
             raise unusable_field("options", options, 'fields by name, such as {"motion": 127}')
+        options = {name: value for name, value in options.items() if value is not None or name not in OPTION_FIELDS}
         own = {name: value for name, value in options.items() if is_run_option(name)}
         for name in options.keys() - own.keys():
             if name not in OPTION_FIELDS:
@@ -265,6 +277,8 @@ class GenerateRequest(Strict):
 
         `rounds_up` (how the model rounds a fraction of a step) and the model's default steps are known only where the
         task graph is built."""
+        if self.strength == 0:
+            return self.steps
         if self.image is None:
             return 0
         default = DEFAULT_STRENGTH if self.mask is None else DEFAULT_MASKED_STRENGTH
@@ -281,13 +295,18 @@ class GenerateRequest(Strict):
         seeds = [None if self.seed is None else (self.seed + place) % _SEEDS for place in range(self.n)]
         return tuple(self._changed({"n": 1, "seed": seed}, unset={"n"}) for seed in seeds)
 
+    def without_steps(self) -> GenerateRequest:
+        """Return the request of which no step is run: its start image is encoded and decoded, or an empty latent is
+        decoded. ComfyUI's workflows ask for it (denoise 0); of users, it is more likely a mistake."""
+        return self._changed({"strength": 0.0}, unset=())
+
     def without_labels(self) -> GenerateRequest:
         """Return the request without the fields that only its output carries, as if they had not been set."""
         if LABEL_FIELDS.isdisjoint(self.model_fields_set):
             return self
         return self._changed(dict.fromkeys(LABEL_FIELDS), unset=LABEL_FIELDS)
 
-    def _changed(self, values: Mapping[str, Any], unset: Set[str]) -> GenerateRequest:
+    def _changed(self, values: Mapping[str, Any], unset: Collection[str]) -> GenerateRequest:
         changed = self.model_copy(update=values)
         changed.model_fields_set.difference_update(unset)
         return changed
@@ -296,6 +315,16 @@ class GenerateRequest(Strict):
     def _names(self) -> GenerateRequest:
         resolve_sampling(self.sampler, self.schedule)
         return self
+
+
+def _sides(size: Any) -> tuple[Any, Any]:
+    """Return width and height of "512x768" or [512, 768]. Raises UnusableField."""
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return size[0], size[1]
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        raise unusable_field(SIZE, size, "WIDTHxHEIGHT in pixels, such as 512x768")
+    return int(match[1]), int(match[2])
 
 
 #: what is accepted as a request

@@ -1,6 +1,7 @@
 """The base class of all parsed input: frozen models without unknown keys, and readable validation errors.
 
-Pydantic validates; this module turns its first error into one `UserError` that names the field, the value found and the
+A field that is null (None) is not set, whatever its default: clients write every field that they know. Pydantic
+validates; this module turns its first error into one `UserError` that names the field, the value found and the
 value expected, and suggests the nearest name for an unknown field.
 """
 
@@ -25,8 +26,11 @@ class Strict(BaseModel):
 
     def __init__(self, **fields: Any) -> None:
         problem: UserError | None = None
+        # not a validator: those of the class, which look at several fields, come first
+        known = type(self).model_fields
+        set_fields = {name: value for name, value in fields.items() if value is not None or name not in known}
         try:
-            super().__init__(**fields)
+            super().__init__(**set_fields)
         except ValidationError as error:
             problem = _first_error(type(self), error)
         # raised here, not above: pydantic's error refers to ours without supporting garbage collection, so that ours

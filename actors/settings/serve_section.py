@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -43,6 +43,9 @@ class ServeSection(Strict):
                     webhooks are sent; by default none
     webhook_secret  with which webhooks are signed, at least 16 characters; required for webhooks
     kept_submissions  ended submissions that the server remembers; files of outputs stay
+    openai_response_format  what images of the OpenAI interface have if a call names no `response_format`: "both" (`url`
+                    and `b64_json`), "url" (as DALL-E 2 and 3) or "b64_json" (as gpt-image). Clients read either of
+                    them, and few ask for it
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +59,7 @@ class ServeSection(Strict):
     url_hosts: tuple[str, ...] = ()
     webhook_secret: str = Field(default="", repr=False)
     kept_submissions: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    openai_response_format: Literal["both", "url", "b64_json"] = "both"
 
     @field_validator(*_NUMBERS, "upload_bytes", mode="before")
     @classmethod

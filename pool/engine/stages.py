@@ -20,7 +20,7 @@ from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, 
 from modelpool.pool.conditioning.image_embeds import texts_read
 from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
 from modelpool.pool.conditioning.regions import Regions, region_weights
-from modelpool.pool.conditioning.starts import start_of
+from modelpool.pool.conditioning.starts import StartLatent, start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
@@ -62,7 +62,7 @@ from modelpool.pool.models.vae.sound import sound_of
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape
+from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, to_model_scale
 from modelpool.pool.pixels.tiled import HOST
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
@@ -207,7 +207,10 @@ def sample_batch(
     max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
     shape_CHW, track = sampled_shape(work, latent), SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     cells = latent.sides(work.shape.width, work.shape.height)
-    start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
+    start = start_of(works, inputs, cells)
+    if not work.schedule.steps_run:
+        return _unsampled(works, start, shape_CHW, latent)
+    image_values = image_inputs(works, inputs, facts, latent, cells)
     prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells, shape_CHW)
     done = resumed[0].step if resumed else 0
     image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
@@ -279,6 +282,17 @@ def sample_batch(
     if track is not None:
         return _latents_with_sound(samples_BCHW, track)
     kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
+    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
+
+
+def _unsampled(
+    works: Sequence[SampleParams], start: StartLatent, shape_CHW: tuple[int, ...], latent: LatentFacts
+) -> tuple[Latent, ...]:
+    """Return the latents of runs without a step: those that they start from, or latents that are zero for the VAE."""
+    found_BCHW = start.latent_BCHW
+    if found_BCHW is None:
+        found_BCHW = to_model_scale(torch.zeros(len(works), *shape_CHW), latent)
+    kept_BCHW = found_BCHW[:, :, works[0].shape.leading - works[0].leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
 
 

@@ -43,6 +43,15 @@ def test_a_line_is_a_request_and_its_own_model_goes_before_the_default(tmp_path:
     assert found.broken == ()
 
 
+def test_null_leaves_a_field_to_the_default(tmp_path: Path) -> None:
+    """Of the command, which gives the model here, and of a request; seeds are those without the field."""
+    plain = read(tmp_path, '{"prompt": "a red circle"}\n').lines[0].request
+    for field in GenerateRequest.model_fields:
+        if field != "prompt":
+            found = read(tmp_path, json.dumps({"prompt": "a red circle", field: None}))
+            assert [line.request for line in found.lines] == [plain], (field, found.broken)
+
+
 def test_broken_lines_are_told_by_number_and_the_others_stand(tmp_path: Path) -> None:
     found = read(
         tmp_path,

@@ -137,7 +137,7 @@ def test_lists_name_upscalers_controlnets_and_embeddings(client: webuiapi.WebUIA
 
     assert shown("ControlNetLoader", "control_net_name") == ["canny"]
     assert shown("UpscaleModelLoader", "model_name") == ["RealESRGAN_x2plus", "b"]
-    assert shown("StyleModelLoader", "style_model_name") == "STRING"
+    assert shown("StyleModelLoader", "style_model_name") == []
     assert requests.get(f"{address}/embeddings", timeout=60).json() == ["style"]
 
 

@@ -17,6 +17,7 @@ from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
 from tests.actors.http.test_comfy_api import GRAPH
+from tests.actors.http.test_comfy_graph import exported
 
 
 def answers(folder: Path, *calls: tuple[Any, ...]) -> list[Answer]:
@@ -100,11 +101,15 @@ def test_a_list_of_requests_names_the_wrong_one(tmp_path: Path) -> None:
 
 
 def test_workflows_in_another_form_are_refused_with_a_hint(tmp_path: Path) -> None:
-    editor, bare = answers(
-        tmp_path, ("POST", "/prompt", {"prompt": {"nodes": [], "links": []}}, ""), ("POST", "/prompt", GRAPH, "")
+    part, bare, editor = answers(
+        tmp_path,
+        ("POST", "/prompt", {"prompt": {"nodes": []}}, ""),
+        ("POST", "/prompt", GRAPH, ""),
+        ("POST", "/prompt", exported(GRAPH), ""),
     )
-    assert message(editor) == "prompt: found a workflow as the editor saves it, expected the API format"
-    assert message(bare) == 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
+    assert "export it with File > Export (API)" in message(part)
+    for each in (bare, editor):
+        assert message(each) == 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
 
 
 def test_comfyui_lists_models_by_folder(tmp_path: Path) -> None:

@@ -17,9 +17,17 @@ from comfy_api_simplified import ComfyApiWrapper, ComfyWorkflowWrapper
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool import ModelPool
+from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.http.application import application
+from modelpool.actors.outputs.image_metadata import RECIPE_KEY, texts_in
+from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool import load_checkpoint
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.results import Latent
 from tests.actors.http.asgi import Answer, RefusingPool, call
+from tests.actors.http.conftest import ROOT
 
 GRAPH: dict[str, Any] = {
     "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "shapes.safetensors"}},
@@ -164,6 +172,140 @@ def test_uploads_stay_in_their_folder(server: str, name: str) -> None:
     files = {"image": (name, content.getvalue())}
     answer = requests.post(f"{server}/upload/image", files=files, timeout=60)
     assert answer.status_code == 400, answer.text
+
+
+def test_an_uploaded_image_is_found_under_its_shown_name(server: str, tmp_path: Path) -> None:
+    """By the client, by /view, in /object_info, by workflows and in their history."""
+    client, folder = ComfyApiWrapper(server), "M\u00e4rz"
+    name = "Gr\u00fc\u00dfe \u732b @2x, #1 [2] at 9.44\u202fAM.png"
+    Image.new("RGB", (64, 64), "blue").save(tmp_path / name)
+    uploaded = client.upload_image(tmp_path / name, folder)
+    assert uploaded == {"name": name, "subfolder": folder, "type": "input"}
+    params = {"filename": name, "subfolder": folder, "type": "input"}
+    assert opened(requests.get(f"{server}/view", params=params, timeout=60).content).size == (64, 64)
+    listed = client.get_object_info("LoadImage")["LoadImage"]["input"]["required"]["image"][0]
+    assert f"{folder}/{name}" in listed
+    graph = started_from(f"{folder}/{name} [input]", denoise=0)
+    assert client.queue_and_wait_images(graph, "Save Image")
+    entries = requests.get(f"{server}/history", timeout=60).json().values()
+    assert graph["9"] in [entry["prompt"][2].get("9") for entry in entries]
+
+
+def started_from(name: str, **inputs: Any) -> dict[str, Any]:
+    """The workflow with an uploaded image to start from."""
+    graph = changed(latent_image=["10", 0], **inputs)
+    graph["9"] = {"class_type": "LoadImage", "inputs": {"image": name}, "_meta": {"title": "Load"}}
+    encode = {"pixels": ["9", 0], "vae": ["1", 2]}
+    graph["10"] = {"class_type": "VAEEncode", "inputs": encode, "_meta": {"title": "Encode"}}
+    return graph
+
+
+def test_denoise_0_decodes_the_start(server: str) -> None:
+    """The image after the VAE, as one step at almost no noise shows it; without an image, what zero latents are."""
+    content = BytesIO()
+    image = Image.new("RGB", (64, 64), "blue")
+    image.paste("red", (16, 16, 48, 48))
+    image.save(content, "PNG")
+    files = {"image": ("start 0.png", content.getvalue())}
+    assert requests.post(f"{server}/upload/image", files=files, timeout=60).status_code == 200
+
+    def pixels(graph: dict[str, Any]) -> Any:
+        found = ComfyApiWrapper(server).queue_and_wait_images(graph, "Save Image").values()
+        return np.asarray(opened(next(iter(found))).convert("RGB")).astype(int)
+
+    inputs: tuple[dict[str, Any], ...] = ({"denoise": 0}, {"denoise": 0, "seed": 3}, {"denoise": 0.002, "steps": 1})
+    first, other_seed, nearly = (pixels(started_from("start 0.png", **each)) for each in inputs)
+    assert (first == other_seed).all(), "there is no noise"
+    assert abs(first - nearly).mean() < 12
+    with load_checkpoint(ROOT / "examples/shapes/models/shapes.safetensors", device="cpu") as model:
+        expected = model.decode(Latent(np.zeros((4, 8, 8), np.float32))).astype(int)
+    assert abs(pixels(changed(denoise=0)) - expected).max() <= 1
+
+
+def test_the_recipe_of_denoise_0_leads_to_the_same_output(server: str, real_pool: ModelPool) -> None:
+    (content, *_) = ComfyApiWrapper(server).queue_and_wait_images(changed(denoise=0), "Save Image").values()
+    recipe = recipe_from_text(texts_in(opened(content))[RECIPE_KEY])
+    assert (recipe.pictures.first_step, recipe.steps) == (8, 8)
+    (again,) = real_pool.recipes(requests_of(recipe, lambda name: name)[:1])
+    assert not isinstance(again, UserError)
+    assert differing_fields(recipe, again) == ()
+
+
+def test_images_are_sent_over_the_web_socket(server: str) -> None:
+    """As the example client of ComfyUI reads them: binary messages while the node is executing."""
+    graph = changed(seed=21)
+    graph["8"] = {"class_type": "SaveImageWebsocket", "inputs": {"images": ["7", 0]}}
+
+    async def talk() -> tuple[str, list[bytes], list[str]]:
+        frames, kinds, node = [], [], ""
+        async with websockets.connect(server.replace("http", "ws") + "/ws?clientId=images", max_size=None) as socket:
+            # previews would be binary messages, too
+            body = {"prompt": graph, "client_id": "images", "extra_data": {"preview_method": "auto"}}
+            answer = await asyncio.to_thread(requests.post, f"{server}/prompt", json=body, timeout=60)
+            prompt_id = answer.json()["prompt_id"]
+            while True:
+                message = await socket.recv()
+                if isinstance(message, bytes):
+                    frames += [message] if node == "8" else []
+                    continue
+                heard = json.loads(message)
+                kinds.append(heard["type"])
+                if heard["type"] == "executing":
+                    if heard["data"]["node"] is None:
+                        return prompt_id, frames, kinds
+                    node = heard["data"]["node"]
+
+    prompt_id, frames, kinds = asyncio.run(talk())
+    assert [frame[:8] for frame in frames] == [b"\0\0\0\x01\0\0\0\x02"] * 2, "an image, a PNG"
+    images = [opened(frame[8:]) for frame in frames]
+    assert all(matches(read_image(np.asarray(image)), "a red circle") for image in images)
+    assert images[0].tobytes() != images[1].tobytes()
+    assert "executed" not in kinds
+    history = requests.get(f"{server}/history/{prompt_id}", timeout=60).json()[prompt_id]
+    assert (history["outputs"], history["status"]["status_str"]) == ({}, "success")
+
+
+def test_calls_about_the_server(tmp_path: Path) -> None:
+    pool = RefusingPool()
+    keys = {"ann": "a" * 20, "bob": "b" * 20}
+
+    async def work() -> None:
+        app = application(pool, ServeSection(keys=keys), tmp_path)
+
+        async def asked(path: str, body: Any = None, user: str = "ann") -> Answer:
+            headers = {"authorization": f"Bearer {keys[user]}"}
+            method, content = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+            return await call(app, method, path, content, headers)
+
+        folders = (await asked("/models")).json
+        assert {"checkpoints", "loras", "vae", "text_encoders", "clip_vision", "diffusion_models"} <= set(folders)
+        for folder in (*folders, "unet", "clip"):
+            plain = (await asked(f"/models/{folder}")).json
+            with_sizes = (await asked(f"/experiment/models/{folder}")).json
+            assert plain == [each["name"] for each in with_sizes], folder
+        assert (await asked("/experiment/models")).json[0] == {"name": "checkpoints", "folders": ["checkpoints"]}
+        assert [(await asked(f"{path}/nowhere")).status for path in ("/models", "/experiment/models")] == [404] * 2
+        assert (await asked("/features")).json["max_upload_size"] == ServeSection().upload_bound_bytes
+        assert (await asked("/extensions")).json == []
+        assert (await asked("/users")).json["storage"] == "server"
+        for body in ({}, {"unload_models": True, "free_memory": True}):
+            assert (await asked("/free", body)).status == 200
+        system = (await asked("/system_stats")).json["system"]
+        wanted = {"os", "ram_total", "ram_free", "comfyui_version", "python_version", "pytorch_version", "argv"}
+        assert (wanted <= set(system), system["argv"]) == (True, [])
+        # each user has settings of its own
+        assert (await asked("/settings", {"Comfy.Theme": "dark", "Comfy.X": 1})).status == 200
+        assert (await asked("/settings/Comfy.Y", [1])).status == 200
+        assert (await asked("/settings", {"Comfy.X": None})).status == 200
+        assert (await asked("/settings")).json == {"Comfy.Theme": "dark", "Comfy.Y": [1]}
+        assert (await asked("/settings/Comfy.Theme")).json == "dark"
+        assert (await asked("/settings/nothing")).json is None
+        assert (await asked("/settings", user="bob")).json == {}
+        large = ["x" * 100_000] * 2
+        assert [(await asked(f"/settings/{name}", large)).status for name in ("one", "two")] == [200, 413]
+        assert (await asked("/settings", ["no object"])).status == 400
+
+    asyncio.run(work())
 
 
 def test_every_call_of_comfyui_has_the_same_answer_below_api(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from modelpool.actors.detached.records import FILE_FIELDS
 from modelpool.actors.http.webhooks import SIGNATURE_HEADER, signature_of
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from tests.actors.http.conftest import served
+from tests.actors.http.test_comfy_api import GRAPH
+from tests.actors.http.test_comfy_graph import exported
 
 REQUEST = {"model": "shapes", "prompt": "a red circle", "steps": 2, "seed": 1}
 SECRET = "s" * 32
@@ -56,8 +58,9 @@ def test_jobs_are_followed_to_their_outputs(server: str) -> None:
     assert sorted(end["index"] for end in ends) == [0, 1]
     assert [{name: end.get(name) for name in about} for end in ends if end["index"] == 1] == [about]
     assert all("id" not in end for end in ends if end["index"] == 0)
-    several = requests.post(f"{server}/api/jobs", json={**REQUEST, "num_images_per_prompt": 2}, timeout=60)
-    assert (several.status_code, "requests[0].n: found 2" in several.text) == (400, True)
+    for name in ("n", "num_images_per_prompt"):  # one request, several jobs, with seeds that count up
+        several = requests.post(f"{server}/api/jobs", json=[{**REQUEST, name: 2}, {**REQUEST, "n": None}], timeout=60)
+        assert (several.status_code, several.json()["jobs"]) == (201, 3)
     assert events[-1] == ("end", {**events[-1][1], "state": "ended", "succeeded": 2, "failed": 0})
     image = requests.get(server + ends[0]["url"], timeout=60)
     assert image.headers["content-type"] == "image/png"
@@ -276,3 +279,30 @@ def listener(answers: list[tuple[int, bytes]]) -> Iterator[tuple[str, list[tuple
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_a_request_may_be_written_as_clients_of_other_programs_do(server: str) -> None:
+    """A size in one word, one LoRA without a list, names of diffusers; n outputs with seeds that count up."""
+    body = {"model": "shapes", "prompt": "x", "num_inference_steps": 2, "guidance_scale": 3, "negative_prompt": None}
+    body |= {"size": "64x72", "loras": "light:0.5", "n": 3, "seed": 7}
+    submission = submitted(server, body)
+    ends = [data for kind, data in events_of(server, submission) if kind == "job"]
+    assert (submission["jobs"], sorted(end["seed"] for end in ends)) == (3, [7, 8, 9])
+    image = Image.open(BytesIO(requests.get(server + ends[0]["url"], timeout=60).content))
+    assert image.size == (64, 72)
+    assert "<lora:light:0.5>" in image.text["parameters"]  # type: ignore[attr-defined]
+    for wrong, said in (
+        ({"n": 0}, "n: found 0, expected a whole number from 1"),
+        ({"n": "many"}, "n: found 'many'"),
+        ({"n": 20000}, "n: found 20000"),
+        ({"generator": 3}, "did you mean 'seed'?"),
+        ({"size": "big"}, "size: found 'big', expected WIDTHxHEIGHT"),
+    ):
+        answer = requests.post(f"{server}/api/jobs", json={"model": "shapes", "prompt": "x", **wrong}, timeout=60)
+        assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
+def test_a_workflow_is_sent_to_its_own_interface(server: str) -> None:
+    for body in (GRAPH, {"prompt": GRAPH}, exported(GRAPH), {"prompt": exported(GRAPH)}):
+        answer = requests.post(f"{server}/api/jobs", json=body, timeout=60)
+        assert (answer.status_code, "to /prompt" in answer.text) == (400, True), answer.text

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import requests
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
+from modelpool import ModelPool
 from modelpool.actors.http.openai_api import _check_succeeded
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import JobEnd
+from tests.actors.http.conftest import served
 
 
 @pytest.fixture
@@ -72,6 +75,47 @@ def test_an_edit_changes_the_transparent_area_only(client: openai.OpenAI) -> Non
     pixels = opened(answer.data[0].b64_json).convert("RGB")
     assert pixels.crop((32, 0, 64, 64)).tobytes() == image.crop((32, 0, 64, 64)).tobytes()
     assert pixels.crop((0, 0, 32, 64)).tobytes() != image.crop((0, 0, 32, 64)).tobytes()
+
+
+def test_an_edit_with_a_strength_starts_from_its_image(client: openai.OpenAI) -> None:
+    """As a generation does that has the image as a field."""
+    image = png(Image.new("RGB", (64, 64), "blue"))
+    fields: dict[str, Any] = {"steps": 8, "seed": 3, "strength": 0.4}
+    edited = client.images.edit(image=("image.png", image), prompt="a red circle", extra_body=fields)
+    fields["image"] = base64.b64encode(image).decode()
+    generated = client.images.generate(prompt="a red circle", extra_body=fields)
+    first, second = (opened(answer.data[0].b64_json) for answer in (edited, generated))
+    assert first.tobytes() == second.tobytes()
+    two = [("image.png", image), ("other.png", image)]
+    with pytest.raises(openai.BadRequestError, match="2 images with strength"):
+        client.images.edit(image=two, prompt="a red circle", extra_body={"strength": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("setting", "keys"), [("both", {"url", "b64_json"}), ("url", {"url"}), ("b64_json", {"b64_json"})]
+)
+def test_what_a_call_without_a_response_format_gets(
+    setting: str, keys: set[str], real_pool: ModelPool, tmp_path: Path
+) -> None:
+    """Clients read `url` (DALL-E) or `b64_json` (gpt-image), and few ask for it; one that asks gets that alone. The
+    size is that of the image, also if none was named."""
+    with served(real_pool, tmp_path, openai_response_format=setting) as address:
+        asked: tuple[tuple[dict[str, str], set[str]], ...] = (
+            ({}, keys),
+            ({"response_format": "url"}, {"url"}),
+            ({"response_format": "b64_json"}, {"b64_json"}),
+        )
+        for extra, expected in asked:
+            body = {"prompt": "a red circle", "steps": 2, "seed": 1, "response_format": None, **extra}
+            answer = requests.post(f"{address}/v1/images/generations", json=body, timeout=60).json()
+            (image,) = answer["data"]
+            assert (set(image), answer["size"]) == (expected, "64x64")
+            if "url" in image:
+                assert Image.open(BytesIO(requests.get(image["url"], timeout=60).content)).size == (64, 64)
+        if setting == "both":
+            body = {"prompt": "a red circle", "num_images_per_prompt": 2, "steps": 2, "size": "64x96", "seed": 1}
+            answer = requests.post(f"{address}/v1/images/generations", json=body, timeout=60).json()
+            assert (len(answer["data"]), answer["size"]) == (2, "64x96")
 
 
 def test_models_are_listed_and_an_unknown_one_is_refused_in_the_form_of_the_api(client: openai.OpenAI) -> None:

@@ -20,6 +20,7 @@ from modelpool.actors.http.read_requests import ReadFields, fields_of_texts, rea
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.core.errors import UserError
+from tests.actors.http.test_comfy_api import changed
 from tests.actors.http.test_comfy_graph import with_start
 
 #: (name, family of the model, text, expected values of fields, beginnings of the notes)
@@ -338,6 +339,14 @@ def test_a_workflow_of_anybody_names_no_image_elsewhere(tmp_path: Path) -> None:
     graph["9"]["inputs"]["image"] = "sub/ours.png"
     (tmp_path / "graph.json").write_text(json.dumps(graph))
     assert read_fields(tmp_path / "graph.json").request().image is not None
+
+
+def test_a_workflow_that_only_decodes_its_start_is_no_request(tmp_path: Path) -> None:
+    """A request with its fields would be sampled."""
+    place = tmp_path / "workflow.json"
+    place.write_text(json.dumps(changed(denoise=0)))
+    with pytest.raises(UserError, match=r"denoise: found 0.*modelpool run"):
+        read_fields(place)
 
 
 def test_a_strength_is_used_with_the_image_that_it_was_for() -> None:
