@@ -119,7 +119,9 @@ def api_format(workflow: Any) -> dict[str, Any]:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
-        raise WorkflowRejected("invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}") from None
+        raise WorkflowRejected(
+            "invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}"
+        ) from None
 
 
 def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:

@@ -1,5 +1,6 @@
 """Names of the files in forms. Older clients (urllib3 1, .NET, aiohttp) write other characters than ASCII as
-`filename*=utf-8''...` (RFC 5987), alone or next to an escaped `filename`, which the parser of forms does not read. Pure.
+`filename*=utf-8''...` (RFC 5987), alone or next to an escaped `filename`, which the parser of forms does not read.
+Pure.
 """
 
 from __future__ import annotations
