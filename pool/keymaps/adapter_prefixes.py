@@ -76,6 +76,7 @@ def readings_of(name: str) -> Iterator[NameReading]:
     if name.startswith(_JOINED_OFT[0]):
         usual = _JOINED_OFT[1] + name.removeprefix(_JOINED_OFT[0])
         yield NameReading(NamedComponent.DIFFUSION_MODEL, "", (usual,))
+    yield NameReading(NamedComponent.DIFFUSION_MODEL, "", (f"diffusion_model.{name}",))
     component, expert, encoder, rest = NamedComponent.ANY, "", "", name
     while True:
         if found := next((m for p in _EXPERTS.values() if (m := p.match(rest))), None):

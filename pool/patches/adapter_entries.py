@@ -444,7 +444,7 @@ def _misfit(entry: AdapterEntry) -> str | None:
                     fits = fits and _is_product(p[f"lokr_w{n}_a"], p[f"lokr_w{n}_b"], core)
             return None if fits else "matrices, or products that share a rank"
         case AdapterKind.GLORA:
-            return None if all(t.ndim > 1 for t in p.values()) else "matrices"
+            return None if all(p[part].ndim > 1 for part in ("a1", "a2", "b1", "b2")) else "matrices"
         case AdapterKind.VERA:
             fits = p["vera_A"].ndim == p["vera_B"].ndim == 2
             fits = fits and p["vera_lambda_b"].ndim == p["vera_lambda_d"].ndim == 1
