@@ -137,7 +137,8 @@ class InputOFT(Additive):
         skew = skew - skew.transpose(-1, -2)
         identity = torch.eye(self.size, dtype=skew.dtype, device=skew.device).expand_as(skew)
         if not self.terms:
-            return torch.linalg.solve(identity + skew, identity - skew, left=False)
+            exact: Tensor = torch.linalg.solve(identity + skew, identity - skew, left=False)
+            return exact
         # PEFT's series: I + 2 Q + 2 Q^2 .. + Q^n, whose last term counts once; 3 terms make the same as 4
         rotation, power, last = identity + 2 * skew, skew, max(3, self.terms - 1) if self.terms > 2 else 1
         for exponent in range(2, last + 1):
