@@ -341,7 +341,7 @@ def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict
         except UserError as refusal:
             found.append({"model": listing.name, "belongs": False, "verdict": f"no: {refusal}"})
             continue
-        verdict = f"yes: {match.matched} of its {match.total} keys matched"
+        verdict = f"yes: {match.warning or f'{match.matched} of its {match.total} keys matched'}"
         found.append({"model": listing.name, "belongs": True, "verdict": verdict})
     return found
 

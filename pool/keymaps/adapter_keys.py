@@ -20,8 +20,6 @@ PARTS: tuple[tuple[str, str], ...] = (
     (".lora_mid.weight", "mid"),
     (".lora_B.weight", "up"),
     (".lora_A.weight", "down"),
-    (".lora_B.default.weight", "up"),
-    (".lora_A.default.weight", "down"),
     (".lora_B", "up"),
     (".lora_A", "down"),
     (".lora.up.weight", "up"),
@@ -32,23 +30,17 @@ PARTS: tuple[tuple[str, str], ...] = (
     (".lora_linear_layer.down.weight", "down"),
     (".lora_embedding_B", "embedding_up"),
     (".lora_embedding_A", "embedding_down"),
-    (".lora_embedding_B.default", "embedding_up"),
-    (".lora_embedding_A.default", "embedding_down"),
     (".vera_lambda_b", "vera_lambda_b"),
     (".vera_lambda_d", "vera_lambda_d"),
-    (".vera_lambda_b.default", "vera_lambda_b"),
-    (".vera_lambda_d.default", "vera_lambda_d"),
     *((f"_lora{number}.{part}.weight", part) for number in (1, 2) for part in ("up", "down")),
     (".lora_up.bias", "diff_b"),
     (".lora_B.bias", "diff_b"),
-    (".lora_B.default.bias", "diff_b"),
     (".lora.up.bias", "diff_b"),
     (".lora_linear_layer.up.bias", "diff_b"),
     (".alpha", "alpha"),
     (".reshape_weight", "reshape_weight"),
     (".dora_scale", "dora_scale"),
     (".lora_magnitude_vector.weight", "magnitude"),
-    (".lora_magnitude_vector.default.weight", "magnitude"),
     (".lora_magnitude_vector", "magnitude"),
     (".diff", "diff"),
     (".diff_b", "diff_b"),
@@ -59,14 +51,20 @@ PARTS: tuple[tuple[str, str], ...] = (
     *((f".lokr_{part}", f"lokr_{part}") for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")),
     *((f".{part}.weight", part) for part in ("a1", "a2", "b1", "b2")),
     (".oft_blocks", "oft_blocks"),
+    (".oft_diag", "oft_diag"),
+    (".oft_R.weight", "oft_R"),
+    (".oft_R", "oft_R"),
+    (".oft_R.scaled_oft", "scaled_oft"),
     (".rescale", "rescale"),
 )
+#: differences of tables that Wan's trainers write as a part of their module: `blocks.0.diff_m`, `head.diff_m`
+_MODULATION = re.compile(r"(.+[._])diff_m")
 
 #: parts that only a LoRA, or one of its relatives, has
 _DISTINCTIVE_PARTS = frozenset(
     {
         *("up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff", "diff_b", "w_norm", "set_weight"),
-        *("embedding_up", "vera_lambda_b"),
+        *("embedding_up", "vera_lambda_b", "oft_diag", "oft_R"),
     }
 )
 #: parts that identify an adapter only together: each name alone occurs in other models
@@ -74,6 +72,13 @@ _DISTINCTIVE_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
 
 #: all endings, for one test that rejects most other keys
 _ENDS = tuple(end for end, _ in PARTS)
+#: PEFT writes the name of an adapter after its part: `lora_A.NAME.weight`, `hada_w1_a.NAME`
+_ADAPTER = re.compile(
+    r"(.+\.(?:lora_(?:A|B|magnitude_vector)|oft_R))\.([^.]+)(\.weight|\.bias)"
+    r"|(.+\.(?:lora_(?:embedding_[AB]|magnitude_vector)|vera_lambda_[bd]|hada_(?:w[12]_[ab]|t[12])"
+    r"|lokr_(?:w[12](?:_[ab])?|t2)))\.([^.]+)",
+    re.DOTALL,
+)
 
 #: embeddings in a LoRA file
 _BUNDLED = re.compile(r"bundle_emb\.(.+?)\.(string_to_param\.\*|[^.]+)", re.DOTALL)
@@ -114,13 +119,32 @@ def split_key(key: str) -> tuple[str, str] | None:
 
     `split_key("lora_unet_mid_block_resnets_0_conv1.lora_up.weight") == ("lora_unet_mid_block_resnets_0_conv1", "up")`
     """
-    if not key.endswith(_ENDS):
+    plain = _without_adapter(key)[0]
+    if (table := _MODULATION.fullmatch(plain)) is not None:
+        return f"{table[1]}modulation", "diff"
+    if not plain.endswith(_ENDS):
         return None
-    fitting = [(len(end), end, part) for end, part in PARTS if key.endswith(end) and len(key) > len(end)]
+    fitting = [(len(end), end, part) for end, part in PARTS if plain.endswith(end) and len(plain) > len(end)]
     if not fitting:
         return None
     length, _, part = max(fitting)
-    return key[:-length], part
+    return plain[:-length], part
+
+
+def adapter_of(key: str) -> str:
+    """Return the name of the PEFT adapter that `key` is of, "default_0" in "to_q.lora_A.default_0.weight"; "" for a
+    key without one."""
+    return _without_adapter(key)[1]
+
+
+def _without_adapter(key: str) -> tuple[str, str]:
+    """Return `key` without the name of an adapter, and that name."""
+    if key.endswith(_ENDS):
+        return key, ""
+    found = _ADAPTER.fullmatch(key)
+    if found is None:
+        return key, ""
+    return (found[1] + found[3], found[2]) if found[1] else (found[4], found[5])
 
 
 def bundled_name(key: str) -> tuple[str, str] | None:

@@ -36,6 +36,8 @@ ALGORITHMS: Mapping[str, str] = {
     "lokr_w1": "LoKr",
     "lokr_w1_a": "LoKr",
     "oft_blocks": "OFT",
+    "oft_diag": "OFT",
+    "oft_R": "OFT",
     "diff": "difference",
 }
 

@@ -161,7 +161,7 @@ class OpenModel:
         """Match a LoRA with this model's weights. Raises CorruptFile, or AdapterMismatch if it belongs to another."""
 
         def find() -> LoraMatch:
-            # both experts have the same weight names: a match for one holds for the other
+            # both experts have the same weight names and shapes
             left_out = (Role.VAE, Role.DIFFUSION_MODEL_2)
             components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
             match = match_lora(
@@ -169,6 +169,7 @@ class OpenModel:
                 lora.sha256,
                 {c.role: lora_key_map(c.built) for c in components},
                 {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components},
+                has_experts=Role.DIFFUSION_MODEL_2 in self.checkpoint.roles,
             )
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
             return match
@@ -180,6 +181,8 @@ class OpenModel:
         match = self.match(lora)
         text_patches = sum(len(patches) for role, patches in match.patches.items() if role.is_text_encoder)
         warnings = [match.warning] if match.warning else []
+        if lora.noise and not any(match.patches.get(role) for role, noise in _NOISE_OF.items() if noise == lora.noise):
+            warnings.append(f"it has nothing for {lora.noise} noise")
         if lora.noise and text_patches:
             warnings.append(
                 f"{text_patches} of its patches are for text encoders: not used, as it is for {lora.noise} noise only"
@@ -199,8 +202,7 @@ class OpenModel:
         are shared: two LoRAs, one for each expert, would change them twice."""
         if lora.noise and _NOISE_OF.get(role) != lora.noise:
             return ()
-        named = Role.DIFFUSION_MODEL if role is Role.DIFFUSION_MODEL_2 else role
-        return self.match(lora).patches.get(named, ())
+        return self.match(lora).patches.get(role, ())
 
     def has_matched(self, loras: Iterable[LoraRef]) -> bool:
         """Whether the files of all these were read before, so that `patch_set` takes almost no time."""

@@ -63,6 +63,9 @@ def base_names_of(key_map: KeyMap, prefix: str) -> BaseNames:
     diffusers = {
         key.removesuffix(WEIGHT_END): key_map.source_ranges(key) for key in key_map.origins if key.endswith(WEIGHT_END)
     }
+    for key in key_map.origins:
+        if not key.endswith(WEIGHT_END):
+            others.setdefault(key, key_map.source_ranges(key))
     return {NameSource.CHECKPOINT: weights, NameSource.WHOLE_KEY: others, NameSource.DIFFUSERS: diffusers}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from modelpool.pool.families.modules import defined_unets
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.lora_names.diffusion import model_names, names_of, through
+from modelpool.pool.lora_names.naming import NAMINGS
 from modelpool.pool.lora_names.styles import style_of, styles_of
 from modelpool.pool.lora_names.text import lora_encoder, names_of_module, text_encoder_names
 from modelpool.pool.specs.spec import Role
@@ -51,7 +52,10 @@ def lora_key_map(built: KeyedComponent) -> dict[str, tuple[RowRange, ...]]:
         siblings = [lora_encoder(facts.encoder, family.name) for facts in family.texts.values()]
         encoder = lora_encoder(family.texts[built.role].encoder, family.name)
         return names_of_module(encoder, built.key_map, siblings)
-    return lora_targets(built.role, built.key_map, family.prefixes[built.role], family.relative or family.name)
+    naming = family.relative or family.name
+    if built.role is Role.DIFFUSION_MODEL and family.name in NAMINGS:
+        naming = family.name
+    return lora_targets(built.role, built.key_map, family.prefixes[built.role], naming)
 
 
 def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from modelpool.pool.families.modules import all_definitions, defined_families
+from modelpool.pool.families.modules import all_definitions, defined_families, defined_unets
 from modelpool.pool.families.parts.lora_naming import GENERIC, BaseNames, LoraNaming, NameSource, Ranges
 
 
@@ -33,8 +33,9 @@ def generate_names(naming: LoraNaming, names_by_source: BaseNames) -> Iterator[t
 
 
 #: by family, by the family that others are derived from, and by layout for families that are published under the names
-#: of one
+#: of one. Of several families that are derived from one, the first has its naming
 NAMINGS: Mapping[str, LoraNaming] = {
     **{names.layout: family.lora for family in defined_families() if (names := family.layout_names) is not None},
-    **{family.lora_family: family.lora for family in all_definitions()},
+    **{unet.family.name: unet.lora for unet in defined_unets()},
+    **{family.lora_family: family.lora for family in reversed(tuple(all_definitions()))},
 }

@@ -13,6 +13,7 @@ from modelpool.pool.specs.spec import Role
 #: prefix of base names, their component, and their convention. The longest match counts
 STYLES: tuple[tuple[str, Role, str], ...] = (
     ("lora_unet_", Role.DIFFUSION_MODEL, "kohya"),
+    ("oft_unet_", Role.DIFFUSION_MODEL, "kohya"),
     ("lora_prior_unet_", Role.DIFFUSION_MODEL, "kohya"),
     ("lora_te", Role.TEXT_ENCODER, "kohya"),
     ("lora_prior_te_", Role.TEXT_ENCODER, "kohya"),
@@ -20,6 +21,9 @@ STYLES: tuple[tuple[str, Role, str], ...] = (
     ("lycoris_", Role.DIFFUSION_MODEL, "lycoris"),
     ("unet.", Role.DIFFUSION_MODEL, "diffusers"),
     ("transformer.", Role.DIFFUSION_MODEL, "diffusers"),
+    ("transformer_2.", Role.DIFFUSION_MODEL_2, "diffusers"),
+    ("low_noise_model.", Role.DIFFUSION_MODEL_2, "checkpoint keys"),
+    ("high_noise_model.", Role.DIFFUSION_MODEL, "checkpoint keys"),
     ("text_encoder.", Role.TEXT_ENCODER, "diffusers"),
     ("text_encoder_", Role.TEXT_ENCODER, "diffusers"),
     ("base_model.model.", Role.DIFFUSION_MODEL, "peft"),

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 #: separates the name of an encoder from its module's weight names in the keys of a set of text encoders
 MODULE = ".transformer."
 CLIP_L, CLIP_G, CLIP_H, BERT, MT5 = "clip_l", "clip_g", "clip_h", "hydit_clip", "mt5xl"
-T5 = ("t5xxl", "t5xl", "t5base")
+T5, UMT5 = ("t5xxl", "t5xl", "t5base", "umt5xxl"), "umt5xxl"
+#: pieces of transformers' names of a T5, and of the names in Wan's own code
+_WAN_PIECES = (
+    ("encoder.block.", "blocks."),
+    (".layer.0.SelfAttention.relative_attention_bias", ".pos_embedding.embedding"),
+    (".layer.0.SelfAttention.", ".attn."),
+    (".layer.0.layer_norm", ".norm1"),
+    (".layer.1.layer_norm", ".norm2"),
+    (".layer.1.DenseReluDense.wi_0", ".ffn.gate.0"),
+    (".layer.1.DenseReluDense.wi_1", ".ffn.fc1"),
+    (".layer.1.DenseReluDense.wo", ".ffn.fc2"),
+    ("encoder.final_layer_norm", "norm"),
+    ("shared", "token_embedding"),
+)
 _PROJECTION, _LEVEL = "text_projection", "text_model."
 
 
@@ -43,7 +56,7 @@ def lora_encoder(encoder: str, family: str) -> str:
     """Return the conventions' name of the text encoder `encoder` (a name of the detection) of a model of `family`."""
     if encoder == "t5xl" and family.startswith("hunyuan_dit"):
         return MT5
-    return {"hydit_bert": BERT, "t5_base": "t5base", "t5xxl_old": "t5xxl"}.get(encoder, encoder)
+    return {"hydit_bert": BERT, "t5_base": "t5base", "t5xxl_old": "t5xxl", "umt5_xxl": UMT5}.get(encoder, encoder)
 
 
 def names_of_module(encoder: str, key_map: KeyMap, siblings: Iterable[str] = ()) -> dict[str, Ranges]:
@@ -72,6 +85,15 @@ def names_of_encoders(encoders: Mapping[str, Mapping[str, Ranges]], siblings: It
 
 
 def _names(encoder: str, base: str, siblings: Iterable[str]) -> Iterator[str]:
+    yield from _usual_names(encoder, base, siblings)
+    if encoder == UMT5:
+        wan = base
+        for piece, other in _WAN_PIECES:
+            wan = wan.replace(piece, other)
+        yield from _usual_names(encoder, wan, siblings)
+
+
+def _usual_names(encoder: str, base: str, siblings: Iterable[str]) -> Iterator[str]:
     yield f"text_encoders.{encoder}{MODULE}{base}"
     yield f"{encoder}{MODULE}{base}"
     yield f"{encoder}.{base}"
@@ -107,7 +129,10 @@ def _prefixes(encoder: str, siblings: frozenset[str]) -> tuple[tuple[str, ...], 
         number = 1 + has_g + has_l
         # trainers of Flux disagree whether T5 is the second encoder or keeps its number of SD3
         numbers = (number, 3) if has_l and not has_g else (number,)
-        return tuple(f"lora_te{n}_" for n in numbers), (f"text_encoder_{number}." if number > 1 else "text_encoder.",)
+        joined = tuple(f"lora_te{n}_" for n in numbers)
+        return (*joined, *(("lora_te_",) if number == 1 else ())), (
+            f"text_encoder_{number}." if number > 1 else "text_encoder.",
+        )
     return (), ()
 
 

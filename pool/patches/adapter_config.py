@@ -27,6 +27,8 @@ CONFIG_FILE, _CONFIGURED = "adapter_config.json", "adapter_model"
 _PEFT_PREFIX = "base_model.model."
 #: the kinds of adapters with a strength
 _SCALED_KINDS = ("LORA", "LOHA", "LOKR")
+#: terms of the series that PEFT and OneTrainer rotate with, unless a configuration says otherwise
+NEUMANN_TERMS = 5
 #: far larger than any configuration
 _MOST_CONFIG_BYTES = 1 << 20
 #: PEFT's names of alpha: in the configuration of LoRA, and in those of LoHa and LoKr
@@ -70,9 +72,13 @@ class _Config:
 @dataclass(frozen=True, slots=True)
 class SavedStrengths:
     """The strengths in a file's header, by component: "unet", "transformer", "text_encoder_2", or "" for a file of one
-    component whose names have no prefix."""
+    component whose names have no prefix.
+
+    terms  of the series of PEFT's OFTs; 0 if their rotations are exact
+    """
 
     _configs: Mapping[str, _Config]
+    terms: int = NEUMANN_TERMS
 
     def of(self, name: str) -> SavedStrength | None:
         """Return the strength of the adapter with the base name `name`; None if the header has none."""
@@ -104,6 +110,8 @@ def read_strengths(path: Path, metadata: Mapping[str, str]) -> SavedStrengths:
         if config.stat().st_size > _MOST_CONFIG_BYTES:
             raise CorruptFile(f"{config}: found {config.stat().st_size} bytes, expected a configuration of PEFT")
         fields = _parsed(f"{where}: {what}", config.read_text(encoding="utf-8", errors="replace"))
+        if fields.get("peft_type") == "OFT":
+            return SavedStrengths({}, _Reader(where, what, fields, "").terms())
         components = {""} if fields.get("peft_type", "LORA") in _SCALED_KINDS else set()
     else:
         return SavedStrengths({})
@@ -141,6 +149,17 @@ class _Reader:
             {key: self._alpha("alpha_pattern", value) for key, value in self._patterns("alpha_pattern").items()},
             use_rslora,
         )
+
+    def terms(self) -> int:
+        """The terms of the series of an OFT; 0 for exact rotations."""
+        if self.fields.get("coft"):
+            raise self._damaged("coft", self.fields["coft"], "false: the limit of its rotations is not supported")
+        if not self.fields.get("use_cayley_neumann", True):
+            return 0
+        terms = self.fields.get("num_cayley_neumann_terms", NEUMANN_TERMS)
+        if type(terms) is int and 1 < terms < 1 << 10:
+            return terms
+        raise self._damaged("num_cayley_neumann_terms", terms, "a whole number above 1")
 
     def _name(self, field: str) -> str:
         return f"{self.component}.{field}" if self.component else field

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,9 +20,9 @@ from torch import Tensor
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.adapter_keys import bundled_name, normalized_keys, split_key
+from modelpool.pool.keymaps.adapter_keys import adapter_of, bundled_name, normalized_keys, split_key
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.patches.adapter_config import SavedStrength, read_strengths
+from modelpool.pool.patches.adapter_config import NEUMANN_TERMS, SavedStrength, read_strengths
 
 #: limit of a weight's dimensions; a longer stored shape is damaged, and is not read
 MAX_DIMENSIONS = 8
@@ -30,6 +30,11 @@ MAX_DIMENSIONS = 8
 SHARED_PROJECTIONS = ("vera_A", "vera_B")
 #: key endings of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
 _SCALE_SUFFIXES = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
+
+#: the last parts of a key, which name a part of an adapter
+_END = re.compile(r".*?(\.[^.\d]*(?:\.(?:weight|bias|default))?)$", re.DOTALL)
+#: words in the keys of adapters of any kind
+_ADAPTER_WORDS = re.compile(r"lora|dora|hada|lokr|oft_|vera|ia3|lycoris|adapter", re.IGNORECASE)
 
 
 class AdapterKind(Enum):
@@ -41,6 +46,8 @@ class AdapterKind(Enum):
     GLORA = "GLoRA"
     OFT = "OFT"
     BOFT = "BOFT"
+    ROTATION = "OFT of rotations"
+    INPUT_OFT = "OFT of inputs"
     VERA = "VeRA"
     NORM = "norm"
     DIFFERENCE = "difference"
@@ -55,8 +62,10 @@ class AdapterEntry:
     is_bias   whether it is for the bias of the named weight
     parts     its tensors by part, views of the file's mapping
     alpha     None if missing
-    scale     factor of its delta from the file's header, if there is no alpha
+    scale     factor of its delta from the file's header, if there is no alpha; of the numbers of an OFT of inputs
     reshaped  shape that the weight is padded to first
+    by_peft   whether PEFT wrote it, whose OFTs rotate convolutions the other way than OneTrainer's
+    terms     of the series of an OFT of inputs, or 0 if its rotations are exact
     """
 
     name: str
@@ -66,6 +75,8 @@ class AdapterEntry:
     alpha: float | None = None
     scale: float | None = None
     reshaped: Shape | None = None
+    by_peft: bool = False
+    terms: int = NEUMANN_TERMS
 
     @property
     def rank(self) -> int | None:
@@ -119,7 +130,7 @@ def _parts(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-_SHARED = _parts("alpha", "dora_scale", "magnitude")
+_SHARED = _parts("alpha", "dora_scale")
 _RECIPES = (
     _Recipe(AdapterKind.LORA, (_parts("up", "down"),), _SHARED | {"mid", "reshape_weight"}),
     _Recipe(
@@ -138,13 +149,19 @@ _RECIPES = (
     ),
     _Recipe(AdapterKind.GLORA, (_parts("a1", "a2", "b1", "b2"),), _SHARED, is_distinctive=False),
     _Recipe(AdapterKind.OFT, (_parts("oft_blocks"),), _SHARED | {"rescale"}),
-    _Recipe(AdapterKind.VERA, (_parts("vera_lambda_b", "vera_lambda_d", *SHARED_PROJECTIONS),)),
-    _Recipe(AdapterKind.NORM, (_parts("w_norm"),)),
-    _Recipe(AdapterKind.DIFFERENCE, (_parts("diff"),)),
-    _Recipe(AdapterKind.REPLACEMENT, (_parts("set_weight"),)),
-    _Recipe(AdapterKind.NORM, (_parts("b_norm"),), is_bias=True),
-    _Recipe(AdapterKind.DIFFERENCE, (_parts("diff_b"),), is_bias=True),
+    _Recipe(AdapterKind.ROTATION, (_parts("oft_diag"),), _SHARED | {"rescale"}),
+    _Recipe(AdapterKind.INPUT_OFT, (_parts("oft_R"),), _SHARED | {"scaled_oft"}),
+    _Recipe(AdapterKind.VERA, (_parts("vera_lambda_b", "vera_lambda_d", *SHARED_PROJECTIONS),), _parts("alpha")),
+    _Recipe(AdapterKind.NORM, (_parts("w_norm"),), _parts("alpha")),
+    _Recipe(AdapterKind.DIFFERENCE, (_parts("diff"),), _parts("alpha")),
+    _Recipe(AdapterKind.REPLACEMENT, (_parts("set_weight"),), _parts("alpha")),
+    _Recipe(AdapterKind.NORM, (_parts("b_norm"),), _parts("alpha"), is_bias=True),
+    _Recipe(AdapterKind.DIFFERENCE, (_parts("diff_b"),), _parts("alpha"), is_bias=True),
 )
+#: how the kinds that have other parts are called
+_KINDS = "LoHa, LoKr, GLoRA, OFT, BOFT, VeRA or differences"
+#: kinds whose alpha has a meaning: a factor of the delta, or the limit of a rotation
+_ALPHA_KINDS = {AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKind.GLORA, AdapterKind.OFT}
 
 
 def read_adapters(path: Path) -> AdapterFile:
@@ -152,9 +169,10 @@ def read_adapters(path: Path) -> AdapterFile:
 
     Names whose factors are scaled by a separate tensor are unmatched.
 
-    Raises CorruptFile when the file is incomplete or contains no LoRA keys, when an adapter lacks a factor or has
-    factors that do not share a rank or are not floating point, an alpha that is not one finite number, or an invalid
-    new shape, when two keys are the same part of one name, and as `read_strengths` does.
+    Raises CorruptFile when the file is incomplete or contains no known kind of adapter, when an adapter lacks a factor
+    or has factors that do not share a rank or are not floating point, an alpha with an effect that is not one finite
+    number, or an invalid new shape, when two keys are the same part of one name, also as parts of two PEFT adapters,
+    and as `read_strengths` does.
     """
     # the reference was checked when it was created (`pool.catalog.catalog`); no code of a pickle is run
     mapped = MappedFile.open(path, allow_pickle=True)
@@ -164,6 +182,7 @@ def read_adapters(path: Path) -> AdapterFile:
     grouped: dict[str, dict[str, str]] = {}
     unmatched: list[UnmatchedEntry] = []
     shared: dict[str, str] = {}
+    adapters = sorted({name for key in keys.original if (name := adapter_of(key))})
     for key, original in keys.original.items():
         split = split_key(key)
         if original in scales.values():
@@ -178,14 +197,21 @@ def read_adapters(path: Path) -> AdapterFile:
             continue
         factors = grouped.setdefault(split[0], {})
         if split[1] in factors:
+            if len(adapters) > 1:
+                raise CorruptFile(
+                    f"{path}: found {len(adapters)} adapters for the same weights: {', '.join(map(repr, adapters))} "
+                    f"(such as {original!r} and {factors[split[1]]!r}), expected one: save each as a file"
+                )
             raise CorruptFile(
                 f"{path}: {original!r} and {factors[split[1]]!r} are both the {split[1]!r} factor of {split[0]!r}, "
                 "expected one of them"
             )
         factors[split[1]] = original
     if not grouped:
-        unknown = "found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'"
+        unknown = _none_known(unmatched, shared)
         raise CorruptFile(f"{path}: {mistaken(mapped.header.shapes, 'a LoRA', unknown)}")
+    if not any("vera_lambda_b" in parts for parts in grouped.values()):
+        unmatched += (UnmatchedEntry(key, "shared by VeRAs, of which the file has none") for key in shared.values())
     entries: list[AdapterEntry] = []
     for name in sorted(grouped):
         scaled = [f"{key!r} is scaled by {scales[key]!r}" for key in grouped[name].values() if key in scales]
@@ -198,8 +224,11 @@ def read_adapters(path: Path) -> AdapterFile:
                 unmatched.append(UnmatchedEntry(name, reason))
                 continue
             grouped[name] |= shared
-        tensors = _as_matrices({part: mapped.tensor(key) for part, key in grouped[name].items()})
-        named = _NamedTensors(path, name, tensors, grouped[name], keys.reshaped.get(name), strengths.of(name))
+        found_keys = grouped[name]
+        tensors, found_keys = _as_matrices({part: mapped.tensor(key) for part, key in found_keys.items()}, found_keys)
+        named = _NamedTensors(
+            path, name, tensors, found_keys, keys.reshaped.get(name), strengths.of(name), strengths.terms
+        )
         for found in _entries(named):
             if isinstance(found, UnmatchedEntry):
                 unmatched.append(found)
@@ -218,15 +247,47 @@ class _NamedTensors:
     keys: Mapping[str, str]
     reshaped: Shape | None
     strength: SavedStrength | None
+    neumann_terms: int
+
+    @property
+    def is_of_peft(self) -> bool:
+        """Whether PEFT wrote it: it names its model or the adapter."""
+        return "base_model.model." in self.name or any(map(adapter_of, self.keys.values()))
 
 
-def _as_matrices(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the factors of a table of vectors as those of a matrix: PEFT stores them transposed, A (R, rows) and
-    B (columns, R)."""
-    if {"embedding_up", "embedding_down"} <= tensors.keys():
+def _none_known(unmatched: Sequence[UnmatchedEntry], shared: Mapping[str, str]) -> str:
+    """Return an error message for a file without a known kind of adapter: what it has, and what is expected."""
+    keys = [entry.name for entry in unmatched] + sorted(shared.values())
+    of_adapters = [key for key in keys if _ADAPTER_WORDS.search(key)]
+    listed = of_adapters or keys
+    ends = list(dict.fromkeys(_END.sub(r"\1", key) for key in listed))
+    what = "keys of no known kind of adapter" if of_adapters else "no LoRA keys"
+    found = f"found {what} among its {len(keys)} keys"
+    if listed:
+        others = f" and {len(ends) - 4} others" if len(ends) > 4 else ""
+        found += f", which end in {', '.join(map(repr, ends[:4]))}{others} (such as {listed[0]!r})"
+    return (
+        f"{found}; expected pairs such as 'NAME.lora_up.weight' and 'NAME.lora_down.weight', or 'NAME.lora_A.weight' "
+        f"and 'NAME.lora_B.weight', or the parts of {_KINDS}"
+    )
+
+
+def _as_matrices(tensors: dict[str, Tensor], keys: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and keys of an adapter with PEFT's forms replaced by the common ones.
+
+    PEFT stores the factors of a table of vectors transposed, A (R, rows) and B (columns, R), and its magnitudes as a
+    number for each row, whatever their shape, or for each column of a table.
+    """
+    keys = dict(keys)
+    is_table = {"embedding_up", "embedding_down"} <= tensors.keys()
+    if is_table:
         up, down = tensors.pop("embedding_down"), tensors.pop("embedding_up")
         tensors |= {"up": up.mT, "down": down.mT} if up.ndim == down.ndim == 2 else {"up": up, "down": down}
-    return tensors
+        keys |= {"up": keys.pop("embedding_down"), "down": keys.pop("embedding_up")}
+    if "magnitude" in tensors and "dora_scale" not in tensors:
+        tensors["dora_scale"] = tensors.pop("magnitude").reshape((1, -1) if is_table else (-1,))
+        keys["dora_scale"] = keys.pop("magnitude")
+    return tensors, keys
 
 
 def _scale_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -255,6 +316,8 @@ def _entries(named: _NamedTensors) -> Iterator[AdapterEntry | UnmatchedEntry]:
             left -= recipe.parts
         if complete:
             used = left & (complete[-1].parts | complete[-1].optional)
+            if complete[-1].kind is AdapterKind.LOKR:  # a factor that is stored complete needs no product
+                used -= {f"{full}_{half}" for full in used for half in "ab"}
             yield _entry(named, complete[-1], used)
             left -= used
         if complete[:-1]:  # optional parts of superseded kinds
@@ -271,7 +334,11 @@ def _missing_factor(path: Path, name: str, recipe: _Recipe, present: set[str]) -
 
 def _entry(named: _NamedTensors, recipe: _Recipe, used: Iterable[str]) -> AdapterEntry | UnmatchedEntry:
     parts = {part: named.tensors[part] for part in sorted(used)}
-    alpha = _alpha(named, parts.pop("alpha")) if "alpha" in parts else None
+    alpha = None
+    if (stored := parts.pop("alpha", None)) is not None and _has_alpha(recipe.kind, parts):
+        # a limit of rotations may be infinite
+        alpha = _alpha(named, stored, may_be_infinite=recipe.kind is AdapterKind.OFT)
+    is_scaled_oft = (flag := parts.pop("scaled_oft", None)) is not None and bool(flag.any())
     reshaped = _new_shape(named, parts.pop("reshape_weight")) if "reshape_weight" in parts else named.reshaped
     for part, tensor in parts.items():
         if not tensor.is_floating_point() or tensor.dtype is torch.float8_e8m0fnu:
@@ -284,6 +351,8 @@ def _entry(named: _NamedTensors, recipe: _Recipe, used: Iterable[str]) -> Adapte
         kind = AdapterKind.BOFT
     saved = named.strength if alpha is None and _is_scaled(named, kind) else None
     scale = _bias_scale(named) if recipe.is_bias else None
+    if is_scaled_oft:
+        scale = 0.5 / math.sqrt(max(1, block_size(parts["oft_R"].shape[-1]) - 1))
     entry = AdapterEntry(
         named.name,
         kind,
@@ -292,6 +361,8 @@ def _entry(named: _NamedTensors, recipe: _Recipe, used: Iterable[str]) -> Adapte
         alpha,
         scale if saved is None else saved.scale,
         reshaped if kind is AdapterKind.LORA else None,
+        named.is_of_peft,
+        named.neumann_terms,
     )
     if any(tensor.numel() == 0 for tensor in parts.values()):
         return UnmatchedEntry(named.name, "its rank is 0: it changes nothing")
@@ -321,10 +392,17 @@ def _bias_scale(named: _NamedTensors) -> float | None:
     return _alpha(named, named.tensors["alpha"]) / max(1, len(named.tensors["down"]))
 
 
-def _alpha(named: _NamedTensors, tensor: Tensor) -> float:
+def _has_alpha(kind: AdapterKind, parts: Container[str]) -> bool:
+    """Whether an alpha changes the adapter: not a LoKr of undecomposed matrices, which has no rank."""
+    if kind is AdapterKind.LOKR:
+        return not ("lokr_w1" in parts and "lokr_w2" in parts)
+    return kind in _ALPHA_KINDS
+
+
+def _alpha(named: _NamedTensors, tensor: Tensor, may_be_infinite: bool = False) -> float:
     is_number = tensor.numel() == 1 and not tensor.is_complex()
     alpha = tensor.float().item() if is_number else math.nan
-    if not math.isfinite(alpha):
+    if not math.isfinite(alpha) and not (may_be_infinite and alpha == math.inf):
         raise CorruptFile(f"{named.path}: the alpha of {named.name!r} is {tensor.tolist()}, expected one finite number")
     return alpha
 
@@ -368,7 +446,7 @@ def _misfit(entry: AdapterEntry) -> str | None:
                     fits = fits and _is_product(p[f"lokr_w{n}_a"], p[f"lokr_w{n}_b"], core)
             return None if fits else "matrices, or products that share a rank"
         case AdapterKind.GLORA:
-            return None if all(t.ndim > 1 for t in p.values()) else "matrices"
+            return None if all(p[part].ndim > 1 for part in ("a1", "a2", "b1", "b2")) else "matrices"
         case AdapterKind.VERA:
             fits = p["vera_A"].ndim == p["vera_B"].ndim == 2
             fits = fits and p["vera_lambda_b"].ndim == p["vera_lambda_d"].ndim == 1
@@ -377,8 +455,20 @@ def _misfit(entry: AdapterEntry) -> str | None:
             blocks = p["oft_blocks"]
             fits = blocks.ndim in (3, 4) and blocks.shape[-1] == blocks.shape[-2] > 0
             return None if fits else "blocks (n, b, b), or (m, n, b, b) for a butterfly"
+        case AdapterKind.ROTATION:
+            blocks = p["oft_diag"]
+            return None if blocks.ndim == 3 and blocks.shape[-1] == blocks.shape[-2] > 0 else "blocks (n, b, b)"
+        case AdapterKind.INPUT_OFT:
+            fits = p["oft_R"].ndim == 2 and block_size(p["oft_R"].shape[1]) > 1
+            return None if fits else "the numbers above the diagonals of blocks, (n, b * (b - 1) / 2)"
         case _:
             return None
+
+
+def block_size(elements: int) -> int:
+    """Return the size of a square matrix with so many elements above its diagonal; 0 if there is none."""
+    size = (1 + math.isqrt(1 + 8 * elements)) // 2
+    return size if size * (size - 1) // 2 == elements else 0
 
 
 def _is_point(factor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from modelpool.pool.patches.glora import glora_of
 from modelpool.pool.patches.loha import HadamardFactor, LoHa
 from modelpool.pool.patches.lokr import KroneckerFactor, LoKr
 from modelpool.pool.patches.low_rank import LowRank, TuckerLowRank
-from modelpool.pool.patches.oft import BOFT, OFT
+from modelpool.pool.patches.oft import BOFT, OFT, InputOFT
 from modelpool.pool.patches.vera import VeRA
 from modelpool.pool.patches.weight_patch import Offset, PatchValue, Shape
 
@@ -60,11 +60,7 @@ def adapter_value(entry: AdapterEntry, shape: Shape) -> Additive:
     """Return the delta of `entry` for a complete weight of `shape`. Raises PatchFailed when it has none."""
     p = entry.parts
     delta = _without_magnitude(entry, shape)
-    if "dora_scale" in p:
-        return DoRA(delta, p["dora_scale"], shape)
-    if "magnitude" in p:  # PEFT's form: a number for each row, whatever its shape
-        return DoRA(delta, p["magnitude"].reshape(-1), shape, norm_of_sum=True)
-    return delta
+    return DoRA(delta, p["dora_scale"], shape) if "dora_scale" in p else delta
 
 
 def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
@@ -89,9 +85,15 @@ def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
             projections = p["vera_B"], p["vera_A"]
             return VeRA(*projections, p["vera_lambda_b"], p["vera_lambda_d"], columns_of(shape))
         case AdapterKind.OFT:
-            return OFT(p["oft_blocks"], p.get("rescale"), alpha or 0.0, shape)
+            # trainers limit the norm to alpha times the number of rows; ComfyUI forgets the factor
+            return OFT(p["oft_blocks"], p.get("rescale"), (alpha or 0.0) * shape[0], shape)
         case AdapterKind.BOFT:
-            return BOFT(p["oft_blocks"], p.get("rescale"), alpha or 0.0, shape)
+            return BOFT(p["oft_blocks"], p.get("rescale"), (alpha or 0.0) * shape[0], shape)
+        case AdapterKind.ROTATION:
+            return OFT(p["oft_diag"], p.get("rescale"), 0.0, shape, is_rotation=True)
+        case AdapterKind.INPUT_OFT:
+            turned = len(shape) > 2 and not entry.by_peft
+            return InputOFT(p["oft_R"], 1.0 if entry.scale is None else entry.scale, shape, entry.terms, turned)
         case AdapterKind.NORM | AdapterKind.DIFFERENCE | AdapterKind.REPLACEMENT:
             (tensor,) = p.values()
             return Difference(tensor if entry.scale in (None, 1.0) else tensor.float() * entry.scale)
@@ -120,7 +122,7 @@ def _as_patch_value(entry: AdapterEntry, value: Additive) -> PatchValue:
 
 def _is_zero(entry: AdapterEntry) -> bool:
     """Whether its delta is 0 whatever its factors are. A magnitude changes the weight even without a delta."""
-    if "dora_scale" in entry.parts or "magnitude" in entry.parts or entry.kind not in _SCALED:
+    if "dora_scale" in entry.parts or entry.kind not in _SCALED:
         return False
     is_full = entry.kind is AdapterKind.LOKR and entry.rank is None
     return entry.scale == 0.0 or (entry.alpha == 0.0 and not is_full)

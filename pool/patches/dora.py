@@ -1,4 +1,7 @@
-"""DoRA: any adapter's delta with learned norms of the rows or columns of the result."""
+"""DoRA: any adapter's delta with learned norms of the rows or columns of the result.
+
+Formula: LyCORIS, PEFT and OneTrainer, which agree. ComfyUI measures the rows of the weight without the delta.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,16 @@ from modelpool.pool.patches.weight_patch import DeltaFunction, Shape, to_working
 
 @dataclass(frozen=True, slots=True)
 class DoRA(Additive):
-    """`V * magnitude / norm`, with `V = W + delta`; interpolated with W by the strength.
+    """`V * magnitude / norm(V)`, with `V = W + delta`; interpolated with W by the strength.
 
-    value        provides the delta, always at strength 1
-    magnitude    (O, 1, ..): one number per row; or (1, I, 1, ..): one per input channel
-    norm_of_sum  whether row norms are measured on V, as PEFT trains, or on W, as ComfyUI does. Norms over input
-                 channels are always those of V.
-    shape        of the weight that it is for
+    value      provides the delta, always at strength 1
+    magnitude  (O,) or (O, 1, ..): one number per row; or (1, I, 1, ..): one per input channel
+    shape      of the weight that it is for
     """
 
     value: Additive
     magnitude: Tensor
     shape: Shape
-    norm_of_sum: bool = False
 
     @property
     def working_bytes(self) -> int:
@@ -36,13 +36,16 @@ class DoRA(Additive):
 
     @property
     def _by_rows(self) -> bool:
-        return self.magnitude.shape[:1] == self.shape[:1]
+        return tuple(self.magnitude.shape[:1]) == self.shape[:1] and self.magnitude.numel() == self.shape[0]
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
         self.value.check(shape)
-        count = shape[0] if self._by_rows else (shape[1] if len(shape) > 1 else 1)
-        if math.prod(shape) != math.prod(self.shape) or self.magnitude.numel() != count:
+        columns = self.shape[1] if len(self.shape) > 1 else 1
+        by_columns = tuple(self.magnitude.shape[:2]) == (1, columns) and self.magnitude.numel() == columns
+        # the weight may have another form than in the checkpoint: a matrix for a convolution with a kernel of one
+        fits = math.prod(shape) == math.prod(self.shape) and shape[:1] == self.shape[:1]
+        if not fits or not (self._by_rows or by_columns):
             raise PatchFailed(
                 f"the DoRA magnitude has shape {tuple(self.magnitude.shape)}, expected one number for each row or each "
                 f"input channel of a weight of shape {shape}"
@@ -63,18 +66,17 @@ class DoRA(Additive):
             raise PatchFailed(
                 "the DoRA magnitude is over input channels, across rows that belong to several parameters"
             )
-        magnitude = self.magnitude.narrow(0, start, count)
-        return DoRA(self.value.rows(start, count), magnitude, (count, *self.shape[1:]), self.norm_of_sum)
+        return DoRA(self.value.rows(start, count), self.magnitude.narrow(0, start, count), (count, *self.shape[1:]))
 
     def _recomposed(self, weight: Tensor, function: DeltaFunction | None) -> Tensor:
         delta = self.value.delta(weight)
         # cloned: the delta may be the factor itself, and the function may modify its argument
         patched = weight + (delta if function is None else function(delta.clone()))
+        shaped = patched.reshape(self.shape)
         axis = 0 if self._by_rows else 1
-        measured = weight if self._by_rows and not self.norm_of_sum else patched
-        others = [d for d in range(weight.ndim) if d != axis]
+        others = [d for d in range(shaped.ndim) if d != axis]
         # an empty list of dimensions would mean all of them
-        norm = torch.linalg.vector_norm(measured, dim=others, keepdim=True) if others else measured.abs()
+        norm = torch.linalg.vector_norm(shaped, dim=others, keepdim=True) if others else shaped.abs()
         norm.add_(torch.finfo(weight.dtype).eps)
         magnitude = to_working(self.magnitude, weight).reshape(norm.shape)
-        return patched.mul_(magnitude / norm)
+        return shaped.mul_(magnitude / norm).reshape(weight.shape)

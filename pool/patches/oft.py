@@ -1,19 +1,21 @@
-"""OFT and BOFT: adapters that rotate a weight's rows. Formulas: LyCORIS.
+"""OFT and BOFT: adapters that rotate a weight's rows, or its columns.
 
-Both store skew-symmetric blocks, which Cayley's formula maps to rotations. The strength is applied once: upstream
-applies it twice, and rejects a BOFT without an alpha. An OFT's `rescale` is applied; upstream ignores it.
+Formulas: LyCORIS and kohya's scripts for rows, PEFT and OneTrainer for columns. Cayley's formula maps the
+skew-symmetric blocks that they store to rotations; early versions of LyCORIS store the rotations. The strength is
+applied once: ComfyUI applies it twice, and rejects a BOFT without an alpha. An OFT's `rescale` is applied; ComfyUI
+ignores it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.patches.additive import Additive
+from modelpool.pool.patches.additive import Additive, columns_of
 from modelpool.pool.patches.weight_patch import DeltaFunction, Shape, add_delta, to_working, working_bytes
 
 
@@ -27,6 +29,7 @@ class OFT(Additive):
     shape        of the weight that it is for
     first_block  block of the weight's row 0
     is_part      whether the weight is only some of the rows that the blocks are for
+    is_rotation  whether the blocks are rotations, not what Cayley's formula makes rotations of
     """
 
     blocks: Tensor
@@ -35,6 +38,7 @@ class OFT(Additive):
     shape: Shape
     first_block: int = 0
     is_part: bool = False
+    is_rotation: bool = False
 
     @property
     def working_bytes(self) -> int:
@@ -55,9 +59,9 @@ class OFT(Additive):
     def delta(self, weight: Tensor) -> Tensor:
         """See `Additive.delta`."""
         size = self.blocks.shape[-1]
-        rotation = cayley(to_working(self.blocks, weight), self.cap).narrow(
-            0, self.first_block, weight.shape[0] // size
-        )
+        blocks = to_working(self.blocks, weight)
+        rotation = blocks if self.is_rotation else cayley(blocks, self.cap)
+        rotation = rotation.narrow(0, self.first_block, weight.shape[0] // size)
         rotated = torch.einsum("knm,knc->kmc", rotation, weight.reshape(-1, size, math.prod(weight.shape[1:])))
         rotated = rotated.reshape(weight.shape)
         if self.rescale is not None:
@@ -70,7 +74,77 @@ class OFT(Additive):
         if start % size or count % size:
             raise PatchFailed(f"OFT blocks of {size} rows mix rows that belong to several parameters")
         rescale = None if self.rescale is None else self.rescale.reshape(-1).narrow(0, start, count)
-        return OFT(self.blocks, rescale, self.cap, (count, *self.shape[1:]), self.first_block + start // size, True)
+        first_block = self.first_block + start // size
+        return replace(self, rescale=rescale, shape=(count, *self.shape[1:]), first_block=first_block, is_part=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InputOFT(Additive):
+    """`W R - W`, with R block-diagonal over the columns; convolution kernels are flattened into the columns.
+
+    numbers    (n, b * (b - 1) / 2): the numbers above the diagonals of skew-symmetric blocks, for n * b columns; or
+               one block for all of them
+    scale      factor of the numbers
+    shape      of the weight that it is for
+    terms      of the series for Cayley's formula `(I - Q) (I + Q)^-1` of the blocks Q; 0 for the exact rotation
+    is_turned  whether each block of R is Cayley's formula, instead of its transpose
+    """
+
+    numbers: Tensor
+    scale: float
+    shape: Shape
+    terms: int
+    is_turned: bool
+
+    @property
+    def size(self) -> int:
+        """The rows of a block."""
+        return (1 + math.isqrt(1 + 8 * self.numbers.shape[1])) // 2
+
+    @property
+    def working_bytes(self) -> int:
+        """The blocks and their powers, the rotated weight, and copies."""
+        blocks_bytes = 4 * self.numbers.shape[0] * self.size**2
+        return working_bytes(self.numbers) + 5 * blocks_bytes + 4 * 3 * math.prod(self.shape)
+
+    def check(self, shape: Shape) -> None:
+        """See `Additive.check`."""
+        columns, size, count = columns_of(self.shape), self.size, self.numbers.shape[0]
+        fits = columns % size == 0 and count in (1, columns // size)
+        if not fits or math.prod(shape) != math.prod(self.shape) or shape[:1] != self.shape[:1]:
+            raise PatchFailed(
+                f"{count} OFT blocks of {size} columns for a weight of shape {self.shape}: found one of {shape}, "
+                "expected as many columns as in all blocks"
+            )
+
+    def delta(self, weight: Tensor) -> Tensor:
+        """See `Additive.delta`."""
+        rotation = self._rotation(weight)
+        rotation = rotation.expand(columns_of(self.shape) // self.size, -1, -1)
+        blocks = weight.reshape(weight.shape[0], -1, self.size)
+        rotated = torch.einsum("onk,nkc->onc" if self.is_turned else "onc,nkc->onk", blocks, rotation)
+        return rotated.reshape(weight.shape) - weight
+
+    def rows(self, start: int, count: int) -> InputOFT:
+        """See `Additive.rows`."""
+        return replace(self, shape=(count, *self.shape[1:]))
+
+    def _rotation(self, like: Tensor) -> Tensor:
+        numbers = to_working(self.numbers, like) * self.scale
+        row, column = torch.triu_indices(self.size, self.size, 1, device=like.device)
+        skew = numbers.new_zeros(numbers.shape[0], self.size, self.size)
+        skew[:, row, column] = numbers
+        skew = skew - skew.transpose(-1, -2)
+        identity = torch.eye(self.size, dtype=skew.dtype, device=skew.device).expand_as(skew)
+        if not self.terms:
+            exact: Tensor = torch.linalg.solve(identity + skew, identity - skew, left=False)
+            return exact
+        # PEFT's series: I + 2 Q + 2 Q^2 .. + Q^n, whose last term counts once; 3 terms make the same as 4
+        rotation, power, last = identity + 2 * skew, skew, max(3, self.terms - 1) if self.terms > 2 else 1
+        for exponent in range(2, last + 1):
+            power = power @ skew
+            rotation = rotation + power * (1 if exponent == last else 2)
+        return rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,7 +322,7 @@ def _queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Rang
             yield NameSource.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
 
 
-_LORA = LoraNaming(
+_LORA_C = LoraNaming(
     (
         *GENERIC.rules,
         *joined_names(NameSource.CHECKPOINT, "lora_prior_unet_"),
@@ -330,6 +330,16 @@ _LORA = LoraNaming(
         *dotted(NameSource.DIFFUSERS, "prior."),
         NameRule("prior.", NameSource.DIFFUSERS, transform=as_attention_processor),
         *dotted(NameSource.CHECKPOINT, "prior."),
+    ),
+    _queries,
+)
+#: the stages share names of weights: a LoRA for the prior is none for the decoder
+_LORA_B = LoraNaming(
+    (
+        *GENERIC.rules,
+        *dotted(NameSource.DIFFUSERS, "decoder."),
+        NameRule("decoder.", NameSource.DIFFUSERS, transform=as_attention_processor),
+        *dotted(NameSource.CHECKPOINT, "decoder."),
     ),
     _queries,
 )
@@ -361,7 +371,7 @@ def _definition(family: Family, when: Condition) -> UNetDefinition:
         # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
         texts=(Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
         text_set="stable_cascade",
-        lora=_LORA,
+        lora=_LORA_B if is_b else _LORA_C,
         pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
         build=ModelBuild("StableCascadeUNet", config, convert, forward),
     )

@@ -21,7 +21,8 @@ class NameSource(Enum):
     """Source of the base name of a weight.
 
     CHECKPOINT  the checkpoint's key without its prefix and without its last part, for weights
-    WHOLE_KEY   the checkpoint's key without its prefix, for everything that is no weight: biases, tables, scales
+    WHOLE_KEY   the checkpoint's key without its prefix, for everything that is no weight: biases, tables, scales; also
+                diffusers' name
     DIFFUSERS   diffusers' name of a weight, without its last part
     """
 
@@ -78,6 +79,7 @@ CHECKPOINT_KEYS = (
     *dotted(NameSource.CHECKPOINT, "diffusion_model.", "model.diffusion_model."),
     *dotted(NameSource.WHOLE_KEY, "diffusion_model.", "model.diffusion_model."),
     *joined_names(NameSource.CHECKPOINT, "lora_unet_"),
+    *joined_names(NameSource.WHOLE_KEY, "lora_unet_"),
 )
 #: the conventions of diffusers, PEFT and others applied to the checkpoint's keys, as trainers of original code do
 _BORROWED = (

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from modelpool.pool.families.parts.lora_naming import BaseNames, NameSource
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, open_checkpoint
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.lora_names.key_map import lora_key_map, lora_targets
+from modelpool.pool.lora_names.naming import generate_names, naming_of
 from modelpool.pool.lora_names.styles import STYLES, style_of, styles_of
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
@@ -175,3 +177,15 @@ def test_asking_for_a_style_imports_no_torch() -> None:
     """`modelpool inspect` tells what a LoRA is in a moment."""
     code = "import sys, modelpool.pool.lora_names.styles; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_stages_of_cascade_have_names_of_their_own() -> None:
+    """A LoRA for the prior must not reach the decoder, whose weights have the same names."""
+    base: BaseNames = {source: {"down_blocks.0": ()} for source in NameSource}
+    names = {
+        stage: {name for name, _ in generate_names(naming_of(stage), base)} for stage in ("cascade_c", "cascade_b")
+    }
+    assert {"prior.down_blocks.0", "lora_prior_unet_down_blocks_0"} <= names["cascade_c"]
+    assert "decoder.down_blocks.0" in names["cascade_b"]
+    assert not any("prior" in name for name in names["cascade_b"])
+    assert not any("decoder" in name for name in names["cascade_c"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -133,12 +131,12 @@ def test_a_butterfly_of_one_stage_is_block_diagonal_after_a_shuffle() -> None:
     assert torch.allclose(boft, expected, atol=1e-6)
 
 
-def test_peft_measures_lengths_on_the_sum() -> None:
-    weight, magnitude = random(8, 6), torch.linspace(0.5, 2, 8)
-    value = DoRA(Difference(random(8, 6, seed=3)), magnitude, (8, 6), norm_of_sum=True)
-    assert torch.allclose(value.apply(weight.clone(), 1.0, None).norm(dim=1), magnitude, atol=1e-5)
-    original = replace(value, norm_of_sum=False, magnitude=weight.norm(dim=1, keepdim=True))
-    assert torch.allclose(original.apply(weight.clone(), 1.0, None), weight + value.value.delta(weight), atol=1e-5)
+def test_magnitudes_are_the_lengths_of_the_result() -> None:
+    """Of its rows, or of its columns; in a square weight, the shape of the magnitude tells which."""
+    weight, numbers = random(6, 6), torch.linspace(0.5, 2, 6)
+    for magnitude, axis in ((numbers, 1), (numbers[:, None], 1), (numbers[None], 0)):
+        value = DoRA(Difference(random(6, 6, seed=3)), magnitude, (6, 6))
+        assert torch.allclose(value.apply(weight.clone(), 1.0, None).norm(dim=axis), numbers, atol=1e-5)
 
 
 def every_kind() -> dict[str, Additive]:
