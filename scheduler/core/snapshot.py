@@ -320,9 +320,9 @@ def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
     node = state.costs.nodes.of(worker.spec) if state.costs.nodes.lacking and worker.live else None
     if node is None:
         return ()
-    return tuple(dict.fromkeys(file.reason for file in node.unavailable.values() if state.at < file.until))[
-        :MOST_REASONS
-    ]
+    reasons = [file.reason for file in node.differing.values()]
+    reasons += [file.reason for file in node.unavailable.values() if state.at < file.until]
+    return tuple(dict.fromkeys(reasons))[:MOST_REASONS]
 
 
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
