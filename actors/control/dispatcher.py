@@ -38,6 +38,7 @@ from modelpool.pool.core.stage_params import DecodeParams
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
+    FileVerdict,
     JudgedFile,
     RunError,
     RunErrorKind,
@@ -313,6 +314,10 @@ class Dispatcher:
         self._heard((worker_id, incarnation))
         worker = self._live.get(worker_id)
         if worker is not None and worker.spec.incarnation == incarnation:
+            wrong = [file for file in files if file.verdict is not FileVerdict.RIGHT]
+            if wrong:
+                worker.checked.clear()  # the right file may come, and must be checked then
+                self._tasks.refuted(worker_id, incarnation, wrong)
             self.post(FilesJudged(self.now, worker_id, incarnation, files))
 
     def state_saved(self, saved: StateSaved, state: ResultRef) -> bool:

@@ -29,7 +29,18 @@ from modelpool.pool.core.stage_params import (
     UpscalerRef,
 )
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    JobId,
+    JobSpec,
+    JudgedFile,
+    NodeId,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+)
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
@@ -64,8 +75,13 @@ class _Entry:
     #: display name of the node of the run that produced the result, and the name of its device
     node: str = ""
     device: str = ""
-    #: runs that were lost with their worker: the worker and the reason
+    #: runs that were lost with their worker, or that lacked the right files: the worker or its node, and the reason
     lost: tuple[str, ...] = ()
+
+    def note_loss(self, reason: str) -> None:
+        """Keep why a run was lost."""
+        if len(self.lost) < MOST_LOST:
+            self.lost = (*self.lost, reason)
 
 
 class TaskStore:
@@ -211,6 +227,9 @@ class TaskStore:
         entry.running = False
         if report.error is not None:
             self._on_report(entry.spec, report)
+            if report.error.kind is RunErrorKind.FILE_UNAVAILABLE:
+                node = self._node_of(report.worker_id, report.incarnation)
+                entry.note_loss(f"{node or report.worker_id}: {report.error.message}")
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
@@ -232,6 +251,18 @@ class TaskStore:
         entry = self._entries[command.task_id]
         return (0, 0) if entry.state is None else entry.steps
 
+    def refuted(self, worker_id: WorkerId, incarnation: int, files: Iterable[JudgedFile]) -> None:
+        """Note of the tasks whose results a worker has made with these files, which are not the expected ones, that the
+        runs are lost."""
+        reasons = {file.state: file.reason for file in files}
+        node = self._node_of(worker_id, incarnation)
+        for entry in self._entries.values():
+            report = entry.report
+            if report is not None and (report.worker_id, report.incarnation) == (worker_id, incarnation):
+                reason = next((reasons[state] for state in report.unverified if state in reasons), None)
+                if reason is not None:
+                    entry.note_loss(f"{node or worker_id}: {reason}")
+
     def needs_state(self, task_id: TaskId) -> bool:
         """Return whether a task could start from a state, which it lacks."""
         entry = self._entries.get(task_id)
@@ -246,8 +277,8 @@ class TaskStore:
         """Note that a run was lost with its worker; without a reason, the core ended the worker."""
         entry = self._entries[task_id]
         entry.running = False
-        if reason and len(entry.lost) < MOST_LOST:
-            entry.lost = (*entry.lost, reason)
+        if reason:
+            entry.note_loss(reason)
         self._drop_unneeded(task_id)
 
     def settle(self, task_id: TaskId) -> None:

@@ -191,6 +191,8 @@ class Shell:
     ticks: list[float] = field(default_factory=list)
     #: whether workers begin tasks while they decode
     overlaps_decode: bool = False
+    #: whether workers know no hash of a file before they `judge` it; otherwise they know all of them at once
+    verifies: bool = False
     #: files that are not the expected ones, by machine
     bad: set[tuple[NodeId, ComponentKey]] = field(default_factory=set)
     #: by worker and component: the number of the state of the file, and whether the worker has judged it
@@ -351,7 +353,7 @@ class Shell:
         is_bad = any((node, key) in self.bad for key in read)
         state_is_wrong = run.command.resume and task_id in self.wrong_states
         run.is_right = not is_bad and not state_is_wrong and self.wrong.isdisjoint(self.tasks[task_id].needs)
-        for key in read if node else ():
+        for key in read if node and self.verifies else ():
             if (worker_id, key) not in self.files:
                 self._states_seen += 1
                 self.files[worker_id, key] = (self._states_seen, False)

@@ -147,7 +147,7 @@ class CoreMachine(RuleBasedStateMachine):
         overlaps=st.booleans(),
     )
     def begin(self, overlaps: bool, **limits) -> None:
-        self.shell = Shell(SchedulerConfig(story_length=None, **limits), overlaps_decode=overlaps)
+        self.shell = Shell(SchedulerConfig(story_length=None, **limits), overlaps_decode=overlaps, verifies=True)
         self.shell.want(*NAMES[:2])
 
     def measure(self) -> None:
