@@ -139,6 +139,7 @@ class Snapshot:
 
     at: float
     jobs_live: int
+    jobs_unverified: int
     jobs_stopping: int
     #: outcome -> jobs, since the start
     resolved: dict[str, int]
@@ -181,6 +182,7 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
     return Snapshot(
         at=at,
         jobs_live=len(demand.jobs),
+        jobs_unverified=sum(job.waits_for_verdict for job in demand.jobs.values()),
         jobs_stopping=[job.status for job in demand.jobs.values()].count(JobStatus.STOPPING),
         resolved={outcome.value: count for outcome, count in demand.resolved.items()},
         ready=ready,

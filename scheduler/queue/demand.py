@@ -27,7 +27,15 @@ from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.fair_queue import FairQueue
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.file_verdicts import NO_ORIGINS, Origins
-from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
+from modelpool.scheduler.tables.jobs import (
+    WAITS_FOR_VERDICT,
+    Job,
+    JobStatus,
+    Task,
+    TaskStatus,
+    needed_tasks,
+    problem_with,
+)
 from modelpool.scheduler.tables.kept_states import KeptState, state_id, task_of_state
 from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
 from modelpool.scheduler.tables.results import Result, Results
@@ -377,7 +385,7 @@ class Demand:
         if not job.waits_for_verdict:
             job.waits_for_verdict = True
             self.results.await_verdict(wanted, job.spec.job_id)
-            self._story.note(job, "waits until the hashes of the files are known that its result was made with")
+            self._story.note(job, WAITS_FOR_VERDICT)
         return None
 
     def _make_again(self, task_id: TaskId, lost: Result, is_counted: bool = True) -> None:

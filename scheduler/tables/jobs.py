@@ -20,6 +20,9 @@ from modelpool.scheduler.tables.placement_record import WaitEvaluation
 from modelpool.scheduler.tables.story import Status
 from modelpool.scheduler.tables.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
 
+#: the story's note of a job whose result exists
+WAITS_FOR_VERDICT = "waits until the hashes of the files are known that its result was made with"
+
 #: negative priority, virtual start time of the user's share (`scheduler.queue.shares`), place in the order of
 #: submission: an int, a float and two ints. The type leaves that open: the compiler would store them separately and
 #: build a tuple for every comparison

@@ -194,9 +194,10 @@ class Node:
 
     def is_right(self, components: Iterable[ComponentKey]) -> None:
         """The files of these components are the expected ones."""
-        found = [key for key in components if self.differing.pop(key, None) is not None]
-        if found:
-            self._note_lacking()
+        for key in components:
+            if self.differing.pop(key, None) is not None:
+                self.unavailable.pop(key, None)  # as a run has found it
+                self._note_lacking()
 
     def forget_differing(self, at: float) -> None:
         """Nobody here watches the files any more that differed: they are tried again as other unavailable ones."""
