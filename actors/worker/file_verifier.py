@@ -45,6 +45,7 @@ class _Watched:
     verdict  None while its hash is not known
     found    the hash, or why there is none
     is_used  a run has read this state before its hash was known
+    told     components that were told of when it was judged
     """
 
     part: FilePart
@@ -55,6 +56,7 @@ class _Watched:
     verdict: FileVerdict | None = None
     found: str = ""
     is_used: bool = False
+    told: int = 0
 
     def judged(self, verdict: FileVerdict) -> JudgedFile:
         """Return what is known of its state."""
@@ -129,7 +131,11 @@ class FileVerifier:
                     problems[str(missing)] = tuple(watched.components)
                     continue
                 if watched.verdict is FileVerdict.DIFFERS:
-                    problems[watched.judged(FileVerdict.DIFFERS).reason] = tuple(watched.components)
+                    judged = watched.judged(FileVerdict.DIFFERS)
+                    problems[judged.reason] = judged.components
+                    if len(judged.components) > watched.told and judged not in news:
+                        news.append(judged)  # a file of several components, which were not known before
+                    watched.told = len(judged.components)
                 used.append((watched, watched.number))
         self._tell(news)
         _raise(problems)
@@ -216,6 +222,7 @@ class FileVerifier:
     def _judge(self, watched: _Watched, found: str) -> None:
         is_right = found == watched.part.sha256
         watched.found, watched.verdict = found, FileVerdict.RIGHT if is_right else FileVerdict.DIFFERS
+        watched.told = len(watched.components)
         if not is_right:
             self.changes += 1  # what was read from it must not stay
             logger.warning("%s", watched.judged(FileVerdict.DIFFERS).reason)

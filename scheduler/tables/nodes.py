@@ -193,10 +193,10 @@ class Node:
         self._note_lacking()
 
     def is_right(self, components: Iterable[ComponentKey]) -> None:
-        """The files of these components are the expected ones."""
+        """The files of these components are here, and are the expected ones."""
         for key in components:
-            if self.differing.pop(key, None) is not None:
-                self.unavailable.pop(key, None)  # as a run has found it
+            known = (self.differing.pop(key, None), self.unavailable.pop(key, None))
+            if known != (None, None):
                 self._note_lacking()
 
     def forget_differing(self, at: float) -> None:

@@ -119,6 +119,20 @@ def test_another_file_is_named_and_not_used_any_more(watch: Watch, path: Path) -
     assert raised.value.components == (LORA,)
 
 
+def test_other_components_of_such_a_file_are_told_of_when_a_run_wants_them(watch: Watch, path: Path) -> None:
+    """Else the scheduler learns of each by a failed run, and tries it again every minute."""
+    watch.expect(path, b"expected")
+    watch.run()
+    watch.go.set()
+    watch.until(lambda: watch.judged)
+    vae = ComponentKey("vae")
+    watch.expect(path, b"expected", vae)
+    for _ in range(2):
+        with pytest.raises(FilesUnavailable):
+            watch.run(component=vae)
+    assert [file.components for file in watch.judged] == [(LORA,), (LORA, vae)]
+
+
 def test_a_run_that_ends_after_the_verdict_fails(watch: Watch, path: Path) -> None:
     watch.expect(path, b"expected")
 
