@@ -162,6 +162,12 @@ class FileVerifier:
         _raise(problems)
         return tuple(unverified)
 
+    def tell_again(self) -> None:
+        """Another controller has come, which has heard of no file: tell it of those that differ when it needs them."""
+        with self._lock:
+            for watched in self._watched.values():
+                watched.told = 0
+
     @property
     def is_settled(self) -> bool:
         """Whether the hashes of all files that runs have used are known."""

@@ -339,6 +339,7 @@ class GpuWorker:
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
         self._previews.forget_wishes()
+        self._verifier.tell_again()
         return self.ping(epoch)
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:

@@ -188,7 +188,13 @@ class SchedulerState:
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
             self.autoscaler = Autoscaler(
-                self.config, self.worker_table, self.demand, self.costs, self.pinned_loads.replicas, self.draining
+                self.config,
+                self.worker_table,
+                self.demand,
+                self.costs,
+                self.pinned_loads.replicas,
+                self.draining,
+                self.verdicts.pending,
             )
         if self.autoscaler is not None:
             self.largest = self.autoscaler.largest()
@@ -692,6 +698,8 @@ class SchedulerState:
         if wrong:
             for other in near if differing else [worker]:
                 self._drop_weights(other)
+        if not self.demand.results.origins_from(event.worker_id, event.incarnation):
+            self.verdicts.pending.pop((event.worker_id, event.incarnation), None)
         self._recheck_waiting()
 
     def _shares_files(self, worker: Worker, other: Worker) -> bool:
