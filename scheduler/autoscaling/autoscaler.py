@@ -42,6 +42,7 @@ from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.file_verdicts import Incarnation
 from modelpool.scheduler.tables.messages import (
     Event,
+    FilesJudged,
     LossCause,
     NodeDraining,
     PinComponents,
@@ -160,7 +161,7 @@ class Autoscaler:
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)
                 self._due(max(at, self._evaluated_at + LEAST_SECONDS))
-            case WorkersWanted() | WorkerUp() | PinComponents():
+            case WorkersWanted() | WorkerUp() | PinComponents() | FilesJudged():
                 self._due(max(at, self._evaluated_at + LEAST_SECONDS))
             case _:
                 pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import LossCause, Outcome, RunTask
+from modelpool.scheduler.tables.node_groups import NodeGroup
 from modelpool.scheduler.tables.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
 from tests.scheduler.world import PAINT, TEXT, Shell, alone, encode, image, sample
 
@@ -186,3 +187,23 @@ def test_a_cancelled_job_does_not_wait_for_hashes() -> None:
     shell.finish("a")
     shell.cancel("j")
     assert shell.outcome("j") is Outcome.CANCELLED
+
+
+def test_a_node_is_not_given_up_while_results_wait_for_the_hashes_of_its_files() -> None:
+    """Else its work would be done again on a node that is given up as early."""
+    group = NodeGroup("g", max_nodes=1, price_per_hour=1.0, start_seconds=10.0)
+    shell = Shell(SchedulerConfig(story_length=None, groups=(group,)), verifies=True)
+    shell.submit(alone("j", encode("cat")))
+    ((name, _),) = shell.starting
+    shell.come_up(name, node="n1")
+    shell.finish(name)
+    for _ in range(20):
+        shell.tick(600.0)
+        shell.feed_nothing()
+        assert name in shell.up
+    shell.judge(name)
+    assert shell.outcome("j") is Outcome.SUCCEEDED
+    for _ in range(20):
+        shell.tick(600.0)
+        shell.feed_nothing()
+    assert not shell.up
