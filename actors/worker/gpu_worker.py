@@ -263,7 +263,7 @@ class GpuWorker:
         lease: WorkerLease | None = None,
         on_preview: Callable[[PreviewMade], None] = lambda made: None,
         overlaps_decode: bool = False,
-        on_judged: Callable[[tuple[JudgedFile, ...], int], None] = lambda files, epoch: None,
+        on_judged: Callable[[tuple[JudgedFile, ...], int], None] | None = None,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
@@ -271,7 +271,7 @@ class GpuWorker:
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
         receives previews that are wanted, on another thread. With `overlaps_decode`, a decode may overlap with the runs
         after it. `on_judged` receives what is found out about files, with the epoch of the controller, on any thread;
-        it must not block."""
+        it must not block. Without it, files are not hashed."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -287,7 +287,8 @@ class GpuWorker:
         self._host = host
         self._fetched: WorkerFiles | None = None
         self._files = FileCheck()
-        self._verifier = FileVerifier(lambda files: on_judged(files, self._lease.epoch))
+        self._on_judged = on_judged
+        self._verifier = FileVerifier(self._tell_judged)
         #: `FileVerifier.changes` when models were closed last
         self._changes_seen = 0
         self._prefetcher = Prefetcher(self._ranges_of)
@@ -610,7 +611,8 @@ class GpuWorker:
             if request.fetch is not None:
                 self._fetch_files(request.fetch, should_stop, request.components)
             self._files.check(request.files)
-            self._verifier.expect(request.files)
+            if self._on_judged is not None:
+                self._verifier.expect(request.files)
             self._verifier.begin(request.components)
             self._close_changed()
             self._engine.load_weights(request.model, request.roles, request.kept, should_stop)
@@ -755,13 +757,18 @@ class GpuWorker:
         FilesUnavailable."""
         expected = [file for request in requests for file in request.files]
         self._files.check(expected)
-        self._verifier.expect(expected)
+        if self._on_judged is not None:
+            self._verifier.expect(expected)
         components = {key: None for request in requests for key in task_files(request.task, request.work)}
         in_use = self._verifier.begin(components)
         if in_use.has_changed:
             self._files.check_again(components)
         self._close_changed()
         return in_use
+
+    def _tell_judged(self, files: tuple[JudgedFile, ...]) -> None:
+        if self._on_judged is not None:
+            self._on_judged(files, self._lease.epoch)
 
     def _close_changed(self) -> None:
         """Close all models if files of some have changed since they were opened, or are not the expected ones."""
