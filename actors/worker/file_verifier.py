@@ -209,11 +209,11 @@ class FileVerifier:
         """Note the state of a file, and what is known of it. Requires the lock. Raises UserError."""
         members = members_of(watched.part)
         states = tuple(file_state(path) for path in members)
+        known = self._known_hashes.known(watched.part)  # before anything is noted: this may raise, too
         self._last_number += 1
         watched.members, watched.states, watched.number = members, states, self._last_number
         was_different = watched.verdict is FileVerdict.DIFFERS
         watched.verdict, watched.found, watched.is_used = None, "", False
-        known = self._known_hashes.known(watched.part)
         if known is not None:
             self._judge(watched, known)
             if watched.verdict is FileVerdict.DIFFERS or was_different:
@@ -235,7 +235,10 @@ class FileVerifier:
 
     def _tell(self, news: list[JudgedFile]) -> None:
         if news:
-            self._on_judged(tuple(news))
+            try:
+                self._on_judged(tuple(news))
+            except Exception:  # the controller is gone; the next one asks again
+                logger.exception("what was found out about files was not told")
 
     def _run(self) -> None:
         """Hash files, and look whether those that are in use change."""
@@ -261,8 +264,8 @@ class FileVerifier:
             found = self._hashes.sha256(part, lambda: self._closed)
         except HashingStopped:
             return
-        except (UserError, OSError) as problem:
-            found = f"none ({problem})"
+        except Exception as problem:  # results wait for it: whatever happens, they must not wait for ever
+            found = f"none ({problem or type(problem).__name__})"
         news: list[JudgedFile] = []
         with self._lock:
             with suppress(UserError):

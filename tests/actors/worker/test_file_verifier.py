@@ -225,6 +225,20 @@ def test_a_file_that_cannot_be_read_differs(watch: Watch, path: Path) -> None:
     assert "cannot be read" in watch.judged[0].found
 
 
+def test_a_failure_of_hashing_is_a_verdict(watch: Watch, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results wait for one: without it, their jobs would never end."""
+
+    def fail(*about: object) -> str:
+        raise RuntimeError("no more threads")
+
+    monkeypatch.setattr(NodeHashes, "sha256", fail)
+    watch.expect(path, b"weights")
+    watch.run()
+    watch.go.set()
+    watch.until(lambda: watch.judged)
+    assert (watch.verdicts, watch.judged[0].found) == ([FileVerdict.DIFFERS], "none (no more threads)")
+
+
 def expected(path: Path, key: str, content: bytes) -> ExpectedFile:
     part = FilePart(str(path), sha256=sha256(content))
     return ExpectedFile(ComponentKey(key), part, fingerprint(part))
