@@ -23,7 +23,14 @@ from modelpool.actors.wire.messages import ExpectedFile
 from modelpool.actors.worker.file_check import FilesUnavailable
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.registry.node_hashes import FileState, HashingStopped, NodeHashes, file_state, members_of
+from modelpool.pool.registry.node_hashes import (
+    FileState,
+    HashingStopped,
+    NodeHashes,
+    file_state,
+    is_unchanged,
+    members_of,
+)
 from modelpool.pool.specs.spec import ComponentKey, FileVerdict, JudgedFile
 
 logger = logging.getLogger(__name__)
@@ -197,7 +204,7 @@ class FileVerifier:
         if not watched.number:
             self._note_state(watched, news)
             return False
-        if tuple(file_state(path) for path in watched.members) == watched.states:
+        if all(map(is_unchanged, watched.members, watched.states)):
             return False
         if watched.verdict is None and watched.is_used:
             news.append(watched.judged(FileVerdict.CHANGED))

@@ -45,6 +45,8 @@ MOST_REMEMBERED = 16_384
 BYTES_PER_SECOND = 1 << 30
 #: interval of asking whether another process still hashes
 TURN_SECONDS = 0.1
+#: after this time a process hashes next to another one, which may hang
+LONGEST_TURN_SECONDS = 600.0
 SCHEMA = Schema(
     version=1,
     tables={
@@ -80,6 +82,22 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror or error}") from error
     return FileState(real, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+
+
+def is_unchanged(path: str | os.PathLike[str], state: FileState) -> bool:
+    """Whether the file at `path` has this state; follows links without resolving them. Raises CorruptFile if there is
+    none."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror or error}") from error
+    return (
+        found.st_mtime_ns == state.modified_ns
+        and found.st_ctime_ns == state.changed_ns
+        and found.st_size == state.size_bytes
+        and found.st_ino == state.inode
+        and found.st_dev == state.device
+    )
 
 
 def members_of(part: FilePart) -> tuple[str, ...]:
@@ -232,8 +250,9 @@ class NodeHashes:
         except (OSError, OutputFailed):
             yield
             return
+        over_at = time.monotonic() + LONGEST_TURN_SECONDS
         try:
-            while True:
+            while time.monotonic() < over_at:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
