@@ -133,7 +133,10 @@ class PinnableModel:
     def parts(self) -> dict[ComponentKey, FilePart]:
         """The file of each component."""
         model = self.model
-        return {spec.key: FilePart(model.path, role, model.assembly, model.files) for role, spec in self.components}
+        return {
+            spec.key: FilePart(model.path, role, model.assembly, model.files, model.sha256)
+            for role, spec in self.components
+        }
 
 
 class CatalogQueries(Protocol):

@@ -82,6 +82,7 @@ from modelpool.pool.specs.spec import (
     NO_NODE,
     ComponentSpec,
     JobId,
+    JudgedFile,
     NodeId,
     RunError,
     RunErrorKind,
@@ -519,6 +520,13 @@ class Controller:
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
+
+    async def files_judged(
+        self, worker_id: WorkerId, incarnation: int, files: tuple[JudgedFile, ...], epoch: int = 0
+    ) -> None:
+        """Note what a worker of this controller has found out about files of its machine."""
+        if epoch == self._epoch:
+            self._dispatcher.files_judged(worker_id, incarnation, files)
 
     async def output_defaults(self) -> OutputDefaults:
         """Return where drivers write outputs unless they choose another place."""

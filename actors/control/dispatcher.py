@@ -16,7 +16,7 @@ import asyncio
 import logging
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,12 +32,14 @@ from modelpool.actors.control.fleet import (
 )
 from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
-from modelpool.actors.control.task_store import TaskStore
+from modelpool.actors.control.task_store import CheckedFile, TaskStore
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
 from modelpool.pool.core.stage_params import DecodeParams
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
+    FileVerdict,
+    JudgedFile,
     RunError,
     RunErrorKind,
     TaskId,
@@ -50,8 +52,10 @@ from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
     Command,
     CopyResult,
+    DropWeights,
     EndWorker,
     Event,
+    FilesJudged,
     LoadWeights,
     Prefetch,
     Preload,
@@ -98,10 +102,14 @@ class _LiveWorker:
         self.after_decode: set[TaskId] = set()
         #: waits for the end of the run that was sent last
         self.last_wait: asyncio.Task[None] | None = None
-        #: components whose files it has checked
-        self.checked: set[ComponentKey] = set()
+        #: components and files of these that it has checked
+        self.checked: set[CheckedFile] = set()
         #: the number of a load without a run that is under way; 0 if there is none
         self.load = 0
+
+    def uncheck(self, components: Collection[ComponentKey]) -> None:
+        """Forget that the files of these components were checked."""
+        self.checked = {file for file in self.checked if file[0] not in components}
 
     def end(self, task_id: TaskId) -> None:
         """Forget a run."""
@@ -217,7 +225,7 @@ class Dispatcher:
         self.post(PruneComponents(self.now))
         self._tasks.prune_files(self._state.costs.components)
         for worker in self._live.values():
-            worker.checked.intersection_update(self._state.costs.components)
+            worker.checked = {file for file in worker.checked if file[0] in self._state.costs.components}
 
     def _handle(self, event: Event) -> None:
         """Let the core handle `event`, and execute its commands. If the core fails, the event is noted without
@@ -301,6 +309,17 @@ class Dispatcher:
         known = worker.runs.get(task_id)
         return known is not None and known.run == run
 
+    def files_judged(self, worker_id: WorkerId, incarnation: int, files: tuple[JudgedFile, ...]) -> None:
+        """Have the core know what a worker has found out about files."""
+        self._heard((worker_id, incarnation))
+        worker = self._live.get(worker_id)
+        if worker is not None and worker.spec.incarnation == incarnation:
+            wrong = [file for file in files if file.verdict is not FileVerdict.RIGHT]
+            if wrong:
+                worker.checked.clear()  # the right file may come, and must be checked then
+                self._tasks.refuted(worker_id, incarnation, wrong)
+            self.post(FilesJudged(self.now, worker_id, incarnation, files))
+
     def state_saved(self, saved: StateSaved, state: ResultRef) -> bool:
         """Hold the state of a run that continues. Ignored, and False, if the run ended: then it has a result or a newer
         state."""
@@ -358,6 +377,8 @@ class Dispatcher:
                 self._preload(command)
             case LoadWeights():
                 self._load(command)
+            case DropWeights():
+                self._fleet.drop_weights(command.worker_id, command.incarnation)
             case CopyResult():
                 self._spawn(self._copy(command.task_id))
             case ReleaseResult():
@@ -571,9 +592,9 @@ class Dispatcher:
         if worker.load == request.run:  # no run has started since
             worker.load, worker.residency = 0, report.residency
         if report.error is None:
-            worker.checked.update(file.component for file in request.files)
+            worker.checked.update((file.component, file.part) for file in request.files)
         elif report.error.components:
-            worker.checked.difference_update(report.error.components)
+            worker.uncheck(report.error.components)
         self.post(WeightsLoaded(self.now, command.worker_id, command.incarnation, report.residency, report.error))
 
     async def _wait_for(
@@ -698,9 +719,9 @@ class Dispatcher:
         worker.residency = report.residency
         worker.end(report.task_id)
         if report.error is None:
-            worker.checked.update(self._tasks.components(report.task_id))
+            worker.checked.update(self._tasks.files(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
-            worker.checked.difference_update(report.error.components)
+            worker.uncheck(report.error.components)
         task = self._tasks.end(report, result, worker.spec.device_name)
         self.post(RunEnded(self.now, report))
         self._tasks.settle_ended(task, report)

@@ -135,6 +135,10 @@ class WorkerFleet(Protocol):
         """Let a started worker load weights, after what it was sent before, and wait for the end. `stop` ends it.
         Raises WorkerLost."""
 
+    def drop_weights(self, worker_id: WorkerId, incarnation: int) -> None:
+        """Let a started worker, which may be gone, take all weights off its GPU after what it was sent before. Nobody
+        waits for it."""
+
     async def copy_result(self, ref: ResultRef) -> ResultRef:
         """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""
 

@@ -5,15 +5,17 @@ and commands; knows no file (`actors.control.log_file`).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelpool.actors.control.log_file import FIELDS
-from modelpool.pool.specs.spec import JobId, RunErrorKind
+from modelpool.pool.specs.spec import NO_NODE, FileVerdict, JobId, NodeId, RunErrorKind, WorkerId
 from modelpool.scheduler.tables.messages import (
     Command,
     EndWorker,
     Event,
+    FilesJudged,
     NodeDraining,
     Outcome,
     PoolEnding,
@@ -30,6 +32,8 @@ from modelpool.scheduler.tables.messages import (
 _WANTED_ENDS = frozenset({RunErrorKind.CANCELLED})
 #: longest text of an error in an entry
 _MOST_CHARACTERS = 500
+#: files with a warning that are remembered, so that each node has one
+MOST_TOLD_FILES = 1024
 
 
 class PoolLog:
@@ -44,6 +48,7 @@ class PoolLog:
             StartFailed: self._start_failed,
             NodeDraining: self._node_draining,
             RunEnded: self._run_ended,
+            FilesJudged: self._files_judged,
             PoolEnding: self._pool_ending,
         }
         self._of_command: dict[type, Callable[[Any, float], None]] = {
@@ -53,6 +58,10 @@ class PoolLog:
         }
         #: submission of the live jobs, on the core's clock
         self._submitted_at: dict[JobId, float] = {}
+        #: the nodes of live workers
+        self._nodes: dict[WorkerId, NodeId] = {}
+        #: the latest files that were found to differ: node, path and hash
+        self._told_files: deque[tuple[str, str, str]] = deque(maxlen=MOST_TOLD_FILES)
 
     def started(self, name: str, epoch: int) -> None:
         """Note that the controller has started. `epoch` counts the controllers of one pool."""
@@ -95,6 +104,7 @@ class PoolLog:
 
     def _worker_up(self, event: WorkerUp) -> None:
         worker = event.worker
+        self._nodes[worker.worker_id] = worker.node
         taken_over = event.residency is not None
         text = f"worker {worker.worker_id} {'was taken over' if taken_over else 'is up'}"
         self._write(
@@ -114,6 +124,7 @@ class PoolLog:
         self._lost("worker_start_failed", f"worker {event.worker_id} did not start", event)
 
     def _lost(self, name: str, text: str, event: WorkerDown | StartFailed) -> None:
+        self._nodes.pop(event.worker_id, None)
         self._write(
             logging.WARNING,
             name,
@@ -125,6 +136,7 @@ class PoolLog:
         )
 
     def _worker_ended(self, command: EndWorker, at: float) -> None:
+        self._nodes.pop(command.worker_id, None)
         about = {"worker": command.worker_id, "incarnation": command.incarnation}
         self._write(logging.INFO, "worker_ended", f"worker {command.worker_id} is ended", **about)
 
@@ -148,6 +160,26 @@ class PoolLog:
             error=report.error.kind.value,
             reason=report.error.message,
         )
+
+    def _files_judged(self, event: FilesJudged) -> None:
+        node = self._nodes.get(event.worker_id, NO_NODE)
+        for file in event.files:
+            told = (node or event.worker_id, file.path, file.found)
+            if file.verdict is FileVerdict.RIGHT or told in self._told_files:
+                continue  # each worker of the node finds it out
+            self._told_files.append(told)
+            self._write(
+                logging.WARNING,
+                "file_differs",
+                f"node {node or 'of ' + event.worker_id}: {file.reason}",
+                worker=event.worker_id,
+                incarnation=event.incarnation,
+                node=node,
+                path=file.path,
+                expected=file.expected,
+                found=file.found,
+                components=list(file.components),
+            )
 
     def _pool_ending(self, event: PoolEnding) -> None:
         self._write(logging.INFO, "pool_ending", "the pool is ending; nothing starts any more")

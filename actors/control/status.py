@@ -63,6 +63,7 @@ def pool_status(
         ),
         waiting={stage: ready.get(stage, 0) + blocked.get(stage, 0) for stage in (*ready, *blocked)},
         jobs={"live": snapshot.jobs_live, **snapshot.resolved},
+        jobs_unverified=snapshot.jobs_unverified,
         uploaded_bytes=snapshot.uploaded_bytes,
         streamed_bytes=snapshot.streamed_bytes,
         patch_switches=snapshot.patch_switches,

@@ -164,6 +164,7 @@ class PoolStatus:
     left_seconds expected time until everything that waits has run, without loads; None while no worker is up
     failures     the latest jobs that failed, oldest first
     scaling      the groups of nodes; None without groups
+    jobs_unverified  live jobs whose result exists, and waits for the hashes of the files that it was made with
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -189,3 +190,4 @@ class PoolStatus:
     failures: tuple[FailedJob, ...] = ()
     scaling: NodeCosts | None = None
     waiting_by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    jobs_unverified: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeAlias
 
 from modelpool.actors.control.catalog_service import PinnableModel
 from modelpool.actors.graph.task_files import task_files
@@ -28,12 +29,25 @@ from modelpool.pool.core.stage_params import (
     UpscalerRef,
 )
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    JobId,
+    JobSpec,
+    JudgedFile,
+    NodeId,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+)
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
+#: a component, and a file that it is read from
+CheckedFile: TypeAlias = tuple[ComponentKey, FilePart]
 NOTHING_OWN: Mapping[TaskId, int] = MappingProxyType({})
 #: other nodes that a run is referred to for its files; those learn of each other
 MOST_PEERS = 16
@@ -61,8 +75,13 @@ class _Entry:
     #: display name of the node of the run that produced the result, and the name of its device
     node: str = ""
     device: str = ""
-    #: runs that were lost with their worker: the worker and the reason
+    #: runs that were lost with their worker, or that lacked the right files: the worker or its node, and the reason
     lost: tuple[str, ...] = ()
+
+    def note_loss(self, reason: str) -> None:
+        """Keep why a run was lost."""
+        if len(self.lost) < MOST_LOST:
+            self.lost = (*self.lost, reason)
 
 
 class TaskStore:
@@ -86,8 +105,8 @@ class TaskStore:
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
         #: the latest file of each component that a task named, until it is pruned; a few hundred bytes each
         self._files: dict[ComponentKey, FilePart] = {}
-        #: of those, what the controller's machine has
-        self._fingerprints: dict[ComponentKey, str] = {}
+        #: of these, and of earlier files of the same components, what the controller's machine has
+        self._fingerprints: dict[CheckedFile, str] = {}
         #: the weights of pinned models, by their components
         self._pinned: dict[tuple[ComponentKey, ...], PinnableModel] = {}
         #: whether any file was ever of a source
@@ -108,25 +127,24 @@ class TaskStore:
         fingerprints: Mapping[ComponentKey, str] = NO_FINGERPRINTS,
     ) -> None:
         """Add a job. Equal tasks of several jobs share one entry."""
-        self._fingerprints.update(fingerprints)
         self._inputs.update(given)
         self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
         for task in job.tasks:
             entry = self._entries.setdefault(task.task_id, _Entry(task, works[task.task_id]))
             entry.jobs[job.job_id] = None
-            self._note_files(task, works[task.task_id])
+            self._note_files(task, works[task.task_id], fingerprints)
 
     def pin(self, weights: PinnableModel) -> None:
         """Keep what is needed to load a model outside of runs."""
         self._pinned[weights.keys] = weights
         self._files.update(weights.parts)
-        self._fingerprints.update(weights.fingerprints)
+        self._note_fingerprints(weights.parts, weights.fingerprints)
 
     def unpin(self, components: tuple[ComponentKey, ...]) -> None:
         """Forget a pinned model."""
         self._pinned.pop(components, None)
 
-    def load_request(self, command: LoadWeights, run: int, checked: Container[ComponentKey] = ()) -> LoadRequest:
+    def load_request(self, command: LoadWeights, run: int, checked: Container[CheckedFile] = ()) -> LoadRequest:
         """Return what to send for a load to a worker, which has `checked` these files."""
         weights = self._pinned[command.components]
         sets = (weights.model.files,) if weights.model.files else ()
@@ -136,7 +154,7 @@ class TaskStore:
             roles=tuple(role for role, _ in weights.components),
             components=command.components,
             kept=command.kept,
-            files=self._expected_files(command.components, checked),
+            files=self._expected_files(weights.parts, checked),
             fetch=self._fetch_order(sets, (), run),
             epoch=self._epoch,
         )
@@ -152,7 +170,7 @@ class TaskStore:
         }
         used.update(key for components in self._pinned for key in components)
         self._files = {key: part for key, part in self._files.items() if key in used or key in kept}
-        self._fingerprints = {key: known for key, known in self._fingerprints.items() if key in self._files}
+        self._fingerprints = {file: known for file, known in self._fingerprints.items() if file[0] in self._files}
 
     def resolve(self, job_id: JobId) -> tuple[TaskSummary, ...]:
         """Resolve a job; return the costs of its tasks that have a result. Its tasks are no longer needed for it."""
@@ -171,7 +189,7 @@ class TaskStore:
         self,
         command: RunTask,
         run: int,
-        checked: Container[ComponentKey] = (),
+        checked: Container[CheckedFile] = (),
         own: Mapping[TaskId, int] = NOTHING_OWN,
     ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
         """Mark a task as sent to a worker, which has `checked` these files; return what to send. The state if it
@@ -187,12 +205,13 @@ class TaskStore:
             fresh=command.fresh,
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
-            files=self._unchecked(entry.spec, checked),
+            files=self._expected_files(task_files(entry.spec, entry.work), checked),
             resume=entry.state is not None,
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
             epoch=self._epoch,
             preview=self._wish_of(command.task_id) if isinstance(entry.work, SampleParams) else None,
             own=tuple([own.get(need, 0) for need in entry.spec.needs]) if own else (),
+            provisional=command.provisional,
         )
         inputs = [self._held(need) for need in entry.spec.needs if need not in own]
         assert entry.state is not None or not command.resume, f"{command.task_id} resumes, and its state is not held"
@@ -208,6 +227,9 @@ class TaskStore:
         entry.running = False
         if report.error is not None:
             self._on_report(entry.spec, report)
+            if report.error.kind is RunErrorKind.FILE_UNAVAILABLE:
+                node = self._node_of(report.worker_id, report.incarnation)
+                entry.note_loss(f"{node or report.worker_id}: {report.error.message}")
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
@@ -229,6 +251,18 @@ class TaskStore:
         entry = self._entries[command.task_id]
         return (0, 0) if entry.state is None else entry.steps
 
+    def refuted(self, worker_id: WorkerId, incarnation: int, files: Iterable[JudgedFile]) -> None:
+        """Note of the tasks whose results a worker has made with these files, which are not the expected ones, that the
+        runs are lost."""
+        reasons = {file.state: file.reason for file in files}
+        node = self._node_of(worker_id, incarnation)
+        for entry in self._entries.values():
+            report = entry.report
+            if report is not None and (report.worker_id, report.incarnation) == (worker_id, incarnation):
+                reason = next((reasons[state] for state in report.unverified if state in reasons), None)
+                if reason is not None:
+                    entry.note_loss(f"{node or worker_id}: {reason}")
+
     def needs_state(self, task_id: TaskId) -> bool:
         """Return whether a task could start from a state, which it lacks."""
         entry = self._entries.get(task_id)
@@ -243,8 +277,8 @@ class TaskStore:
         """Note that a run was lost with its worker; without a reason, the core ended the worker."""
         entry = self._entries[task_id]
         entry.running = False
-        if reason and len(entry.lost) < MOST_LOST:
-            entry.lost = (*entry.lost, reason)
+        if reason:
+            entry.note_loss(reason)
         self._drop_unneeded(task_id)
 
     def settle(self, task_id: TaskId) -> None:
@@ -299,9 +333,10 @@ class TaskStore:
             self._entries[task_id].result = None
             self._drop_unneeded(task_id)
 
-    def components(self, task_id: TaskId) -> tuple[ComponentKey, ...]:
-        """Return the components that the task uses, with its LoRAs."""
-        return tuple([key for use in self._entries[task_id].spec.uses for key in (use.component, *use.adapters)])
+    def files(self, task_id: TaskId) -> Iterable[CheckedFile]:
+        """Return the components that the task uses, with its LoRAs, and their files."""
+        entry = self._entries[task_id]
+        return task_files(entry.spec, entry.work).items()
 
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""
@@ -337,25 +372,27 @@ class TaskStore:
         first = run % len(servers) if len(servers) > MOST_PEERS else 0
         return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
 
-    def _note_files(self, task: TaskSpec, work: StageParams) -> None:
+    def _note_files(self, task: TaskSpec, work: StageParams, fingerprints: Mapping[ComponentKey, str]) -> None:
         if not self._has_remote and remote_sets(work):
             self._has_remote = True
-        self._files.update(task_files(task, work))
+        files = task_files(task, work)
+        self._files.update(files)
+        self._note_fingerprints(files, fingerprints)
 
-    def _unchecked(self, task: TaskSpec, checked: Container[ComponentKey]) -> tuple[ExpectedFile, ...]:
-        """Return the files of the task that are not `checked`."""
-        return self._expected_files([key for use in task.uses for key in (use.component, *use.adapters)], checked)
+    def _note_fingerprints(
+        self, files: Mapping[ComponentKey, FilePart], fingerprints: Mapping[ComponentKey, str]
+    ) -> None:
+        self._fingerprints.update(
+            {(key, part): fingerprints[key] for key, part in files.items() if key in fingerprints}
+        )
 
     def _expected_files(
-        self, components: Iterable[ComponentKey], checked: Container[ComponentKey]
+        self, files: Mapping[ComponentKey, FilePart], checked: Container[CheckedFile]
     ) -> tuple[ExpectedFile, ...]:
+        """Return those of `files` that are not `checked`."""
         known = self._fingerprints
         return tuple(
-            [
-                ExpectedFile(key, self._files[key], known[key])
-                for key in components
-                if key not in checked and key in known
-            ]
+            [ExpectedFile(*file, known[file]) for file in files.items() if file not in checked and file in known]
         )
 
     def _held(self, task_id: TaskId) -> ResultRef:

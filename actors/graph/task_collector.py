@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.pool.core.stage_params import (
+    EmbeddingRef,
     EncodeParams,
     LoraRef,
     ModelRef,
@@ -15,6 +16,7 @@ from modelpool.pool.core.stage_params import (
     StageParams,
     UpscaleParams,
     batch_key,
+    embedding_key,
     encoders_run,
     role_of,
     stage_of,
@@ -32,6 +34,9 @@ from modelpool.pool.specs.spec import (
     TaskId,
     TaskSpec,
 )
+
+#: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
+EMBEDDING_ROW_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,16 @@ class TaskCollector:
         loaded = (*(specs[role] for role in roles), *(spec for spec, _ in attached))
         for sized in (*loaded, *(self._catalog.lora_spec(lora) for lora in loras)):
             self._components[sized.key] = sized
-        return (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in attached))
+        own = [self._use(work.model, role, loras, passes) for role in roles]
+        if isinstance(work, EncodeParams) and work.embeddings:
+            own[0] = replace(own[0], adapters=(*own[0].adapters, *map(self._embedding, work.embeddings)))
+        return (*own, *(use for _, use in attached))
+
+    def _embedding(self, embedding: EmbeddingRef) -> ComponentKey:
+        """Return the key of a textual inversion, which is read like a LoRA; note its size."""
+        key, size_bytes = embedding_key(embedding), max(1, embedding.rows) * EMBEDDING_ROW_BYTES
+        self._components[key] = ComponentSpec(key, Role.LORA, size_bytes, size_bytes)
+        return key
 
     def _use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int) -> ComponentUse:
         """Return what a run needs of one component, with those of `loras` that change it."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from modelpool.pool.core.stage_params import (
     ControlRef,
+    EmbeddingRef,
     EncodeParams,
     ImagePromptRef,
+    LoraRef,
     SampleParams,
     StageParams,
     UpscaleParams,
     control_key,
+    embedding_key,
     image_prompt_key,
     lora_key,
     roles_of,
@@ -19,24 +22,28 @@ from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
-    """Return the file of each component that the task uses, LoRAs, ControlNets and image prompt adapters included."""
+    """Return the file of each component that the task uses, LoRAs, textual inversions, ControlNets and image prompt
+    adapters included."""
     if isinstance(work, UpscaleParams):
-        return {task.uses[0].component: FilePart(work.model.path, files=work.model.files)}
+        return {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
     files: dict[ComponentKey, FilePart] = {}
     for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
         if role is Role.CONTROLNET:
             control = _control(work, use.component)
-            files[use.component] = FilePart(control.path, files=control.files)
+            files[use.component] = FilePart(control.path, files=control.files, sha256=control.sha256)
             continue
         if role is Role.IMAGE_PROMPT:
             prompt = _image_prompt(work, use.component)
-            files[use.component] = FilePart(prompt.path, files=prompt.files)
+            files[use.component] = FilePart(prompt.path, files=prompt.files, sha256=prompt.sha256)
             continue
-        files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
+        model = work.model
+        files[use.component] = FilePart(model.path, role, model.assembly, model.files, model.sha256)
         if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
-            loras = {lora_key(lora): lora for lora in work.loras}
+            read: dict[ComponentKey, LoraRef | EmbeddingRef] = {lora_key(lora): lora for lora in work.loras}
+            if isinstance(work, EncodeParams):
+                read |= {embedding_key(each): each for each in work.embeddings}
             for key in use.adapters:
-                files[key] = FilePart(loras[key].path, files=loras[key].files)
+                files[key] = FilePart(read[key].path, files=read[key].files, sha256=read[key].sha256)
     return files
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from modelpool.actors.metrics.families import Distribution, MetricFamily, counter, histogram
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import ComponentKey, JobId, RunErrorKind, Stage, TaskId, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, FileVerdict, JobId, RunErrorKind, Stage, TaskId, WorkerId
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.messages import (
     Command,
     EndWorker,
     Event,
+    FilesJudged,
     LossCause,
     Outcome,
     ResolveJob,
@@ -110,7 +111,7 @@ class PoolMetrics:
         self._workers: dict[WorkerId, _Worker] = {}
         self._moved_bytes = dict.fromkeys(_PATHS, 0)
         self._patch_switches = self._evictions = self._evicted_bytes = 0
-        self._submitted = self._checkpoints = 0
+        self._submitted = self._checkpoints = self._wrong_files = 0
         self._submitted_at: dict[JobId, float] = {}
         self._jobs = dict.fromkeys(Outcome, 0)
         self._job_seconds = {outcome: Distribution() for outcome in Outcome}
@@ -129,6 +130,7 @@ class PoolMetrics:
             WeightsLoaded: self._weights_loaded,
             TaskRevoked: self._task_revoked,
             StateKept: self._state_kept,
+            FilesJudged: self._files_judged,
         }
         self._of_event = handlers.get
         command_handlers: dict[type, Callable[[Any, float], None]] = {
@@ -224,6 +226,11 @@ class PoolMetrics:
                 "modelpool_patch_switches_total",
                 "Components that were resident with other patches (LoRAs) than a run needed.",
                 {(): self._patch_switches},
+            ),
+            counter(
+                "modelpool_wrong_files_total",
+                "Files of nodes that were found to be others than expected, by each worker.",
+                {(): self._wrong_files},
             ),
             counter("modelpool_checkpoints_total", "States of sampling runs that were saved.", {(): self._checkpoints}),
             counter("modelpool_jobs_submitted_total", "Jobs that entered the scheduler.", {(): self._submitted}),
@@ -346,6 +353,9 @@ class PoolMetrics:
         worker = self._workers.get(event.worker_id)
         if worker is not None and worker.incarnation == event.incarnation:
             self._held(worker, event.residency)
+
+    def _files_judged(self, event: FilesJudged) -> None:
+        self._wrong_files += sum(file.verdict is not FileVerdict.RIGHT for file in event.files)
 
     def _state_kept(self, event: StateKept) -> None:
         self._checkpoints += 1

@@ -66,7 +66,7 @@ from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import NodeId, TaskReport, WorkerId
+from modelpool.pool.specs.spec import JudgedFile, NodeId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -212,6 +212,9 @@ class GpuWorkerActor(GpuWorker):
         def on_state(saved: StateSaved, state: RunState) -> None:
             self._controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
 
+        def on_judged(files: tuple[JudgedFile, ...], epoch: int) -> None:
+            self._controller.files_judged.remote(self._worker_id, self._incarnation, files, epoch)
+
         def on_notice(deadline: float | None, reason: str) -> None:
             self._controller.node_notice.remote(node, deadline, reason)
 
@@ -237,6 +240,7 @@ class GpuWorkerActor(GpuWorker):
             lease=lease,
             on_preview=on_preview,
             overlaps_decode=plan.overlaps_decode,
+            on_judged=on_judged,
         )
         LeaseWatch(lease, end_unneeded).start()
         self._notices = NoticePoller(

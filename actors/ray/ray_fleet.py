@@ -480,6 +480,12 @@ class RayFleet:
             raise raised.cause from raised
         return report
 
+    def drop_weights(self, worker_id: WorkerId, incarnation: int) -> None:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is not None:
+            worker.handle.drop_weights.options(concurrency_group=COMPUTE).remote(self._epoch)
+
     async def copy_result(self, ref: ResultRef) -> ResultRef:
         """See `WorkerFleet`. A packed result is here already: Ray sent it with the answer of the call."""
         try:

@@ -84,6 +84,7 @@ class RunRequest(WireValue):
     preview  the previews that somebody wants from the start; `want_previews` of the worker changes that
     own    for each of `task.needs`, the run of this worker that makes it, after which this one starts, or 0: that one
            is sent. Empty if all are sent. Without the result of such a run, this one does not start
+    provisional  it reads what was made with files whose hashes are not known yet: no state of it is saved
     """
 
     task: TaskSpec
@@ -99,6 +100,7 @@ class RunRequest(WireValue):
     epoch: int = 0
     preview: PreviewWish | None = None
     own: tuple[int, ...] = ()
+    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

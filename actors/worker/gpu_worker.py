@@ -30,6 +30,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.wire.messages import (
     FetchOrder,
@@ -44,6 +45,7 @@ from modelpool.actors.wire.messages import (
 )
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
+from modelpool.actors.worker.file_verifier import FilesInUse, FileVerifier
 from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
@@ -91,6 +93,7 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     NO_NODE,
     ComponentKey,
+    JudgedFile,
     NodeId,
     OomStep,
     Role,
@@ -260,13 +263,15 @@ class GpuWorker:
         lease: WorkerLease | None = None,
         on_preview: Callable[[PreviewMade], None] = lambda made: None,
         overlaps_decode: bool = False,
+        on_judged: Callable[[tuple[JudgedFile, ...], int], None] | None = None,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
         receives previews that are wanted, on another thread. With `overlaps_decode`, a decode may overlap with the runs
-        after it."""
+        after it. `on_judged` receives what is found out about files, with the epoch of the controller, on any thread;
+        it must not block. Without it, files are not hashed."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -282,6 +287,10 @@ class GpuWorker:
         self._host = host
         self._fetched: WorkerFiles | None = None
         self._files = FileCheck()
+        self._on_judged = on_judged
+        self._verifier = FileVerifier(self._tell_judged)
+        #: `FileVerifier.changes` when models were closed last
+        self._changes_seen = 0
         self._prefetcher = Prefetcher(self._ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
@@ -331,6 +340,7 @@ class GpuWorker:
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
         self._previews.forget_wishes()
+        self._verifier.tell_again()
         return self.ping(epoch)
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
@@ -438,11 +448,12 @@ class GpuWorker:
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         state: RunState | None = None
+        in_use = FilesInUse()
         try:
             if request.fetch is not None:
                 fetched = self._fetch((request,))
                 read_before = self._storage_bytes()
-            self._files.check(request.files)
+            in_use = self._check_files((request,))
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
@@ -463,8 +474,9 @@ class GpuWorker:
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
-            outcome = _outcome_of(begun) if callable(begun) else begun
-            report, result = self._report(request, _with_fetch(outcome, fetched), storage_bytes, state, residency)
+            outcome, unverified = self._verified(_outcome_of(begun) if callable(begun) else begun, in_use)
+            outcome = _with_fetch(outcome, fetched)
+            report, result = self._report(request, outcome, storage_bytes, state, residency, unverified)
             if report.error is None and result is not None:
                 own_results.keep(request.run, result, report.result_bytes)
             return report, result
@@ -559,13 +571,14 @@ class GpuWorker:
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
+        in_use = FilesInUse()
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         try:
             if any(request.fetch is not None for request in requests):
                 fetched = self._fetch(requests)
                 read_before = self._storage_bytes()
-            self._files.check([file for request in requests for file in request.files])
+            in_use = self._check_files(requests)
             self._prepare_previews(requests)
             outcomes = [
                 self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
@@ -577,9 +590,10 @@ class GpuWorker:
         if fetched is not None:
             fetched = fetched.share(len(requests))
         residency = self._engine.residency()
+        verified = [self._verified(outcome, in_use) for outcome in outcomes]
         request_and_run = [
-            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency)
-            for request, member, outcome in zip(requests, members, outcomes, strict=True)
+            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency, unverified)
+            for request, member, (outcome, unverified) in zip(requests, members, verified, strict=True)
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
@@ -597,6 +611,10 @@ class GpuWorker:
             if request.fetch is not None:
                 self._fetch_files(request.fetch, should_stop, request.components)
             self._files.check(request.files)
+            if self._on_judged is not None:
+                self._verifier.expect(request.files)
+            self._verifier.begin(request.components)
+            self._close_changed()
             self._engine.load_weights(request.model, request.roles, request.kept, should_stop)
         except Stopped:
             pass
@@ -661,6 +679,7 @@ class GpuWorker:
         if self._compute is not None:
             self._compute.shutdown()
             self._compute = None
+        self._verifier.close()
         self._checkpoints.close()
         self._previews.close()
         self._prefetcher.close()
@@ -733,6 +752,49 @@ class GpuWorker:
             self._previews.callback(request, lambda: done[0], lambda: self._is_current(request)),
         )
 
+    def _check_files(self, requests: Sequence[RunRequest]) -> FilesInUse:
+        """Check the files of runs before they read them; close models whose files have changed. Raises
+        FilesUnavailable."""
+        expected = [file for request in requests for file in request.files]
+        self._files.check(expected)
+        if self._on_judged is not None:
+            self._verifier.expect(expected)
+        components = {key: None for request in requests for key in task_files(request.task, request.work)}
+        in_use = self._verifier.begin(components)
+        if in_use.has_changed:
+            self._files.check_again(components)
+        self._close_changed()
+        return in_use
+
+    def _tell_judged(self, files: tuple[JudgedFile, ...]) -> None:
+        if self._on_judged is not None:
+            self._on_judged(files, self._lease.epoch)
+
+    def _close_changed(self) -> None:
+        """Close all models if files of some have changed since they were opened, or are not the expected ones."""
+        changes = self._verifier.changes
+        if changes != self._changes_seen:
+            self._changes_seen = changes
+            assert self._engine is not None, "start opens it"
+            self._engine.close_unused_models()
+
+    def _verified(self, outcome: Outcome, in_use: FilesInUse) -> tuple[Outcome, tuple[int, ...]]:
+        """Return the outcome of a run with the states of its files whose hashes are not known; that of one whose files
+        have changed is an error."""
+        if isinstance(outcome, Exception):
+            return outcome, ()
+        try:
+            return outcome, self._verifier.end(in_use)
+        except FilesUnavailable as changed:
+            return changed, ()
+
+    def drop_weights(self, epoch: int = 0) -> None:
+        """Take all weights off the GPU, and close their files, as some are not the expected ones. Called where `run`
+        is. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        if self._engine is not None:
+            self._in_turn(self._engine.close_unused_models)
+
     def _storage_bytes(self) -> int:
         """Return the bytes that this process read from disks, without prefetched ones."""
         return self._storage.read_bytes() - self._prefetcher.storage_bytes
@@ -744,11 +806,12 @@ class GpuWorker:
         storage_bytes: int,
         resumed: RunState | None,
         residency: Residency,
+        unverified: tuple[int, ...],
     ) -> tuple[TaskReport, Result | None]:
         """Return the report and the result of an attempt that read `storage_bytes` from disks, `resumed` from a state,
         and left this `residency`."""
         with self._reporting:
-            return self._reported(request, outcome, storage_bytes, resumed, residency)
+            return self._reported(request, outcome, storage_bytes, resumed, residency, unverified)
 
     def _reported(
         self,
@@ -757,6 +820,7 @@ class GpuWorker:
         storage_bytes: int,
         resumed: RunState | None,
         residency: Residency,
+        unverified: tuple[int, ...],
     ) -> tuple[TaskReport, Result | None]:
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
@@ -781,8 +845,9 @@ class GpuWorker:
             self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
         # else its result goes nowhere, and another controller may use the states
+        may_save = not unverified and not request.provisional
         has_checkpoints = self._is_current(request) and self._checkpoints.ended(
-            request, error, stopped, resumed is not None
+            request, error, stopped if may_save else None, resumed is not None
         )
         report = TaskReport(
             task_id=request.task.task_id,
@@ -796,6 +861,7 @@ class GpuWorker:
             step=step,
             steps=steps,
             has_checkpoints=has_checkpoints,
+            unverified=unverified,
         )
         return report, result
 
@@ -828,9 +894,13 @@ class GpuWorker:
         return report
 
     def _checkpoint_callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
-        """Return a callback that saves the state between two steps, unless another controller took over meanwhile."""
+        """Return a callback that saves the state between two steps, unless another controller took over meanwhile, or
+        the hash of a file is not known."""
         save = self._checkpoints.callback(request)
-        return lambda states: save(states) if self._is_current(request) else None
+        if request.provisional:
+            return lambda states: None
+        # one of a file that is not the expected one would spoil the next run
+        return lambda states: save(states) if self._is_current(request) and self._verifier.is_settled else None
 
 
 def _input_count(request: RunRequest) -> int:

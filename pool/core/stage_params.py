@@ -499,6 +499,11 @@ def lora_key(lora: LoraRef) -> ComponentKey:
     return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
 
 
+def embedding_key(embedding: EmbeddingRef) -> ComponentKey:
+    """Component key of a textual inversion."""
+    return ComponentKey(f"{embedding.name}/embedding@{embedding.sha256[:10]}")
+
+
 def stage_of(work: StageParams) -> Stage:
     """Return the stage of `work`."""
     match work:

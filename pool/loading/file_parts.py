@@ -24,12 +24,13 @@ from modelpool.pool.specs.spec import Role
 class FilePart:
     """The file that contains a component, or the file that lists the files that do. `role` is None if the component is
     the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them; `files`
-    are those to fetch first, if it is of a source."""
+    are those to fetch first, if it is of a source; `sha256` is of all of the files, as a reference to them names it."""
 
     path: str
     role: Role | None = None
     assembly: Assembly | None = None
     files: tuple[RemoteFile, ...] = ()
+    sha256: str = ""
 
 
 def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:

@@ -287,6 +287,38 @@ class RunError(WireValue):
     components: tuple[ComponentKey, ...] = ()
 
 
+class FileVerdict(Enum):
+    """What a worker has found out about a state of a file."""
+
+    RIGHT = "right"  #: it has the expected SHA-256
+    DIFFERS = "differs"  #: it has another one, or cannot be read
+    CHANGED = "changed"  #: it was changed before its hash was known, which nobody can find out any more
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedFile(WireValue):
+    """A state of a file on the machine of a worker: the file as runs of that worker found it, until it is changed.
+
+    state       number of the state among all of that worker
+    components  what is read from it
+    found       its SHA-256, or why there is none
+    """
+
+    state: int
+    verdict: FileVerdict
+    components: tuple[ComponentKey, ...]
+    path: str = ""
+    expected: str = ""
+    found: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the file cannot be used there."""
+        if self.verdict is FileVerdict.CHANGED:
+            return f"{self.path}: was changed before its SHA-256 was known"
+        return f"{self.path}: is another file than expected: found SHA-256 {self.found}, expected {self.expected}"
+
+
 @dataclass(frozen=True, slots=True)
 class RunCost(WireValue):
     """Cost of one run, measured by the worker.
@@ -367,6 +399,8 @@ class TaskReport(WireValue):
     steps: int = 0
     #: whether its worker has saved checkpoints of a run with a result: they stay until the controller removes them
     has_checkpoints: bool = False
+    #: states of files that it has read and whose hash was not known at its end: `JudgedFile.state`
+    unverified: tuple[int, ...] = ()
 
     @property
     def has_state(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeAlias
 
@@ -39,8 +39,10 @@ from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.estimates import Estimate
+from modelpool.scheduler.tables.file_verdicts import Incarnation
 from modelpool.scheduler.tables.messages import (
     Event,
+    FilesJudged,
     LossCause,
     NodeDraining,
     PinComponents,
@@ -95,8 +97,10 @@ class Autoscaler:
         costs: Costs,
         pins: Mapping[ComponentKey, int],
         draining: Mapping[NodeId, float],
+        unverified: Container[Incarnation] = (),
     ) -> None:
-        """`pins` and `draining` (machines, and when they end) are kept up to date by the caller."""
+        """`pins`, `draining` (machines, and when they end) and `unverified` (workers that compute hashes of files for
+        which results wait) are kept up to date by the caller."""
         self._config = config
         self._worker_table = worker_table
         self._demand = demand
@@ -113,6 +117,7 @@ class Autoscaler:
         #: component -> workers that must hold it
         self.pins = pins
         self._draining = draining
+        self._unverified = unverified
         self._history = WorkHistory()
         self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
         self._at = 0.0
@@ -156,7 +161,7 @@ class Autoscaler:
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)
                 self._due(max(at, self._evaluated_at + LEAST_SECONDS))
-            case WorkersWanted() | WorkerUp() | PinComponents():
+            case WorkersWanted() | WorkerUp() | PinComponents() | FilesJudged():
                 self._due(max(at, self._evaluated_at + LEAST_SECONDS))
             case _:
                 pass
@@ -451,7 +456,9 @@ class Autoscaler:
                     idle_since=idle_since,
                     reload_seconds=reload,
                     value_seconds=value,
-                    is_kept=any(worker in kept for worker in live),
+                    is_kept=any(
+                        worker in kept or (worker.worker_id, worker.incarnation) in self._unverified for worker in live
+                    ),
                 )
             )
         return tuple(nodes), members

@@ -26,7 +26,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
-from modelpool.scheduler.tables.jobs import TaskStatus
+from modelpool.scheduler.tables.jobs import WAITS_FOR_VERDICT, TaskStatus
 from modelpool.scheduler.tables.messages import RunEnded, Submitted, TaskRevoked
 from modelpool.scheduler.tables.placement_record import TaskStart, Why
 from modelpool.scheduler.tables.story import StoryEntry
@@ -143,13 +143,16 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
         if submitted[1].submitted_at is not None:
             submitted_at = submitted[1].submitted_at
     ended = None if live is not None else next((e for e in reversed(mine) if e[3] is not e[4]), None)
+    note = str(ended[5]) if ended is not None and isinstance(ended[5], str) else ""
+    if live is not None and live.waits_for_verdict:
+        note = WAITS_FOR_VERDICT
     history = JobHistory(
         job_id=job_id,
         status=status,
         at=state.at if now is None else now,
         submitted_at=submitted_at,
         ended_at=None if ended is None else ended[0],
-        note=str(ended[5]) if ended is not None and isinstance(ended[5], str) else "",
+        note=note,
         complete=submitted is not None,
     )
     return history if spec is None else _with_tasks(history, spec, state)

@@ -69,7 +69,10 @@ def _job(state: SchedulerState, job: Job) -> None:
             job, demand.results.held, lambda t: t in demand.tasks and demand.tasks[t].on_worker, demand.follows
         )
         assert missing is None, _story(state, name, f"needs {missing}, which no task computes")
-        assert needed, _story(state, name, "has its result and is not resolved")
+        wanted = demand.results.held.get(job.spec.wanted)
+        waits = wanted is not None and bool(wanted.origins) and name in wanted.awaited_by
+        assert waits == job.waits_for_verdict, _story(state, name, "waits for the hashes of which files?")
+        assert needed or waits, _story(state, name, "has its result and is not resolved")
         assert set(job.demands) == set(needed), _story(
             state, name, f"demands {list(job.demands)}, needs {list(needed)}"
         )
@@ -298,7 +301,15 @@ def _results(state: SchedulerState) -> None:
     """Every result is held for a reason; those kept for later are within their limits."""
     demand, results = state.demand, state.demand.results
     for task_id, result in results.held.items():
-        reasons = (bool(results.readers.get(task_id)), bool(result.providers), task_id in results.kept)
+        in_use = bool(result.providers) or bool(result.awaited_by)
+        reasons = (bool(results.readers.get(task_id)), in_use, task_id in results.kept)
+        assert all(demand.jobs[job_id].spec.wanted == task_id for job_id in result.awaited_by), _story(
+            state, task_id, "is awaited by jobs that want another result"
+        )
+        for worker_id, incarnation, _ in result.origins:
+            maker = state.worker_table.current(worker_id, incarnation)
+            assert maker is not None, _story(state, task_id, f"was made by {worker_id}, which is gone")
+            assert maker.live, _story(state, task_id, f"was made by {worker_id}, which is gone")
         assert any(reasons), _story(state, task_id, "its result is held without a reason")
         assert not (reasons[2] and (reasons[0] or reasons[1])), _story(
             state, task_id, "kept, though it is read or provided"
@@ -393,9 +404,14 @@ def _predictions(state: SchedulerState) -> None:
             if load is None:
                 node, read = state.costs.nodes.of(worker.spec), [component for component, _ in fresh.reads]
                 assert node is not None, _story(state, task.name, f"is not predicted on {worker.name}")
-                assert node.unavailable_of(read, state.at), _story(state, task.name, f"has all files on {node.node}")
+                is_lacking = node.unavailable_of(read, state.at) or node.differing_of(cost_class.files)
+                assert is_lacking, _story(state, task.name, f"has all files on {node.node}")
                 assert node.node in state.worker_table.worker_index.restricted, f"{node.node} is not restricted"
                 continue
+            node = state.costs.nodes.of(worker.spec)
+            assert node is None or node.differing_of(cost_class.files) is None, _story(
+                state, task.name, f"is predicted on {worker.name}, whose files differ"
+            )
             assert load == fresh, _story(state, task.name, f"is predicted {load} on {worker.name}, expected {fresh}")
             shown = (load.mode, load.upload_bytes, load.streamed_bytes, load.switches, load.evicted_bytes(worker))
             true = (mode, moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)

@@ -174,6 +174,12 @@ class Recovery:
         else:
             self._demand.forget(task, note)
 
+    def does_not_count(self, task: Task, note: str) -> None:
+        """A run ended that read a file, or a result, which is not the expected one: whatever came of it is dropped. Not
+        a failure of the task."""
+        self._demand.drop_state(task)
+        self.came_back(task, None, note)
+
     def came_back(self, task: Task, ready_at: float | None, note: str) -> None:
         """A queued task, ready since `ready_at`, was revoked, or its worker was lost before it started. Not a
         failure."""

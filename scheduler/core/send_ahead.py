@@ -295,6 +295,11 @@ class SendAhead:
                     return f"{urgent.name} is urgent"
         return ""
 
+    def ask_back(self, worker: Worker, queued: QueuedTask, reason: str) -> None:
+        """Ask a queued task back that must not start there, and those that follow it, unless that was done before."""
+        if not queued.is_revoked:
+            self._revoke(worker, queued, reason)
+
     def _revoke_unneeded(self, task_id: TaskId) -> None:
         task = self._demand.tasks.get(task_id)
         worker = None if task is None or task.worker_id is None else self._worker_table.workers.get(task.worker_id)

@@ -139,6 +139,7 @@ class Snapshot:
 
     at: float
     jobs_live: int
+    jobs_unverified: int
     jobs_stopping: int
     #: outcome -> jobs, since the start
     resolved: dict[str, int]
@@ -181,6 +182,7 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
     return Snapshot(
         at=at,
         jobs_live=len(demand.jobs),
+        jobs_unverified=sum(job.waits_for_verdict for job in demand.jobs.values()),
         jobs_stopping=[job.status for job in demand.jobs.values()].count(JobStatus.STOPPING),
         resolved={outcome.value: count for outcome, count in demand.resolved.items()},
         ready=ready,
@@ -320,9 +322,9 @@ def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
     node = state.costs.nodes.of(worker.spec) if state.costs.nodes.lacking and worker.live else None
     if node is None:
         return ()
-    return tuple(dict.fromkeys(file.reason for file in node.unavailable.values() if state.at < file.until))[
-        :MOST_REASONS
-    ]
+    reasons = [file.reason for file in node.differing.values()]
+    reasons += [file.reason for file in node.unavailable.values() if state.at < file.until]
+    return tuple(dict.fromkeys(reasons))[:MOST_REASONS]
 
 
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:

@@ -19,6 +19,7 @@ Commands, which the shell carries out in the order of the list:
     Preload        have the worker upload the tasks' weights during its current run; likewise
     LoadWeights    load pinned weights on an idle worker; answer with one WeightsLoaded, or WorkerDown. A RunTask sent
                    there, or EndWorker, ends it
+    DropWeights    take all weights off the GPU when its run has ended; no answer
     CopyResult     copy the result, or the state of that id, to a machine that stays; ResultLost if that is impossible
     ReleaseResult  forget the result, of a run or provided; ids that the shell does not hold are ignored
     ResolveJob     inform the driver. `result` is handed over now: its ReleaseResult may be the next command
@@ -44,6 +45,8 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     TaskRevoked      answers a RevokeTask, at once; it may come after the RunEnded of the run before. Or says, after
                      that, that a queued task does not start, as what it `follows` has not succeeded
     StateKept        before it, hold the state likewise, in a place that outlives the worker
+    FilesJudged      for a live worker. Results that were made with a file that is not the expected one are computed
+                     again, and what its machine holds of it is not used any more
     WeightsLoaded    also if the load was ended early; dropped if its worker is gone
     PoolEnding       once; RunEnded of what runs still follows
     Tick             answers a ScheduleTick, one each; nothing else has happened
@@ -55,7 +58,7 @@ several jobs are one task and run once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -64,6 +67,7 @@ from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import (
     NO_NODE,
     ComponentKey,
+    FileVerdict,
     JobId,
     NodeId,
     OomStep,
@@ -73,6 +77,7 @@ from modelpool.pool.specs.spec import (
     TaskId,
     TaskReport,
     TaskSpec,
+    WorkerId,
 )
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
@@ -95,6 +100,7 @@ from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuer
 from modelpool.scheduler.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.file_verdicts import FileVerdicts, Origin, Origins
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
 from modelpool.scheduler.tables.kept_states import KeptState, kept_state, state_id
 from modelpool.scheduler.tables.messages import (
@@ -102,8 +108,10 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    DropWeights,
     EndWorker,
     Event,
+    FilesJudged,
     LossCause,
     NodeDraining,
     PinComponents,
@@ -168,6 +176,8 @@ class SchedulerState:
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)
+        #: what workers have found out about the files that they use
+        self.verdicts = FileVerdicts()
         #: machines with a drain notice, and when they end; the oldest notices are forgotten
         self.draining: dict[NodeId, float] = {}
         #: when the pool ends; None while it is to continue. From the notice on, nothing starts
@@ -178,7 +188,13 @@ class SchedulerState:
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
             self.autoscaler = Autoscaler(
-                self.config, self.worker_table, self.demand, self.costs, self.pinned_loads.replicas, self.draining
+                self.config,
+                self.worker_table,
+                self.demand,
+                self.costs,
+                self.pinned_loads.replicas,
+                self.draining,
+                self.verdicts.pending,
             )
         if self.autoscaler is not None:
             self.largest = self.autoscaler.largest()
@@ -207,6 +223,8 @@ class SchedulerState:
                 self.demand.cancel(event.job_id)
             case StateKept():
                 self._state_kept(event)
+            case FilesJudged():
+                self._files_judged(event)
             case ResultLost():
                 self.demand.result_lost(event.task_id)
             case ComponentsKnown():
@@ -225,6 +243,8 @@ class SchedulerState:
                     self.autoscaler.came_up(event.worker, self.at, is_new=event.residency is None)
                 deadline = self.draining.get(event.worker.node)
                 lost = self.worker_table.up(event.worker, self.at, deadline, event.residency)
+                if self.costs.nodes.lacking and (machine := self.costs.nodes.of(event.worker)) is not None:
+                    machine.forget_differing(self.at)  # it watches no file yet
                 if event.worker.cached_files:
                     self.costs.worker_up(event.worker)
                 for past in event.past_runs:
@@ -246,6 +266,8 @@ class SchedulerState:
                 self._end_hanging_runs()
                 if self.draining:
                     self._end_drained()
+        if self.verdicts.pending:
+            self._refute_lost_workers()
         if self.autoscaler is not None and self.ends_at is None:
             self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
@@ -272,6 +294,10 @@ class SchedulerState:
             self.ticks.request(overdue - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
+        while self.verdicts.pending and self._refute_lost_workers():  # which the steps above have ended
+            self.demand.fair_queue.settle(self.at)
+            if self.ends_at is None:
+                self._start_ready_tasks()
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -371,6 +397,7 @@ class SchedulerState:
                 queued=True,
                 joins=joins,
                 follows=task.follows,
+                provisional=bool(task.origins),
             )
         )
 
@@ -385,6 +412,8 @@ class SchedulerState:
             self.log.move(task, TaskStatus.RUNNING, start)
         else:  # it was asked back, perhaps too late
             self.log.note(task, start)
+            self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
+        if task.is_refuted and task.status is TaskStatus.RUNNING:
             self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
         task.started_at = self.at
         worker.residency_before = worker.residency
@@ -521,6 +550,7 @@ class SchedulerState:
                 if batch_mates
                 else (),
                 resume=task.kept is not None,
+                provisional=bool(task.origins),
             )
         )
         self.prefetch_planner.run_started(worker)
@@ -529,8 +559,7 @@ class SchedulerState:
     def _lacks_files(self, task: Task, worker: Worker) -> bool:
         """Whether a file that the task uses is unavailable on the machine of `worker`."""
         node = self.costs.nodes.of(worker.spec) if self.costs.nodes.lacking else None
-        files = (*task.cost_class.components, *task.cost_class.adapters)
-        return node is not None and node.unavailable_of(files, self.at) is not None
+        return node is not None and node.unavailable_of(task.cost_class.files, self.at) is not None
 
     def _leave_backlog(self, task: Task, worker: Worker) -> None:
         """Take a task that goes to the worker out of the backlog."""
@@ -551,6 +580,8 @@ class SchedulerState:
         task.queue_seconds = task.waited_seconds(self.at)
         task.ready_at = None
         task.cancel_requested_at = task.pause_requested_at = None
+        task.is_refuted = False
+        task.origins = self.demand.results.origins_of(task.spec.needs)
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.cost_class.on_workers += 1
         task.started_at = self.at
@@ -587,15 +618,22 @@ class SchedulerState:
                 queued.joins = False
             self._end_lost_worker(worker, report.error)
             return
-        if report.error is None:
+        inputs = (task.origins, self.demand.results.origins_of(task.spec.needs))
+        origins = self.verdicts.origins_of(report, inputs)
+        counts = origins is not None and not task.is_refuted
+        if report.error is None and counts:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
             if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
-                machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
+                machine.has_all(task.cost_class.files)
                 self._update_restriction(machine.node)
         else:
             self.costs.run_failed(worker)
-            if report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+            if (
+                report.error is not None
+                and report.error.components
+                and (machine := self.costs.nodes.of(worker.spec)) is not None
+            ):
                 machine.lacks(report.error.components, report.error.message, self.at)
                 self._update_restriction(machine.node)
                 self.ticks.request(UNAVAILABLE_SECONDS, self.at)
@@ -607,8 +645,10 @@ class SchedulerState:
             self._update_capacities()
         node = NO_NODE if worker.spec is None else worker.spec.node
         kept = kept_state(report, node)
-        if report.error is None:
-            self.demand.task_succeeded(task, report.result_bytes, node)
+        if origins is None or not counts or (origins and kept is not None):
+            self._drop_run(task, worker, report)
+        elif report.error is None:
+            self.demand.task_succeeded(task, report.result_bytes, node, origins)
         elif kept is not None:
             self.recovery.stopped(task, kept)
         else:
@@ -618,11 +658,108 @@ class SchedulerState:
         if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
 
+    def _drop_run(self, task: Task, worker: Worker, report: TaskReport) -> None:
+        """A run ended that read a file or a result which is not the expected one, or stopped with a state that may be
+        made with one: nothing of it counts."""
+        if report.error is None:
+            self.demand.results.stray(task.name)
+        elif report.has_state and task.kept is None:
+            self._out.append(ReleaseResult(state_id(task.name)))
+        self.recovery.does_not_count(task, f"what {worker.worker_id} made does not count")
+
+    def _files_judged(self, event: FilesJudged) -> None:
+        """A worker knows of files whether they are the expected ones."""
+        worker = self.worker_table.current(event.worker_id, event.incarnation)
+        if worker is None or not worker.live:
+            return
+        machine = self.costs.nodes.of(worker.spec)
+        right, wrong = list[Origin](), list[Origin]()
+        differing: dict[ComponentKey, None] = {}
+        for file in event.files:
+            is_right = file.verdict is FileVerdict.RIGHT
+            origin = self.verdicts.note((event.worker_id, event.incarnation), file.state, is_right)
+            (right if is_right else wrong).append(origin)
+            if machine is not None and is_right:
+                machine.is_right(file.components)
+            elif file.verdict is FileVerdict.DIFFERS:
+                differing.update(dict.fromkeys(file.components))
+                if machine is not None:
+                    machine.differs(file)
+        if right:
+            self.demand.files_right(frozenset(right))
+        near = [other for other in self.worker_table.workers.values() if self._shares_files(other, worker)]
+        if wrong:
+            reason = next(file.reason for file in event.files if file.verdict is not FileVerdict.RIGHT)
+            self._refute(frozenset(wrong), near, differing, reason)
+        if machine is not None:
+            self._update_restriction(machine.node)
+            for other in near:
+                other.files_changed()
+        if wrong:
+            for other in near if differing else [worker]:
+                self._drop_weights(other)
+        if not self.demand.results.origins_from(event.worker_id, event.incarnation):
+            self.verdicts.pending.pop((event.worker_id, event.incarnation), None)
+        self._recheck_waiting()
+
+    def _shares_files(self, worker: Worker, other: Worker) -> bool:
+        """Whether both are up on one machine."""
+        if worker is other or worker.spec is None or other.spec is None or not worker.live:
+            return worker is other
+        return bool(worker.spec.node) and worker.spec.node == other.spec.node
+
+    def _refute(self, wrong: Origins, near: Sequence[Worker], differing: Container[ComponentKey], reason: str) -> None:
+        """States of files are not the expected ones: drop the results that were made with them, and stop the runs of
+        what read these, and of what uses the `differing` files on the workers `near` them."""
+        removed = self.demand.results.made_with(wrong)
+        lost = set(removed)
+        for worker in self.worker_table.workers.values():
+            is_near = worker in near
+            queued = {entry.task_id: entry for entry in worker.queue}
+            refuted: set[TaskId] = set()
+            for task_id in (*worker.task_ids, *queued):
+                task = self.demand.tasks[task_id]
+                uses = is_near and any(key in differing for key in task.cost_class.files)
+                reads = not (lost.isdisjoint(task.spec.needs) and wrong.isdisjoint(task.origins))
+                if not uses and not reads and refuted.isdisjoint(task.follows):
+                    continue
+                refuted.add(task_id)
+                if task.is_refuted:
+                    continue
+                was_asked = task.status is TaskStatus.STOPPING or task.timed_out_at is not None
+                task.is_refuted = True
+                self.log.note(task, f"does not count: {reason}")
+                if task_id in queued:
+                    self.send_ahead.ask_back(worker, queued[task_id], "it does not count")
+                elif not was_asked:
+                    self._out.append(StopTask(worker.worker_id, worker.incarnation, task_id, task.attempt))
+        self.demand.remove_results(removed)
+
+    def _refute_lost_workers(self) -> bool:
+        """Nobody finds out any more with which files workers that are gone have made results. Returns whether there are
+        any such workers."""
+        lost = self.verdicts.lost(self._is_live)
+        for worker_id, incarnation in lost:
+            wrong = self.demand.results.origins_from(worker_id, incarnation)
+            if wrong:
+                self._refute(wrong, (), (), f"{worker_id} was lost before its files were known")
+        return bool(lost)
+
+    def _is_live(self, worker_id: WorkerId, incarnation: int) -> bool:
+        worker = self.worker_table.current(worker_id, incarnation)
+        return worker is not None and worker.live
+
+    def _drop_weights(self, worker: Worker) -> None:
+        """Have a worker take all weights off its GPU: at once if it is idle, else when its run has ended."""
+        self._out.append(DropWeights(worker.worker_id, worker.incarnation))
+        if worker.is_idle and worker.loading is None and worker.residency is not None:
+            self.worker_table.assume(worker, Residency(worker.residency.capacity_bytes))
+
     def _state_kept(self, event: StateKept) -> None:
         """A run saved its state. It also counts if the run was lost in between: any state of a task will do."""
         task = self.demand.tasks.get(event.task_id)
         kept = KeptState(event.step, event.steps, event.state_bytes)
-        if task is None or not 0 < kept.step < kept.steps:
+        if task is None or not 0 < kept.step < kept.steps or task.is_refuted:
             self._stray_state(event.task_id, task)
         else:
             self.demand.set_state(task, kept)

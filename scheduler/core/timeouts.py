@@ -55,7 +55,7 @@ class Timeouts:
             for task in tasks:
                 task.timed_out_at = at
                 self._story.note(task, f"asked to stop after {ran_seconds:.0f} s")
-                if task.status is TaskStatus.RUNNING:  # otherwise it was asked before
+                if task.status is TaskStatus.RUNNING and not task.is_refuted:  # otherwise it was asked before
                     self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
         return hanging
 

@@ -15,7 +15,8 @@ MOST_NAMED = 8
 
 def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at: float) -> RunError | None:
     """Return why none of `workers` can read the files of the task, with the reason of each machine; None if one may be
-    able to. A worker that is not up may start on another machine, and weights on a GPU need no file."""
+    able to. A worker that is not up may start on another machine, and weights on a GPU need no file, unless that is not
+    the expected one there."""
     files = tuple(dict.fromkeys(key for use in spec.uses for key in (use.component, *use.adapters)))
     least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
     reasons: dict[NodeId, str] = {}
@@ -24,11 +25,16 @@ def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at:
         if worker.status is WorkerState.GIVEN_UP or (worker.live and (worker.capacity_bytes or 0) < least_bytes):
             continue
         node = nodes.of(worker.spec) if worker.live else None
-        unavailable = None if node is None else node.unavailable_of(files, at)
-        if node is None or unavailable is None or _is_resident(spec, worker):
+        if node is None:
             return None
-        reasons[node.node] = unavailable.reason
-        lacking.update(key for key in files if key in node.unavailable)
+        differing, unavailable = node.differing_of(files), node.unavailable_of(files, at)
+        if differing is not None:
+            reasons[node.node] = differing.reason
+        elif unavailable is not None and not _is_resident(spec, worker):
+            reasons[node.node] = unavailable.reason
+        else:
+            return None
+        lacking.update(key for key in files if key in node.unavailable or key in node.differing)
     if not reasons:
         return None
     named = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:MOST_NAMED])

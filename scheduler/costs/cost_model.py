@@ -170,8 +170,8 @@ class Costs:
 
     def extra_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker) -> float | None:
         """Seconds in addition to waiting and the undivided run with all weights resident; None if the worker cannot
-        run it: it does not fit there, a file is unavailable on its machine, or it would end after the deadline of a
-        machine that is drained."""
+        run it: it does not fit there, a file is unavailable or another one on its machine, or it would end after the
+        deadline of a machine that is drained."""
         cached = cost_class.cached.get(worker)
         # `CachedEstimate.holds`, inlined: this is called more often than anything else
         if (
@@ -210,6 +210,9 @@ class Costs:
             return None
         spec, load, entries = worker.spec, None, worker.entries
         node = self.nodes.of(spec) if spec is not None and spec.node else None
+        if node is not None and node.differing and node.differing_of(cost_class.files) is not None:
+            cost_class.cached.pop(worker, None)
+            return None
         if (
             cached is not None
             and cached.capacity_bytes == capacity_bytes

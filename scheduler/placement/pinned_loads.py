@@ -172,6 +172,8 @@ class PinnedLoads:
         node = self._costs.nodes.of(worker.spec)
         if node is not None and node.unavailable_of(pinned.components, at) is not None:
             return inf
+        if node is not None and node.differing_of(pinned.components) is not None:
+            return inf
         held = RunningLease(frozenset(self._kept(pinned, worker)), 0)
         moves = plan_preload_moves(worker.residency, held, pinned.cost_class.uses, self._costs.components, 0)
         after = {entry.component: entry.resident_bytes for entry in moves.after(worker.residency).entries}

@@ -8,7 +8,7 @@ or a worker has it. Everything here follows from events that `scheduler.core.sta
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from modelpool.pool.specs.spec import (
@@ -26,10 +26,19 @@ from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.fair_queue import FairQueue
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
+from modelpool.scheduler.tables.file_verdicts import NO_ORIGINS, Origins
+from modelpool.scheduler.tables.jobs import (
+    WAITS_FOR_VERDICT,
+    Job,
+    JobStatus,
+    Task,
+    TaskStatus,
+    needed_tasks,
+    problem_with,
+)
 from modelpool.scheduler.tables.kept_states import KeptState, state_id, task_of_state
 from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
-from modelpool.scheduler.tables.results import Results
+from modelpool.scheduler.tables.results import Result, Results
 from modelpool.scheduler.tables.story import Story
 
 #: losses of one result that a job needs before the job fails. Machines are lost independently of what they hold, so
@@ -134,11 +143,14 @@ class Demand:
             if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
                 self.fail_task(task, error)
 
-    def task_succeeded(self, task: Task, result_bytes: int, node: NodeId = NO_NODE) -> None:
-        """A run on `node` succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
+    def task_succeeded(
+        self, task: Task, result_bytes: int, node: NodeId = NO_NODE, origins: Origins = NO_ORIGINS
+    ) -> None:
+        """A run on `node` succeeded: tasks that read the result continue, jobs that wanted it are resolved, unless
+        their result has `origins`."""
         has_passed = bool(task.follows)
         task_id = task.spec.task_id
-        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node)
+        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node, origins)
         for reader_id in self.results.readers.get(task_id, ()):
             reader = self.tasks[reader_id]
             if reader.follows:
@@ -154,7 +166,7 @@ class Demand:
             if has_passed and job.spec.job_id in self.jobs:  # the ends of these inputs were not reported as successes
                 self._demand(job)
             elif job.spec.wanted == task_id:
-                self._end(job, Outcome.SUCCEEDED, result=task_id)
+                self._succeed(job)
 
     def result_lost(self, task_id: TaskId) -> None:
         """The shell no longer holds a result: it is computed again for the jobs that still need it. A task whose state
@@ -165,8 +177,27 @@ class Demand:
             if task is not None and task.kept is not None:
                 self._story.note(task, f"its state after step {task.kept.step} of {task.kept.steps} was lost")
                 self.set_state(task, None)
-        elif self.results.lost(task_id):
-            self._make_again(task_id)
+        elif (lost := self.results.lost(task_id)) is not None:
+            self._make_again(task_id, lost)
+
+    def files_right(self, right: Origins) -> None:
+        """These states of files are the expected ones: jobs whose results depend on no others are resolved."""
+        for task_id in self.results.made_with(right):
+            result = self.results.held[task_id]
+            result.origins = result.origins - right
+            for job_id in () if result.origins else list(result.awaited_by):
+                self._end(self.jobs[job_id], Outcome.SUCCEEDED, result=task_id)
+
+    def remove_results(self, task_ids: Iterable[TaskId]) -> None:
+        """These results were made with files that are not the expected ones: they are computed again for the jobs that
+        need them. States of waiting tasks that have read one are dropped."""
+        removed = [(task_id, lost) for task_id in task_ids if (lost := self.results.lost(task_id)) is not None]
+        for task_id, _ in removed:
+            self._out.append(ReleaseResult(task_id))
+            for reader_id in self.results.readers.get(task_id, {}):
+                self.drop_state(self.tasks[reader_id])
+        for task_id, lost in removed:
+            self._make_again(task_id, lost, is_counted=False)
 
     def drop_state(self, task: Task) -> None:
         """Do not resume a task that no worker has: its state cannot be read."""
@@ -192,9 +223,9 @@ class Demand:
     def inputs_lost(self, task: Task) -> None:
         """Inputs of a waiting task are lost, and it is unknown which: all of them are computed again."""
         for need in task.spec.needs:
-            if self.results.lost(need):
+            if (lost := self.results.lost(need)) is not None:
                 self._out.append(ReleaseResult(need))
-                self._make_again(need)
+                self._make_again(need, lost)
 
     def unpin(self, task: Task) -> None:
         """A waiting task need not wait any more for the worker that it is pinned to."""
@@ -277,7 +308,7 @@ class Demand:
             message = f"the given result {missing} of job {job.spec.job_id} was lost"
             return self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
         if not needed:
-            return self._end(job, Outcome.SUCCEEDED, result=job.spec.wanted)
+            return self._succeed(job)
         for task_id in list(job.demands):
             if task_id not in needed:
                 self._drop_demand(job, task_id)
@@ -323,7 +354,7 @@ class Demand:
         elif task.status is TaskStatus.RUNNING:
             assert task.worker_id is not None, f"{task.name} runs nowhere"
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
-            if task.timed_out_at is None:  # otherwise it was asked to stop already
+            if task.timed_out_at is None and not task.is_refuted:  # otherwise it was asked to stop already
                 self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
         elif task.status is TaskStatus.QUEUED:
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
@@ -344,9 +375,25 @@ class Demand:
         self._story.move(task, TaskStatus.READY)
         self.fair_queue.file(task)
 
-    def _make_again(self, task_id: TaskId) -> None:
-        """A result is lost: block its readers, and demand its task for the jobs that still need it."""
-        affected: dict[JobId, None] = {}
+    def _succeed(self, job: Job) -> None:
+        """The wanted result exists: resolve the job, or let it wait until the files are known that it was made with."""
+        wanted = job.spec.wanted
+        if not self.results.held[wanted].origins:
+            return self._end(job, Outcome.SUCCEEDED, result=wanted)
+        for task_id in list(job.demands):
+            self._drop_demand(job, task_id)
+        if not job.waits_for_verdict:
+            job.waits_for_verdict = True
+            self.results.await_verdict(wanted, job.spec.job_id)
+            self._story.note(job, WAITS_FOR_VERDICT)
+        return None
+
+    def _make_again(self, task_id: TaskId, lost: Result, is_counted: bool = True) -> None:
+        """A result is lost: block its readers, and demand its task for the jobs that still need it. It counts against
+        the limit of losses unless it is not `is_counted`."""
+        affected: dict[JobId, None] = dict(lost.awaited_by)
+        for job_id in affected:
+            self.jobs[job_id].waits_for_verdict = False
         for reader_id in self.results.readers.get(task_id, {}):
             reader = self.tasks[reader_id]
             if reader.status is TaskStatus.READY:
@@ -358,8 +405,9 @@ class Demand:
             job = self.jobs.get(job_id)
             if job is None:
                 continue
-            job.losses[task_id] = job.losses.get(task_id, 0) + 1
-            if job.losses[task_id] >= MOST_LOSSES:
+            if is_counted:
+                job.losses[task_id] = job.losses.get(task_id, 0) + 1
+            if job.losses.get(task_id, 0) >= MOST_LOSSES:
                 message = f"the result of {task_id} was lost {job.losses[task_id]} times"
                 self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
             else:
@@ -375,6 +423,8 @@ class Demand:
             self._drop_demand(job, task_id)
         for task_id in job.spec.given:
             self.results.provider_failed(task_id, job_id)
+        if job.waits_for_verdict:
+            self.results.waiter_ended(job.spec.wanted, job_id)
         self.fair_queue.leave(job, outcome, self.at)
         self.resolved[outcome] += 1
         self.ended[job_id] = outcome

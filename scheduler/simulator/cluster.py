@@ -41,8 +41,10 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    DropWeights,
     EndWorker,
     Event,
+    FilesJudged,
     LoadWeights,
     LossCause,
     NodeDraining,
@@ -256,7 +258,7 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.discard(task_id)
                 else:
                     self.states.pop(owner, None)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents() | FilesJudged() | Tick():
                 pass
         return event
 
@@ -295,6 +297,10 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._preload(command)
             case LoadWeights():
                 self._start_load(command)
+            case DropWeights():
+                machine = self._machines.live.get(command.worker_id)
+                if machine is not None and machine.batch is None and machine.load is None:
+                    machine.residency = Residency(machine.residency.capacity_bytes)
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:

@@ -168,6 +168,8 @@ class CostClass:
     first_use: Use | None
     #: LoRAs of the patch sets of `uses`
     adapters: frozenset[ComponentKey]
+    #: both: all that is read from files
+    files: tuple[ComponentKey, ...]
     #: a task of the class: its sizes and divisions hold for all of them
     pattern: TaskSpec
     #: `sizes_of` that task
@@ -239,6 +241,7 @@ def new_cost_class(spec: TaskSpec, kind: RunKind) -> CostClass:
         components=kind.components,
         first_use=(spec.uses[0].component, spec.uses[0].patch_digest) if spec.uses else None,
         adapters=frozenset([adapter for use in spec.uses for adapter in use.adapters]),
+        files=tuple(dict.fromkeys([key for use in spec.uses for key in (use.component, *use.adapters)])),
         pattern=spec,
         sizes=sizes_of(spec),
         scratch_bytes=needed_bytes(spec.uses, 0),

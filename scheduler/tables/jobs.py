@@ -13,11 +13,15 @@ from typing import Any, ClassVar, TypeAlias
 
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, OomStep, TaskId, TaskSpec, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import CostClass
+from modelpool.scheduler.tables.file_verdicts import NO_ORIGINS, Origins
 from modelpool.scheduler.tables.kept_states import KeptState
 from modelpool.scheduler.tables.oom_escalation import MemoryFailure
 from modelpool.scheduler.tables.placement_record import WaitEvaluation
 from modelpool.scheduler.tables.story import Status
 from modelpool.scheduler.tables.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
+
+#: the story's note of a job whose result exists
+WAITS_FOR_VERDICT = "waits until the hashes of the files are known that its result was made with"
 
 #: negative priority, virtual start time of the user's share (`scheduler.queue.shares`), place in the order of
 #: submission: an int, a float and two ints. The type leaves that open: the compiler would store them separately and
@@ -134,6 +138,8 @@ class Job:
     awaits: dict[TaskId, None]
     #: how often a result that it still needed was lost
     losses: dict[TaskId, int]
+    #: its result exists, and files that it was made with have to be known before it ends
+    waits_for_verdict: bool
 
     def __init__(self, spec: JobSpec, number: int, tasks: dict[TaskId, TaskSpec], priority: int = 0) -> None:
         self.spec = spec
@@ -149,6 +155,7 @@ class Job:
         self.demands = {}
         self.awaits = {}
         self.losses = {}
+        self.waits_for_verdict = False
 
     @property
     def name(self) -> JobId:
@@ -241,6 +248,10 @@ class Task:
     #: inputs that did not exist when it was queued: tasks in front of it on its worker compute them. Without one that
     #: has succeeded, and is left out here, it does not start
     follows: tuple[TaskId, ...]
+    #: its run reads a file, or a result, that is not the expected one: whatever comes of it does not count
+    is_refuted: bool
+    #: those of the results that its run reads
+    origins: Origins
 
     def __init__(self, spec: TaskSpec, cost_class: CostClass, number: tuple[int, int], batch: str = "") -> None:
         self.spec = spec
@@ -285,6 +296,8 @@ class Task:
         self.incarnation = 0
         self.started_at = 0.0
         self.follows = ()
+        self.is_refuted = False
+        self.origins = NO_ORIGINS
 
     @property
     def name(self) -> TaskId:
@@ -309,8 +322,9 @@ class Task:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether its run was asked to stop: with its state, because of its timeout, or because no job needs it."""
-        is_asked = self.pause_requested_at is not None or self.timed_out_at is not None
+        """Whether its run was asked to stop: with its state, because of its timeout, because its result would not
+        count, or because no job needs it."""
+        is_asked = self.pause_requested_at is not None or self.timed_out_at is not None or self.is_refuted
         return is_asked or self.status is TaskStatus.STOPPING
 
     def waited_seconds(self, at: float) -> float:

@@ -18,6 +18,7 @@ from modelpool.pool.specs.spec import (
     ComponentSpec,
     JobId,
     JobSpec,
+    JudgedFile,
     NodeId,
     OomStep,
     PastRun,
@@ -181,6 +182,16 @@ class StateKept(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesJudged(WireValue):
+    """A worker has found out whether files of its machine are those that were expected."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    files: tuple[JudgedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ResultLost(WireValue):
     """The result of an ended task can no longer be read (the machine that held it is gone)."""
 
@@ -242,6 +253,7 @@ Event: TypeAlias = (
     | RunEnded
     | TaskRevoked
     | StateKept
+    | FilesJudged
     | ResultLost
     | PinComponents
     | PoolEnding
@@ -324,6 +336,7 @@ class RunTask(WireValue):
     joins        send it in one call with the task before it, which is queued too; their ends may be reported together
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
+    provisional  it reads results that were made with files whose hashes are not known yet: save no state of the run
     """
 
     worker_id: Final[WorkerId]
@@ -339,6 +352,7 @@ class RunTask(WireValue):
     queued: Final[bool]
     joins: Final[bool]
     follows: Final[tuple[TaskId, ...]]
+    provisional: Final[bool]
 
     def __init__(
         self,
@@ -355,6 +369,7 @@ class RunTask(WireValue):
         queued: bool = False,
         joins: bool = False,
         follows: tuple[TaskId, ...] = (),
+        provisional: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -369,6 +384,7 @@ class RunTask(WireValue):
         self.queued = queued
         self.joins = joins
         self.follows = follows
+        self.provisional = provisional
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -508,6 +524,19 @@ class LoadWeights(WireValue):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
+class DropWeights(WireValue):
+    """Take all weights off that GPU after its run, and close their files: some of them are not those that were
+    expected. Nothing waits for it; no event answers."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class CopyResult(WireValue):
     """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
     follows if it cannot be read any more."""
@@ -566,6 +595,7 @@ Command: TypeAlias = (
     | Prefetch
     | Preload
     | LoadWeights
+    | DropWeights
     | CopyResult
     | ReleaseResult
     | ResolveJob

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
-from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, JudgedFile, NodeId, WorkerSpec
 from modelpool.scheduler.tables.estimates import Estimate
 
 #: files, and the bytes that are read of each
@@ -78,6 +78,8 @@ class Node:
     incoming: set[ComponentKey] = field(default_factory=set)
     #: files that it lacks, oldest first
     unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)
+    #: files that are not the expected ones, oldest first, until a worker here finds the right one
+    differing: OrderedDict[ComponentKey, JudgedFile] = field(default_factory=OrderedDict)
     #: when the disk should have finished the reads of runs
     free_at: float = 0.0
     #: grows when files come or go, or the speed changes
@@ -178,6 +180,41 @@ class Node:
             self.unavailable.popitem(last=False)
         self._note_lacking()
 
+    def differs(self, file: JudgedFile) -> None:
+        """Record that a file here is not the expected one: nothing that needs it runs here, also with weights that are
+        on a GPU."""
+        for key in file.components:
+            self.differing.pop(key, None)
+            self.differing[key] = file
+            if key in self.files:
+                self._forget(key)
+        while len(self.differing) > MOST_UNAVAILABLE:
+            self.differing.popitem(last=False)
+        self._note_lacking()
+
+    def is_right(self, components: Iterable[ComponentKey]) -> None:
+        """The files of these components are here, and are the expected ones."""
+        for key in components:
+            known = (self.differing.pop(key, None), self.unavailable.pop(key, None))
+            if known != (None, None):
+                self._note_lacking()
+
+    def forget_differing(self, at: float) -> None:
+        """Nobody here watches the files any more that differed: they are tried again as other unavailable ones."""
+        differing = tuple(self.differing.values())
+        self.differing.clear()
+        for file in differing:
+            self.lacks(file.components, file.reason, at)
+
+    def differing_of(self, components: Iterable[ComponentKey]) -> JudgedFile | None:
+        """The first of the files of `components` that is not the expected one here; None if none is known not to be."""
+        if self.differing:
+            for key in components:
+                file = self.differing.get(key)
+                if file is not None:
+                    return file
+        return None
+
     def unavailable_of(self, components: Iterable[ComponentKey], at: float) -> UnavailableFile | None:
         """The first of the files of `components` that cannot be used here; None if all can, or may be tried again."""
         if self.unavailable:
@@ -206,7 +243,7 @@ class Node:
 
     def _note_lacking(self) -> None:
         self.version += 1
-        if self.unavailable:
+        if self.unavailable or self.differing:
             self.lacking.add(self.node)
         else:
             self.lacking.discard(self.node)
@@ -225,6 +262,7 @@ class Node:
         for key in list(self.files):
             self._forget(key)
         self.unavailable.clear()
+        self.differing.clear()
         self._note_lacking()
 
     def _shrink(self, reads: Reads, unexpected_bytes: int) -> None:

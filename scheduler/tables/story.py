@@ -15,6 +15,7 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Event,
+    FilesJudged,
     NodeDraining,
     PinComponents,
     PoolEnding,
@@ -137,6 +138,9 @@ def describe(event: Event) -> str:
         case StateKept():
             where = f"attempt {event.attempt}: state saved" if event.attempt else "state of an earlier pool found"
             return f"{event.task_id} {where} after step {event.step} of {event.steps}"
+        case FilesJudged():
+            words = "; ".join(f"{', '.join(file.components)} {file.verdict.value}" for file in event.files)
+            return f"files of {event.worker_id}#{event.incarnation}: {words}"
         case ResultLost():
             return f"result of {event.task_id} lost"
         case NodeDraining():

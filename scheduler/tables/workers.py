@@ -230,6 +230,10 @@ class Worker:
         """Whether it may begin a task while it still decodes for the one before."""
         return self.spec is not None and self.spec.overlaps_decode
 
+    def files_changed(self) -> None:
+        """What its machine has of files has changed: predictions are made again."""
+        self.version += 1
+
     def update_residency(self, residency: Residency | None) -> None:
         """Set the assumed content of the GPU. Entries are compared with every event, which is fast for identical
         objects: equal new entries are replaced by the known objects, or the known ones by the new ones if nothing

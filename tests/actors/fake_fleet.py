@@ -172,6 +172,8 @@ class FakeFleet:
         self.previews_asked: list[tuple[WorkerId, int, PreviewWish | None]] = []
         #: loads without runs, in order; the test ends them
         self.loads: list[SentLoad] = []
+        #: workers that were to take all weights off their GPUs
+        self.dropped: list[WorkerId] = []
         #: results that were to be copied
         self.copied: list[FakeRef] = []
         #: workers that do not answer, and all that were asked
@@ -314,6 +316,9 @@ class FakeFleet:
 
     def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
         raise AssertionError("no fake worker has checkpoints")
+
+    def drop_weights(self, worker_id: WorkerId, incarnation: int) -> None:
+        self.dropped.append(worker_id)
 
     async def read_result(self, ref: FakeRef) -> Result:
         if ref.lost or ref.value is None:

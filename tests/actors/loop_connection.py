@@ -42,7 +42,7 @@ from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.pool.core.previews import PreviewWish
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
+from modelpool.pool.specs.spec import JudgedFile, TaskId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -88,6 +88,7 @@ class ThreadFleet:
         self.threads: list[ThreadPoolExecutor] = []
         self.on_step: Callable[[StepDone], None] = lambda step: None
         self.on_preview: Callable[[PreviewMade], None] = lambda made: None
+        self.on_judged: Callable[..., None] = lambda worker_id, incarnation, files, epoch: None
 
     async def take_over(self) -> int:
         before = self._predecessor
@@ -95,9 +96,13 @@ class ThreadFleet:
             for origin, worker, thread in before.surrender():
                 worker.change_controller(self.epoch)
                 worker._on_step = self.on_step
+                worker._on_judged = partial(self._judged, worker)
                 self._left.append((origin, worker, thread))
             before = before._predecessor
         return len(self._left)
+
+    def _judged(self, worker: GpuWorker, files: tuple[JudgedFile, ...], epoch: int) -> None:
+        self.on_judged(worker._worker_id, worker._incarnation, files, epoch)
 
     def surrender(self) -> list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]]:
         """Return its workers, also those that it had not adopted yet. Its process is gone: it starts none any more."""
@@ -135,6 +140,7 @@ class ThreadFleet:
             lease=WorkerLease(self.epoch),
             on_preview=lambda made: self.on_preview(made),
         )
+        worker._on_judged = partial(self._judged, worker)
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)
@@ -225,6 +231,11 @@ class ThreadFleet:
         if (worker_id, incarnation) in self.workers:
             self.workers[worker_id, incarnation][0].forget_checkpoints(task_id, self.epoch)
 
+    def drop_weights(self, worker_id: WorkerId, incarnation: int) -> None:
+        if (worker_id, incarnation) in self.workers:
+            worker, thread = self.workers[worker_id, incarnation]
+            thread.submit(worker.drop_weights, self.epoch)
+
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         worker, thread = self.workers[worker_id, incarnation]
         return await asyncio.get_running_loop().run_in_executor(thread, worker.load, request)
@@ -285,6 +296,7 @@ class LoopConnection:
             epoch=fleet.epoch,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        fleet.on_judged = lambda *about: self._start(self.controller.files_judged(*about))
         fleet.on_preview = lambda made: self._start(self.controller.preview_made(made))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))
         try:

@@ -9,7 +9,7 @@ from modelpool.pool.specs.spec import ComponentKey, Role, TaskId, WorkerId
 from modelpool.scheduler.tables.messages import Prefetch, Preload
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
-from tests.actors.fakes import FakeCatalog, component_key
+from tests.actors.fakes import FakeCatalog, component_key, sha
 
 GPU = WorkerId("gpu-0")
 
@@ -25,8 +25,8 @@ async def test_components_are_told_as_files_and_loras_as_whole_ones() -> None:
     lora = FakeCatalog().lora_spec(FakeCatalog().find_lora("light", 1.0)).key
     wanted = (key(Role.DIFFUSION_MODEL), lora, ComponentKey("nobody/knows@this"))
     desk.controller._dispatcher._execute(Prefetch(GPU, 1, wanted))
-    model = FilePart("/models/shapes.safetensors", Role.DIFFUSION_MODEL)
-    assert desk.fleet.read_ahead_asked[-1] == (GPU, (model, FilePart("/loras/light.safetensors")))
+    model = FilePart("/models/shapes.safetensors", Role.DIFFUSION_MODEL, sha256=sha("shapes"))
+    assert desk.fleet.read_ahead_asked[-1] == (GPU, (model, FilePart("/loras/light.safetensors", sha256=sha("light"))))
 
 
 @dialogue

@@ -25,7 +25,7 @@ import pytest
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.core.errors import GIB
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
+from modelpool.pool.specs.spec import FileVerdict, JobSpec, JudgedFile, NodeId, RunErrorKind, UserId, WorkerId
 from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.snapshot import Snapshot
@@ -40,6 +40,7 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     Command,
     Event,
+    FilesJudged,
     NodeDraining,
     PinComponents,
     PoolEnding,
@@ -129,6 +130,11 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     cluster.post(PinComponents(last / 3, (what.models[-1].components[0].key,), 2))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
+    for number, gpu in enumerate(gpus):
+        key = rng.choice(what.models).components[0].key
+        for at, verdict in ((last * rng.random(), FileVerdict.DIFFERS), (last, FileVerdict.RIGHT)):
+            file = JudgedFile(number, verdict, (key,), "/models/a", "01", "02")
+            cluster.post(FilesJudged(at, gpu.worker_id, rng.choice((1, 1, 2)), (file,)))
     for gpu in gpus:
         cluster.lose(gpu.worker_id, rng.uniform(0.0, last))
     cluster.run()

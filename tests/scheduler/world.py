@@ -18,8 +18,10 @@ from modelpool.pool.specs.spec import (
     ComponentSpec,
     ComponentUse,
     ExecutionMode,
+    FileVerdict,
     JobId,
     JobSpec,
+    JudgedFile,
     NodeId,
     OomStep,
     Role,
@@ -43,8 +45,10 @@ from modelpool.scheduler.tables.messages import (
     Command,
     ComponentsKnown,
     CopyResult,
+    DropWeights,
     EndWorker,
     Event,
+    FilesJudged,
     LoadWeights,
     LossCause,
     NodeDraining,
@@ -136,6 +140,10 @@ class Running:
     together: int = 1
     #: the others of them that have not ended
     others: list[Running] = field(default_factory=list)
+    #: whether all that it reads is what was expected: results, its state, and files
+    is_right: bool = True
+    #: a file that it reads was changed meanwhile, or is not the expected one
+    is_doomed: bool = False
 
     @property
     def members(self) -> list[Running]:
@@ -183,6 +191,22 @@ class Shell:
     ticks: list[float] = field(default_factory=list)
     #: whether workers begin tasks while they decode
     overlaps_decode: bool = False
+    #: whether workers know no hash of a file before they `judge` it; otherwise they know all of them at once
+    verifies: bool = False
+    #: files that are not the expected ones, by machine
+    bad: set[tuple[NodeId, ComponentKey]] = field(default_factory=set)
+    #: by worker and component: the number of the state of the file, and whether the worker has judged it
+    files: dict[tuple[WorkerId, ComponentKey], tuple[int, bool]] = field(default_factory=dict)
+    #: results, and states of tasks, that are not what was expected
+    wrong: set[TaskId] = field(default_factory=set)
+    wrong_states: set[TaskId] = field(default_factory=set)
+    #: states of files that workers had used before they were changed
+    changed: list[tuple[WorkerId, int, JudgedFile]] = field(default_factory=list)
+    #: results that drivers provided
+    provided: set[TaskId] = field(default_factory=set)
+    _states_seen: int = 0
+    #: workers that the core believed to be idle before the latest event
+    _idle_before: set[WorkerId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.config)
@@ -207,6 +231,8 @@ class Shell:
 
     def feed(self, event: Event) -> list[Command]:
         """Hand an event to the core, check and carry out what it says, check the core."""
+        workers = self.state.worker_table.workers.values()
+        self._idle_before = {worker.worker_id for worker in workers if worker.is_idle and worker.loading is None}
         commands = self._commands = self.state.handle(event)
         for command in commands:
             self._execute(command)
@@ -284,6 +310,62 @@ class Shell:
         self.old.append(report)
         return self.report(report)
 
+    def replace_file(self, node: str, component: ComponentKey, is_bad: bool) -> None:
+        """Somebody writes a file of a machine, the expected one or another. Runs that read it notice at their end."""
+        (self.bad.add if is_bad else self.bad.discard)((NodeId(node), component))
+        for worker_id in self.up:
+            if self._node_of(worker_id) == node:
+                known = self.files.pop((worker_id, component), None)
+                if known is not None and not known[1]:
+                    file = JudgedFile(known[0], FileVerdict.CHANGED, (component,), f"/models/{component}")
+                    self.changed.append((worker_id, self.up[worker_id][0], file))
+                run = self.running.get(worker_id)
+                for member in [] if run is None else run.members:
+                    if component in self._read_by(member.command.task_id):
+                        member.is_doomed = True
+
+    def judge(self, name: str) -> list[Command]:
+        """A worker has found out about all the files that it has used."""
+        worker_id, node = WorkerId(name), self._node_of(name)
+        told = [file for known, _, file in self.changed if known == name]
+        self.changed = [one for one in self.changed if one[0] != name]
+        for (other, component), (number, is_judged) in list(self.files.items()):
+            if other == name and not is_judged:
+                verdict = FileVerdict.DIFFERS if (node, component) in self.bad else FileVerdict.RIGHT
+                told.append(JudgedFile(number, verdict, (component,), f"/models/{component}", "a1", "b2"))
+                self.files[worker_id, component] = (number, True)
+        if not told:
+            return []
+        return self.feed(FilesJudged(self.tick(), worker_id, self.up[worker_id][0], tuple(told)))
+
+    def _node_of(self, name: str) -> NodeId:
+        worker = self.state.worker_table.workers.get(WorkerId(name))
+        return NodeId("") if worker is None or worker.spec is None else worker.spec.node
+
+    def _read_by(self, task_id: TaskId) -> tuple[ComponentKey, ...]:
+        return tuple(use.component for use in self.tasks[task_id].uses)
+
+    def _began(self, run: Running) -> Running:
+        """A run begins: whether what it reads is right is decided now, and the worker looks at its files."""
+        task_id, worker_id = run.command.task_id, run.command.worker_id
+        node = self._node_of(worker_id)
+        read = self._read_by(task_id)
+        is_bad = any((node, key) in self.bad for key in read)
+        state_is_wrong = run.command.resume and task_id in self.wrong_states
+        run.is_right = not is_bad and not state_is_wrong and self.wrong.isdisjoint(self.tasks[task_id].needs)
+        for key in read if node and self.verifies else ():
+            if (worker_id, key) not in self.files:
+                self._states_seen += 1
+                self.files[worker_id, key] = (self._states_seen, False)
+            elif self.files[worker_id, key][1] and (node, key) in self.bad:
+                run.is_doomed = True
+        return run
+
+    def unverified(self, command: RunTask) -> tuple[int, ...]:
+        """The states of files that a run has read, and whose hashes are not known."""
+        found = [self.files.get((command.worker_id, key)) for key in self._read_by(command.task_id)]
+        return tuple(known[0] for known in found if known is not None and not known[1])
+
     def revoke(self, name: str, place: int = 0) -> None:
         """Take back a task that the core asked back: it will not start. The core does not know yet."""
         asked = self.asked_back[WorkerId(name)]
@@ -309,8 +391,8 @@ class Shell:
             if not self.made.get(worker_id, set()).issuperset(command.follows):
                 self.revoked.append(command)
                 continue
-            self.running[worker_id] = Running(
-                replace(command, queued=False, joins=False, follows=()), self._after(command)
+            self.running[worker_id] = self._began(
+                Running(replace(command, queued=False, joins=False, follows=()), self._after(command))
             )
             return
 
@@ -338,6 +420,8 @@ class Shell:
     def submit(self, job: JobSpec, waited_seconds: float | None = None) -> list[Command]:
         """Submit a job, which may have waited outside of the core before."""
         self.held.update(job.given)
+        self.provided.update(job.given)
+        self.wrong.difference_update(job.given)
         self.jobs.setdefault(job.job_id, job)
         self.tasks.update((task.task_id, task) for task in job.tasks)
         now = self.tick()
@@ -377,6 +461,13 @@ class Shell:
         members = self.running.pop(worker_id).members
         run = members.pop(place % len(members))
         command = run.command
+        files: tuple[ComponentKey, ...] = ()
+        if kind is None and run.is_doomed:
+            kind, files = RunErrorKind.FILE_UNAVAILABLE, self._read_by(command.task_id)
+        if kind is None and command.task_id not in self.provided:
+            (self.wrong.discard if run.is_right else self.wrong.add)(command.task_id)
+        if step:
+            (self.wrong_states.discard if run.is_right else self.wrong_states.add)(command.task_id)
         after = run.residency if residency is None else residency
         if kind is RunErrorKind.WORKER_LOST:
             self.old += [_report(other.command, other.residency) for other in members]
@@ -391,10 +482,11 @@ class Shell:
             if kind is None:
                 self.made.setdefault(worker_id, set()).add(command.task_id)
             self._start_queued(worker_id)
-        error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps)
+        error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps, files)
         told = cost or RunCost()
         told = replace(told, batched=run.together) if told.batched == 1 else told
         report = replace(_report(command, after, told, error, result_bytes), step=step, steps=STEPS if step else 0)
+        report = replace(report, unverified=self.unverified(command))
         self.old.append(report)
         return self.report(report)
 
@@ -416,7 +508,11 @@ class Shell:
 
     def save(self, name: str, step: int) -> list[Command]:
         """Let the state of the run on this worker arrive, which continues."""
-        command = self.running[WorkerId(name)].command
+        run = self.running[WorkerId(name)]
+        command = run.command
+        if command.provisional or self.unverified(command) or run.is_doomed:
+            return []  # its worker saves none
+        (self.wrong_states.discard if run.is_right else self.wrong_states.add)(command.task_id)
         self.states[command.task_id] = step
         return self.feed(
             StateKept(
@@ -500,7 +596,9 @@ class Shell:
                 if self._is_revoked(command.worker_id, command.task_id):
                     return  # the core believes that it started
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
-                expected = replace(run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False)
+                expected = replace(
+                    run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False
+                )
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_requested, f"{command}: for the second time"
@@ -517,6 +615,11 @@ class Shell:
                 assert not set(command.kept) & set(command.components), f"{command}: both kept and loaded"
                 assert {entry.component for entry in residency.entries} >= set(command.kept), command
                 self.loading[command.worker_id] = command
+            case DropWeights():
+                incarnation, residency = self.up[command.worker_id]
+                assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
+                if command.worker_id in self._idle_before:
+                    self.up[command.worker_id] = (incarnation, Residency(residency.capacity_bytes))
             case CopyResult():
                 owner = task_of_state(command.task_id)
                 assert (command.task_id in self.held) if owner is None else (owner in self.states), command
@@ -581,6 +684,7 @@ class Shell:
             Running(replace(alone, task_id=m.task_id, attempt=m.attempt), moves.after, together=len(members))
             for m in members
         ]
+        runs = [self._began(run) for run in runs]
         runs[0].others = runs[1:]
         self.running[command.worker_id] = runs[0]
 
@@ -642,6 +746,7 @@ class Shell:
         if command.outcome is Outcome.SUCCEEDED:
             assert command.result == job.wanted, command
             assert command.result in self.held, f"{command}: its result is gone"
+            assert command.result not in self.wrong, f"{command}: its result is wrong"
         else:
             assert command.result is None, command
         if command.outcome is Outcome.CANCELLED:
@@ -658,6 +763,8 @@ class Shell:
         self.up.pop(worker_id, None)
         self.made.pop(worker_id, None)
         self.loading.pop(worker_id, None)
+        self.files = {key: known for key, known in self.files.items() if key[0] != worker_id}
+        self.changed = [one for one in self.changed if one[0] != worker_id]
         self._unqueue(worker_id)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from modelpool.actors.control.pool_log import PoolLog
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
+    ComponentKey,
+    FileVerdict,
     JobId,
     JobSpec,
+    JudgedFile,
     NodeId,
     RunError,
     RunErrorKind,
@@ -27,6 +31,7 @@ from modelpool.pool.specs.spec import (
     WorkerSpec,
 )
 from modelpool.scheduler.tables.messages import (
+    FilesJudged,
     LossCause,
     Outcome,
     ResolveJob,
@@ -116,3 +121,15 @@ def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputFailed, match="the log cannot be written"):
         open_log_file(tmp_path / "file" / "pool.log", is_json=False)
+
+
+def test_a_file_that_differs_has_one_line_for_each_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Each worker of the node finds it out, and a right file is no news."""
+    caplog.set_level(logging.INFO)
+    log = PoolLog()
+    file = JudgedFile(1, FileVerdict.DIFFERS, (ComponentKey("vae"),), "/models/a.safetensors", "01", "02")
+    for worker_id in (WORKER, WorkerId("gpu-1")):
+        log.note(WorkerUp(1.0, WorkerSpec(worker_id, 1, 1, 1.0, node=NodeId("n"))), [])
+        log.note(FilesJudged(2.0, worker_id, 1, (file, replace(file, verdict=FileVerdict.RIGHT, found="01"))), [])
+    (line,) = [each.message for each in caplog.records if "SHA-256" in each.message]
+    assert line == "node n: /models/a.safetensors: is another file than expected: found SHA-256 02, expected 01"

@@ -132,13 +132,14 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         resources: Mapping[str, float] | None = None,
         hides: Sequence[Path] = (),
+        shows: Mapping[Path, Path] | None = None,
     ) -> LocalNode:
         """Start a raylet and wait until it has joined. No hardware is needed for `gpus`. The folders `hides` are empty
-        for all processes of the node, as if its machine lacked their files; see `can_hide`.
+        for all processes of the node, as if its machine lacked their files, and in place of the folders of `shows` they
+        find others; see `can_hide`.
         """
-        node: LocalNode = self._ask(
-            "add_node", name, gpus, cpus, dict(labels or {}), dict(resources or {}), tuple(map(str, hides))
-        )
+        mounts = {str(folder): "" for folder in hides} | {str(at): str(other) for at, other in (shows or {}).items()}
+        node: LocalNode = self._ask("add_node", name, gpus, cpus, dict(labels or {}), dict(resources or {}), mounts)
         return node
 
     def kill(self, node: LocalNode) -> None:
@@ -248,7 +249,7 @@ def local_cluster(
     otherwise only what drivers ship to it. `head_hides` as in `LocalCluster.add_node`.
     """
     folder = new_folder()
-    hidden = tuple(map(str, head_hides))
+    hidden = {str(folder): "" for folder in head_hides}
     log = (folder / "cluster.log").open("w+b")
     (folder / "ray").mkdir()  # for Ray's note of the latest cluster
     (folder / "token").touch(mode=0o600)
@@ -367,14 +368,14 @@ def _family(pid: int) -> list[psutil.Process]:
 class _Server:
     """Executes the commands of `LocalCluster`, in the cluster's process."""
 
-    def __init__(self, folder: Path, head_gpus: int, head_cpus: int, head_hides: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, head_gpus: int, head_cpus: int, head_mounts: dict[str, str]) -> None:
         from ray.cluster_utils import Cluster
 
         self._folder = folder
         self._cluster: Any = Cluster()
         self._nodes: dict[str, Any] = {}
         self._start(
-            "head", head_gpus, head_cpus, {}, {}, head_hides,
+            "head", head_gpus, head_cpus, {}, {}, head_mounts,
             _system_config=QUICK_HEALTH_CHECKS, include_dashboard=False,
         )  # fmt: skip
 
@@ -391,11 +392,11 @@ class _Server:
         cpus: int,
         labels: dict[str, str],
         resources: dict[str, float],
-        hides: tuple[str, ...],
+        mounts: dict[str, str],
     ) -> LocalNode:
         if name in self._nodes:
             raise ValueError(f"there is a node called {name!r} already")
-        return self._start(name, gpus, cpus, labels, resources, hides)
+        return self._start(name, gpus, cpus, labels, resources, mounts)
 
     def kill(self, node: LocalNode) -> None:
         family = _family(node.pid)
@@ -433,10 +434,10 @@ class _Server:
         cpus: int,
         labels: dict[str, str],
         resources: dict[str, float],
-        hides: tuple[str, ...],
+        mounts: dict[str, str],
         **more: Any,
     ) -> LocalNode:
-        with self._hidden(name, hides):
+        with self._mounted(name, mounts):
             self._nodes[name] = self._cluster.add_node(
                 node_name=name,
                 num_cpus=cpus,
@@ -450,15 +451,20 @@ class _Server:
         return self._described(name)
 
     @contextlib.contextmanager
-    def _hidden(self, name: str, folders: tuple[str, ...]) -> Iterator[None]:
-        """Start raylets, and so their workers, with empty file systems over `folders`."""
+    def _mounted(self, name: str, folders: dict[str, str]) -> Iterator[None]:
+        """Start raylets, and so their workers, with other folders in place of `folders`, or empty file systems."""
         from ray._private import services
 
         if not folders:
             yield
             return
         raylet = services.RAYLET_EXECUTABLE
-        mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(folder)}" for folder in folders)
+        mounts = " && ".join(
+            f"mount --bind {shlex.quote(other)} {shlex.quote(at)}"
+            if other
+            else f"mount -t tmpfs none {shlex.quote(at)}"
+            for at, other in folders.items()
+        )
         script = self._folder / f"raylet-{name}"
         inside = f'{mounts} && exec {shlex.quote(raylet)} "$@"'
         outside = f'exec {shlex.join(_OWN_MOUNTS)} sh -c {shlex.quote(inside)} raylet "$@"'
@@ -479,12 +485,12 @@ class _Server:
 _DRAIN_REASONS = {"preemption": "PREEMPTION", "idle": "IDLE_TERMINATION"}
 
 
-def _serve(path: str, head_gpus: int, head_cpus: int, code: bool, hides: tuple[str, ...]) -> None:
+def _serve(path: str, head_gpus: int, head_cpus: int, code: bool, mounts: dict[str, str]) -> None:
     """Run a cluster until standard input ends."""
     folder = Path(path)
     if not code:
         del os.environ["PYTHONPATH"]
-    server = _Server(folder, head_gpus, head_cpus, hides)
+    server = _Server(folder, head_gpus, head_cpus, mounts)
     listener = Listener(str(folder / "control"), "AF_UNIX")
     # Ray installs signal handlers, and ties the life of raylets to a thread: commands are executed by the main one
     commands: queue.Queue[tuple[Connection, str, tuple[Any, ...]] | None] = queue.Queue()

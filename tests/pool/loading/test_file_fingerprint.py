@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.weights_file import read_single_header
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import Role
@@ -22,18 +23,36 @@ def checkpoint() -> Path:
 
 
 def test_a_copy_has_the_same_fingerprint_and_other_weights_another(tmp_path: Path) -> None:
-    """The same shapes and names with one component trained further: only that component differs."""
+    """The same names, shapes and header with other bytes of one component: only that component differs."""
     original = checkpoint()
-    copy, trained = tmp_path / "copy.safetensors", tmp_path / "trained.safetensors"
-    shutil.copyfile(original, copy)
-    tensors = load_file(original)
-    vae = [name for name in tensors if name.startswith("first_stage_model.")]
+    copy, changed = tmp_path / "copy.safetensors", tmp_path / "changed.safetensors"
+    for path in (copy, changed):
+        shutil.copyfile(original, path)
+    header = read_single_header(original)
+    vae = [entry for name, entry in header.tensors.items() if name.startswith("first_stage_model.")]
     assert vae, "the example model has a VAE in its file"
-    save_file({name: t + 0.01 if name in vae else t for name, t in tensors.items()}, trained)
+    with changed.open("r+b") as file:
+        for entry in vae:
+            file.seek(entry.begin)
+            file.write(b"\x3c" * (entry.end - entry.begin))
     for role in (Role.DIFFUSION_MODEL, Role.VAE):
         expected = fingerprint(FilePart(str(original), role))
         assert fingerprint(FilePart(str(copy), role)) == expected
-        assert (fingerprint(FilePart(str(trained), role)) == expected) == (role is Role.DIFFUSION_MODEL), role
+        assert (fingerprint(FilePart(str(changed), role)) == expected) == (role is Role.DIFFUSION_MODEL), role
+
+
+def test_another_header_or_size_is_another_file(tmp_path: Path) -> None:
+    """Its SHA-256 is another one, too: it need not be read completely to know that."""
+    original = checkpoint()
+    expected = fingerprint(FilePart(str(original), Role.DIFFUSION_MODEL))
+    annotated, longer = tmp_path / "annotated.safetensors", tmp_path / "longer.safetensors"
+    save_file(load_file(original), annotated, metadata={"comment": "the same weights"})
+    assert fingerprint(FilePart(str(annotated), Role.DIFFUSION_MODEL)) != expected
+    weights = tmp_path / "weights.pth"
+    weights.write_bytes(bytes(200_000))
+    before = fingerprint(FilePart(str(weights)))
+    longer.write_bytes(bytes(200_001))
+    assert fingerprint(FilePart(str(longer))) != before
 
 
 def test_a_small_file_is_covered_completely(tmp_path: Path) -> None:

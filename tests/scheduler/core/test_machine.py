@@ -147,7 +147,7 @@ class CoreMachine(RuleBasedStateMachine):
         overlaps=st.booleans(),
     )
     def begin(self, overlaps: bool, **limits) -> None:
-        self.shell = Shell(SchedulerConfig(story_length=None, **limits), overlaps_decode=overlaps)
+        self.shell = Shell(SchedulerConfig(story_length=None, **limits), overlaps_decode=overlaps, verifies=True)
         self.shell.want(*NAMES[:2])
 
     def measure(self) -> None:
@@ -287,6 +287,17 @@ class CoreMachine(RuleBasedStateMachine):
         uses = self.shell.tasks[run.command.task_id].uses
         if not run.others and self.shell.state.worker_table.workers[name].spec.node:
             self.shell.lacks(name, uses[0].component)
+
+    @rule(node=st.sampled_from(["n1", "n2"]), component=st.sampled_from([TEXT, PAINT, VAE]), is_bad=st.booleans())
+    def replace_file(self, node: str, component: ComponentKey, is_bad: bool) -> None:
+        """Another file comes to a machine, or the right one comes back."""
+        self.shell.replace_file(node, component, is_bad)
+
+    @precondition(lambda self: self.shell.up)
+    @rule(number=ANY)
+    def judge(self, number: int) -> None:
+        """A worker has hashed the files that it uses."""
+        self.shell.judge(self.pick(self.shell.up, number))
 
     @precondition(lambda self: self.shell.up)
     @rule(number=ANY, later=st.integers(0, 2), capacity=st.sampled_from(CAPACITIES))
@@ -558,6 +569,8 @@ def drain(shell: Shell) -> None:
     for node in NODES:
         shell.drain(node, inf)
     shell.want(*NAMES, "late")
+    for node, component in list(shell.bad):
+        shell.replace_file(node, component, is_bad=False)
     for _ in range(20 + 4 * len(shell.tasks)):
         for key in list(shell.starting):
             if key in shell.starting:
@@ -572,6 +585,8 @@ def drain(shell: Shell) -> None:
             shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
         for name in list(shell.loading):
             shell.loaded(name)
+        for name in list(shell.up):
+            shell.judge(name)
         if not shell.running and not shell.starting and not shell.loading and not shell.revoked:
             return
     raise AssertionError("it does not come to an end")

@@ -139,10 +139,10 @@ def test_a_checkpoint_is_what_a_lost_run_resumes_from() -> None:
 
 def test_a_state_that_comes_too_late_is_released() -> None:
     shell = shell_with("j")
-    command = shell.running[WorkerId("a")].command
+    run = shell.running[WorkerId("a")]
     shell.finish("a")
-    shell.running[WorkerId("a")] = type("Ended", (), {"command": command})()  # type: ignore[assignment]
-    assert ReleaseResult(state_id(command.task_id)) in shell.save("a", 2)
+    shell.running[WorkerId("a")] = run
+    assert ReleaseResult(state_id(run.command.task_id)) in shell.save("a", 2)
 
 
 def test_only_complete_runs_teach_their_length() -> None:
