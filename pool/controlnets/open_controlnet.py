@@ -48,6 +48,7 @@ class OpenControlNet:
             self.module: Any = plan.build(weights)
             check_extra_tensors(weights, "ControlNet", within(plan.key_map, self.module.state_dict()).unused)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         #: its kind, and how it is called
         self.kind = plan.kind

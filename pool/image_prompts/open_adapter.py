@@ -46,6 +46,7 @@ class OpenImagePrompt:
             self.plan: AdapterPlan = plan_adapter(weights.shapes)
             self.module: ImagePromptAdapter = self.plan.build(weights)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         check_extra_tensors(weights, "image prompt adapter", self.plan.unused)
         self.key = image_prompt_key(ref)

@@ -26,7 +26,7 @@ from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.vision_checkpoint import vision_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.mapping.open_weights import OpenWeights, weights_of
+from modelpool.pool.mapping.open_weights import OpenWeights, weights_of_header
 from modelpool.pool.models.common.extra_tensors import check_extra_tensors
 from modelpool.pool.models.common.infer_config import Config, latent_facts
 from modelpool.pool.models.common.module_classes import config_of
@@ -194,7 +194,7 @@ def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool =
     Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no checkpoint that
     this version runs, BadQuantization if quantized layers are not stored as declared.
     """
-    weights = weights_of(read_weights_header(source, allow_pickle=allow_pickle))
+    weights = weights_of_header(read_weights_header(source, allow_pickle=allow_pickle))
     header = weights.header
     return Checkpoint(vision_family(header) or refine_family(detect(header, whole=whole), header), weights)
 

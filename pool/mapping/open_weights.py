@@ -63,8 +63,8 @@ class OpenWeights(Mapping[str, Tensor]):
         dtype = self.header.tensors[key].dtype
         if dtype in _CODE_TYPES:
             raise BadQuantization(
-                f"{self.header.path}: {key!r}: found codes of type {dtype} without a scale or marker, expected floating "
-                f"point numbers, or a known format with its scales"
+                f"{self.header.path}: {key!r}: found codes of type {dtype} without a scale or marker, expected "
+                f"floating point numbers, or a known format with its scales"
             )
         return self.mapped.tensor(key)
 
@@ -102,7 +102,7 @@ def open_weights(path: str | os.PathLike[str], *, allow_pickle: bool = False) ->
     return _of(MappedFile.open(path, allow_pickle=allow_pickle))
 
 
-def weights_of(header: Header) -> OpenWeights:
+def weights_of_header(header: Header) -> OpenWeights:
     """Open the files that `header` was read from. Raises as `open_weights`."""
     return _of(MappedFile.of(header))
 

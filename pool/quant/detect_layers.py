@@ -74,6 +74,8 @@ _OLD_MARKER = "scaled_fp8"
 #: format of a weight with a scale, by its dtype (the dtype of the marker of an old file is unreliable)
 _OLD_FORMATS = EIGHT_BIT_FLOATS
 _INT8 = "int8_tensorwise"
+#: type of scales that are powers of 2
+_POWERS = "F8_E8M0"
 #: tensor beside a weight of LLM.int8: the order of its codes in memory, which files keep by rows
 _LLM_INT8_LAYOUT = "weight_format"
 #: configuration of a transformers model: how it is quantized, and the size of blocks
@@ -351,6 +353,9 @@ def _scaled_layers(
         if key in blocks:
             format_of = FORMATS[BLOCKS_OF[format_of.name]]
             settings |= {BLOCK_ROWS: sizes[0], BLOCK_COLUMNS: sizes[1]}
+        elif stored[scale].dtype == _POWERS and format_of.name in BLOCKS_OF:
+            format_of = FORMATS[BLOCKS_OF[format_of.name]]  # powers of 2 are for blocks, of which there may be one
+            settings |= {BLOCK_ROWS: int(stored[scale].shape[:1] not in ((), (1,))), BLOCK_COLUMNS: 0}
         elif format_of.name == _INT8:
             settings |= format_of.defaults
         noted = {name: value for name, value in settings.items() if name != FULL_PRECISION or value}

@@ -39,6 +39,7 @@ class OpenUpscaler:
             plan = plan_upscaler(weights.shapes)
             self.module = plan.build(weights)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         check_extra_tensors(weights, "upscaler", plan.unused)
         self.key = upscaler_key(ref)
