@@ -74,7 +74,7 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
                 f"tensors {', '.join(ENCODERS)}"
             )
         keys = list(tensors)
-    weights.expect_scales_read(_beside(tensors.values(), shapes))
+    weights.expect_scales_read(_beside([tensors[key] for key in keys], shapes))
     vectors = {key if key in ENCODERS else ANY: _rows(weights.values_of(tensors[key]), key, path) for key in keys}
     return Embedding(name or Path(path).stem, vectors)
 

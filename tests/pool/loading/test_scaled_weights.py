@@ -4,6 +4,7 @@ file is refused by the name of the weight."""
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,12 @@ import pytest
 import torch
 from diffusers import T2IAdapter
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import BadQuantization, UserError
 from modelpool.pool.core.stage_params import ControlRef, ImagePromptRef, UpscalerRef
 from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -25,17 +27,23 @@ from modelpool.pool.mapping.open_weights import open_weights
 from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.patches.adapter_entries import read_adapters
 from modelpool.pool.pixels.tiny_decoder import TinyDecoder
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.text.embeddings import read_embedding
 from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
+from tests.architecture.test_open_weights import openers
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families import tiny_transformers
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.formats.gguf_files import write_gguf
 from tests.pool.image_prompts import tiny_adapters
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import _random_tensors
 from tests.pool.models.vae import published
 from tests.pool.models.vae.cases import CASES
+from tests.pool.quant.test_checkpoints import SHAPES, draw
+from tests.pool.quant.test_gguf_models import describe_model
 from tests.pool.scaled_files import CODES, UNKNOWN, File, Spelling, scaled, spellings
 from tests.pool.upscalers.tiny_upscalers import tiny_state
 
@@ -245,3 +253,113 @@ def test_plain_8_bit_floats_and_legitimate_scales_stay_valid(tmp_path: Path) -> 
             {key: t.float() if t.is_floating_point() else t for key, t in file.items()}, tmp_path / "file.safetensors"
         )
         assert close(found, kind.read(tmp_path / "file.safetensors")), name
+
+
+def test_files_of_every_form_are_read_in_the_values_of_their_spelling(tmp_path: Path) -> None:
+    """A pickle, shards, parts of an assembly, and GGUF, whose weights are of ordinary types."""
+    plain = {key: x.contiguous() for key, x in TRANSFORMERS["flux_dev"].plain().items() if x.is_floating_point()}
+    for how in (
+        Spelling("float8_e4m3fn", "weight_scale_inv", "32 32"),
+        Spelling("float8_e5m2", "weight_scale", "(O,)", more="input_scale"),
+    ):
+        file, meant = scaled(plain, how)
+        save_file(meant, tmp_path / "meant.safetensors")
+        expected = of_checkpoint(tmp_path / "meant.safetensors")
+        torch.save(file, tmp_path / "file.ckpt")
+        assert close(of_checkpoint(tmp_path / "file.ckpt"), expected), how
+        assert close(of_checkpoint(in_shards(tmp_path, file)), expected), how
+        assert close(of_checkpoint(in_parts(tmp_path, file)), expected), how
+        # converters to GGUF do not know scales: codes get an ordinary type, and a scale keeps its place
+        named = {key.replace("vae.", "first_stage_model."): tensor.float() for key, tensor in file.items()}
+        named = {key: tensor.reshape(1) if tensor.ndim == 0 else tensor for key, tensor in named.items()}
+        write_gguf(tmp_path / "file.gguf", named, "F32", "")
+        assert close(of_checkpoint(tmp_path / "file.gguf"), expected), how
+
+
+def in_shards(folder: Path, file: File) -> Path:
+    names, places = list(file), dict[str, str]()
+    for shard in range(3):  # a scale is in another file than its weight
+        own = names[shard::3]
+        save_file({key: file[key] for key in own}, folder / f"shard-{shard}.safetensors")
+        places |= dict.fromkeys(own, f"shard-{shard}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return index
+
+
+def in_parts(folder: Path, file: File) -> Path:
+    prefixes = {
+        "diffusion_model": "model.diffusion_model.", "vae": "vae.", "clip_l": "text_encoders.clip_l.transformer.",
+        "t5xxl": "text_encoders.t5xxl.transformer.",
+    }  # fmt: skip
+    for part, prefix in prefixes.items():
+        own = {key.removeprefix(prefix): tensor for key, tensor in file.items() if key.startswith(prefix)}
+        save_file(own, folder / f"{part}.safetensors")
+    path = folder / "parts.model.json"
+    describe_model(path, "diffusion_model.safetensors", "vae.safetensors", "clip_l.safetensors", "t5xxl.safetensors")
+    return path
+
+
+def test_the_blocks_of_a_folder_have_the_size_that_its_configuration_declares(tmp_path: Path) -> None:
+    """Text encoders in 8-bit floats are published like this; 24 is no size that would be guessed."""
+    save_file(dict(layout(layouts.tiny_sd1)), tmp_path / "a.safetensors")
+    save_diffusers(open_checkpoint(tmp_path / "a.safetensors"), tmp_path / "folder")
+    [weights] = (tmp_path / "folder" / "text_encoder").glob("*.safetensors")
+    file, meant = scaled(load_file(weights), Spelling("float8_e4m3fn", "weight_scale_inv", "24 24"))
+    save_file(meant, weights)
+    expected = of_checkpoint(tmp_path / "folder")
+    save_file(file, weights)
+    with pytest.raises(BadQuantization, match=r"text_encoder\..*weight': found blocks of \d+ to .*weight_scale_inv'"):
+        of_checkpoint(tmp_path / "folder")
+    config = tmp_path / "folder" / "text_encoder" / "config.json"
+    declared = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [24, 24]}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | declared))
+    assert close(of_checkpoint(tmp_path / "folder"), expected)
+
+
+def test_the_vectors_of_an_embedding_are_multiplied_with_their_scale(tmp_path: Path) -> None:
+    vectors, scale = torch.randn(3, 48), torch.tensor(0.02)
+    codes = (vectors / scale).to(torch.float8_e4m3fn)
+    for names, encoder in ((("emb_params", "emb_params_scale"), ""), (("clip_l", "clip_l.scale_weight"), "clip_l")):
+        save_file(dict(zip(names, (codes, scale), strict=True)), tmp_path / "word.safetensors")
+        assert torch.equal(of_embedding(tmp_path / "word.safetensors")[encoder], codes.float() * scale)
+    save_file({"clip_l": codes, "clip_l.qscale": scale}, tmp_path / "word.safetensors")
+    with pytest.raises(BadQuantization, match=r"'clip_l': .* beside 'clip_l\.qscale'"):
+        of_embedding(tmp_path / "word.safetensors")
+
+
+@pytest.mark.slow
+def test_scaled_weights_without_a_marker_draw_the_image_of_their_values_on_every_device(tmp_path: Path) -> None:
+    """Blocks of 8-bit floats, and a GGUF file with scales; with a LoRA, and streamed."""
+    shapes = load_file(SHAPES / "models" / "shapes.safetensors")
+    of_unet = {key: tensor for key, tensor in shapes.items() if key.startswith("model.diffusion_model.")}
+    file, meant = scaled(of_unet, Spelling("float8_e4m3fn", "weight_scale_inv", "16 16"))
+    metadata = {"modelspec.resolution": "64x64"}
+    save_file(shapes | file, tmp_path / "blocks.safetensors", metadata)
+    save_file(shapes | {key: t.float() for key, t in meant.items()}, tmp_path / "meant.safetensors", metadata)
+    catalog = Catalog([tmp_path], [SHAPES / "loras"], "sim")
+    expected = draw(catalog, "meant", "cpu", lora="light").astype(int)
+    found = draw(catalog, "blocks", "cpu", lora="light")
+    assert abs(found.astype(int) - expected).max() <= 6
+    assert (draw(catalog, "blocks", "sim", 0, "light") == found).all()
+
+
+def test_a_file_with_a_scale_of_unknown_name_is_neither_converted_nor_changed(tmp_path: Path) -> None:
+    """Copied as it is, a file keeps its meaning; converted to another type, its codes would become weights."""
+    plain = dict(layout(layouts.tiny_sd1))
+    file, _ = scaled(plain, Spelling("float8_e4m3fn", "qscale", "()"))
+    save_file(file, tmp_path / "a.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "a.safetensors")
+    with pytest.raises(BadQuantization, match=r"a\.safetensors: '.*\.weight': .* beside '.*\.qscale'"):
+        save_checkpoint(checkpoint, tmp_path / "b.safetensors", dtype=torch.float32)
+    assert not (tmp_path / "b.safetensors").exists()
+    save_checkpoint(checkpoint, tmp_path / "b.safetensors")
+    assert load_file(tmp_path / "b.safetensors").keys() == file.keys()
+
+
+def test_every_module_that_opens_weights_is_tried_here() -> None:
+    """A new loader belongs in one of the tables above."""
+    tried = {kind.opens for kind in (UNETS | TRANSFORMERS | OTHERS).values()} | {"pool/text/embeddings.py"}
+    # checks numbers as they are stored
+    assert openers() - tried == {"actors/cli/inspect.py"}
+    assert tried <= openers()
