@@ -50,6 +50,7 @@ from modelpool.pool.quant.unmarked_scales import (
     INTEGERS,
     SCALE_ENDS,
     SCALE_INPUT,
+    SCALE_INVERSE,
     SCALE_WEIGHT,
     StoredTensor,
     block_sizes,
@@ -388,6 +389,11 @@ def _is_by_block(weight: StoredTensor, name: str, scale: StoredTensor) -> bool:
 def _format_of_codes(key: str, scale: str, stored: Mapping[str, StoredTensor], file: str) -> Format:
     """Return the format of a weight with a scale and without a marker, unless the scale is one of blocks."""
     entry = stored[key]
+    if stored[scale].dtype == _POWERS and not scale.endswith(SCALE_INVERSE):
+        raise BadQuantization(
+            f"{file}: {key!r}: found the scale {scale!r} of type {_POWERS} and no marker, which may be in the order of "
+            f"rows or of mxfp8's tiles, expected the name {key}{SCALE_INVERSE} (by rows) or a {MARKER} marker"
+        )
     if scale.endswith("." + LLM_INT8_SCALE):
         name = LLM_INT8 if entry.dtype == "I8" else ""
     elif entry.dtype in _OLD_FORMATS:

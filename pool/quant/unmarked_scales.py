@@ -25,11 +25,14 @@ from modelpool.pool.quant.formats import INPUT_SCALE, LLM_INT8_SCALE, WEIGHT, Sh
 #: the older name of a scale, whose layer has no other part of that name
 SCALE_WEIGHT, SCALE_INPUT = "scale_weight", "scale_input"
 #: what follows the name of a weight in the name of its scale
-_AFTER_WEIGHT = ("_scale_inv", "_scale")
+SCALE_INVERSE = "_scale_inv"
+_AFTER_WEIGHT = (SCALE_INVERSE, "_scale")
 #: scales of activations, after the prefix of a layer
 ACTIVATION_SCALES = (SCALE_INPUT, INPUT_SCALE, "activation_scale", "output_scale", "scale_output")
-#: endings of the names of all these scales
-SCALE_ENDS = ("." + SCALE_WEIGHT, "." + LLM_INT8_SCALE, *_AFTER_WEIGHT, *("." + name for name in ACTIVATION_SCALES))
+#: endings of the names of scales of weights, the first of which are parts of a layer, and of all scales
+_OF_LAYER = ("." + SCALE_WEIGHT, "." + LLM_INT8_SCALE)
+_WEIGHT_SCALE_ENDS = (*_OF_LAYER, *_AFTER_WEIGHT)
+SCALE_ENDS = (*_WEIGHT_SCALE_ENDS, *("." + name for name in ACTIVATION_SCALES))
 #: types whose numbers are codes, unless the weight has no scale: plain 8-bit floats
 EIGHT_BIT_FLOATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 INTEGERS = ("I8", "U8")
@@ -63,11 +66,13 @@ def are_codes(entry: StoredTensor) -> bool:
 
 def weight_of_scale(key: str, keys: Mapping[str, object]) -> str | None:
     """Return the tensor among `keys` whose scale `key` is by its name; None if there is none."""
-    if key.endswith(("." + SCALE_WEIGHT, "." + LLM_INT8_SCALE)):
+    if not key.endswith(_WEIGHT_SCALE_ENDS):
+        return None
+    if key.endswith(_OF_LAYER):
         stem = key.rpartition(".")[0]
         return next((weight for weight in (f"{stem}.{WEIGHT}", stem) if weight in keys), None)
     end = next((end for end in _AFTER_WEIGHT if key.endswith(end)), "")
-    named = key.removesuffix(end) if end else ""
+    named = key.removesuffix(end)
     # factors of LoRAs have no "weight" in their names
     return next((weight for weight in (named, named.removesuffix("." + WEIGHT)) if weight in keys), None)
 

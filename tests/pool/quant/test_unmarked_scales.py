@@ -77,6 +77,10 @@ def test_what_could_be_two_things_is_refused_by_name(tmp_path: Path) -> None:
         "of inputs alone": ({"a.weight": codes, "a.input_scale": one}, "'a.weight': .* 'a.input_scale' of its"),
         "plain": ({"a.weight": torch.ones(8, 4).half(), "a.weight_scale": one}, r"'a.weight_scale': found a scale \(0"),
         "inverse": ({"a.weight": torch.ones(8, 4), "a.weight_scale_inv": one}, "'a.weight_scale_inv': found a scale"),
+        "order of mxfp8": (
+            {"a.weight": torch.ones(128, 128).to(FP8), "a.weight_scale": torch.ones(128, 4).to(torch.float8_e8m0fnu)},
+            "'a.weight': found the scale 'a.weight_scale' of type F8_E8M0",
+        ),
         "three dimensions": (
             {"a.weight": torch.ones(2, 8, 8).to(FP8), "a.weight_scale_inv": torch.ones(2, 2, 2)},
             r"'a.weight_scale_inv': found shape \(2, 2, 2\)",
@@ -161,6 +165,17 @@ def test_scales_in_a_gguf_file_are_multiplied_with_weights_of_any_type(tmp_path:
                 assert torch.allclose(found, codes * used, 1e-6, 1e-9), (kind, name, shape)
                 halves = torch.cat([weights["a.weight"][:32].float(), weights["a.weight"][32:].float()])
                 assert torch.allclose(halves, found, 2**-7, 1e-6), (kind, name, shape)
+
+
+def test_a_scale_of_unknown_name_in_a_gguf_file_is_refused_with_both_names(tmp_path: Path) -> None:
+    """Of weights of any type; llama.cpp names some `scale`, which is also the name of the weights of norms."""
+    for name in ("scale", "scales", "weight_zero_point"):
+        tensors = {"a.weight": torch.randn(4, 32), f"a.{name}": torch.ones(1), "norm.scale": torch.ones(4)}
+        write_gguf(tmp_path / "a.gguf", tensors, "Q8_0", "flux")
+        weights = open_weights(tmp_path / "a.gguf")
+        weights.expect_scales_read([])
+        with pytest.raises(BadQuantization, match=rf"'a.weight': found codes of type Q8_0 beside 'a\.{name}'"):
+            weights.expect_scales_read([f"a.{name}"])
 
 
 def test_scales_of_weights_that_llama_cpp_has_changed_are_refused(tmp_path: Path) -> None:
