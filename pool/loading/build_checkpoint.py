@@ -182,6 +182,7 @@ class Checkpoint:
             self._key_maps[role] = plan.key_map
             return plan
         except UnknownArchitecture as error:
+            self.weights.expect_scales_read(shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 
 

@@ -34,8 +34,10 @@ from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
 from tests.architecture.test_open_weights import openers
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
-from tests.pool.families import tiny_transformers
+from tests.pool.families.tiny_audio import STABLE_AUDIO
+from tests.pool.families.tiny_relatives import ALL_FAMILIES
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.families.tiny_videos import VIDEOS
 from tests.pool.formats.gguf_files import write_gguf
 from tests.pool.image_prompts import tiny_adapters
 from tests.pool.loading import layouts
@@ -129,7 +131,8 @@ UNETS = {
     for name in ("tiny_sd1", "tiny_sd2", "tiny_sdxl")
 }
 TRANSFORMERS = {
-    name: Kind(CHECKPOINT, family.file, of_checkpoint) for name, family in tiny_transformers.FAMILIES.items()
+    name: Kind(CHECKPOINT, family.file, of_checkpoint)
+    for name, family in (ALL_FAMILIES | VIDEOS | {"stable_audio_1": STABLE_AUDIO}).items()
 }
 OTHERS = {
     "controlnet of sd1": Kind(CONTROLNET, lambda: layout(lambda: ldm_controlnet(layouts.TINY_UNET)), of_controlnet),
