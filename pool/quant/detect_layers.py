@@ -353,7 +353,7 @@ def _scaled_layers(
         format_of = _format_of_codes(key, scale, stored, file)
         if key in blocks:
             format_of = FORMATS[BLOCKS_OF[format_of.name]]
-            settings |= {BLOCK_ROWS: sizes[0], BLOCK_COLUMNS: sizes[1]}
+            settings |= {BLOCK_ROWS: sizes[key][0], BLOCK_COLUMNS: sizes[key][1]}
         elif stored[scale].dtype == _POWERS and format_of.name in BLOCKS_OF:
             format_of = FORMATS[BLOCKS_OF[format_of.name]]  # powers of 2 are for blocks, of which there may be one
             settings |= {BLOCK_ROWS: int(stored[scale].shape[:1] not in ((), (1,))), BLOCK_COLUMNS: 0}

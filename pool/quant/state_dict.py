@@ -38,6 +38,7 @@ class _StoredInfo:
     dtype: str
     shape: Shape
     is_ggml: bool = False
+    path: str = ""
 
 
 def detect_layer_quantization(keys: Iterable[str], prefix: str = "") -> dict[str, bool] | None:

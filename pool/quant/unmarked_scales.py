@@ -57,6 +57,10 @@ class StoredTensor(Protocol):
     def is_ggml(self) -> bool:
         """Whether it is in a GGUF file."""
 
+    @property
+    def path(self) -> str:
+        """The file that contains it, if there are several."""
+
 
 def are_codes(entry: StoredTensor) -> bool:
     """Whether a scale of the tensor must be applied: it has 8 bits, or is in a GGUF file, whose weights of any type
@@ -104,13 +108,30 @@ def scales_of_codes(stored: Mapping[str, StoredTensor], skip: Iterable[str], fil
 
 def block_sizes(
     scales: Mapping[str, str], stored: Mapping[str, StoredTensor], declared: Shape | None, file: str
-) -> tuple[int, int]:
-    """Return the rows and columns of the blocks that have one factor each in the scales of a file, by weight; 0 where
-    a block has all of them. The last block of a dimension may be smaller.
+) -> dict[str, tuple[int, int]]:
+    """Return the rows and columns of the blocks of each weight that have one factor each in its scale, for `scales` by
+    weight; 0 where a block has all of them. The last block of a dimension may be smaller.
 
-    The size is the one that fits every weight of the file: 128, or else a power of 2; `declared` is what a
-    configuration says. Raises BadQuantization, naming a weight and its scale, if none or several fit.
+    The size is the one that fits every weight of `file`: 128, or else a power of 2; `declared` is what a configuration
+    says. Parts of a model in separate files may have different sizes. Raises BadQuantization, naming a weight and its
+    scale, if none or several fit.
     """
+    try:
+        return dict.fromkeys(scales, _size_of_blocks(scales, stored, declared, file))
+    except BadQuantization:
+        by_path: dict[str, dict[str, str]] = {}
+        for key, scale in scales.items():
+            by_path.setdefault(stored[key].path, {})[key] = scale
+        if len(by_path) == 1:
+            raise
+    sizes = (dict.fromkeys(own, _size_of_blocks(own, stored, declared, file)) for own in by_path.values())
+    return {key: size for own in sizes for key, size in own.items()}
+
+
+def _size_of_blocks(
+    scales: Mapping[str, str], stored: Mapping[str, StoredTensor], declared: Shape | None, file: str
+) -> tuple[int, int]:
+    """Return the one size of blocks that all these weights have."""
     rows, columns = (
         _block_size(
             [(key, stored[key].shape[dim], stored[scale].shape[dim]) for key, scale in scales.items()],

@@ -279,6 +279,18 @@ def test_files_of_every_form_are_read_in_the_values_of_their_spelling(tmp_path: 
         assert close(of_checkpoint(tmp_path / "file.gguf"), expected), how
 
 
+def test_parts_of_a_model_may_have_blocks_of_other_sizes(tmp_path: Path) -> None:
+    plain = {key: x.contiguous() for key, x in TRANSFORMERS["flux_dev"].plain().items()}
+    file, meant = scaled(plain, Spelling("float8_e4m3fn", "weight_scale_inv", "32 32"))
+    text, meant_text = scaled(plain, Spelling("float8_e4m3fn", "weight_scale_inv", "16 16"))
+    for parts, others in ((file, text), (meant, meant_text)):
+        for key in [key for key in parts if key.startswith("text_encoders.t5xxl.")]:
+            del parts[key]
+        parts |= {key: tensor for key, tensor in others.items() if key.startswith("text_encoders.t5xxl.")}
+    save_file(meant, tmp_path / "meant.safetensors")
+    assert close(of_checkpoint(in_parts(tmp_path, file)), of_checkpoint(tmp_path / "meant.safetensors"))
+
+
 def in_shards(folder: Path, file: File) -> Path:
     names, places = list(file), dict[str, str]()
     for shard in range(3):  # a scale is in another file than its weight

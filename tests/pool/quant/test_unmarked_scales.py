@@ -23,7 +23,7 @@ class Stored:
     """A tensor as a header has it."""
 
     def __init__(self, dtype: str, *shape: int) -> None:
-        self.dtype, self.shape, self.is_ggml = dtype, shape, False
+        self.dtype, self.shape, self.is_ggml, self.path = dtype, shape, False, ""
 
 
 def blocks_of(*shapes: tuple[tuple[int, int], tuple[int, int]], declared: tuple[int, int] | None = None) -> set[object]:
