@@ -158,7 +158,7 @@ _ONE: tuple[Shape, ...] = ((), (1,), (1, 1))
 def _scale_of_all_or_rows(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
     rows = shape[0] if shape else 1
     by_row = [(rows,), *((rows, *(1,) * n) for n in range(1, len(shape)))]
-    return {"weight_scale": (*_ONE, *by_row), INPUT_SCALE: _ONE}
+    return {"weight_scale": (*_ONE, *by_row, (1,) * len(shape)), INPUT_SCALE: _ONE}
 
 
 def _blocked(group_size: int) -> Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]:

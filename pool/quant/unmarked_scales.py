@@ -131,7 +131,8 @@ def block_sizes(
 def _size_of_blocks(
     scales: Mapping[str, str], stored: Mapping[str, StoredTensor], declared: Shape | None, file: str
 ) -> tuple[int, int]:
-    """Return the one size of blocks that all these weights have."""
+    """Return the one size of blocks that all these weights have. Raises BadQuantization, also for factors that could be
+    of blocks as of rows or columns in the other dimension."""
     rows, columns = (
         _block_size(
             [(key, stored[key].shape[dim], stored[scale].shape[dim]) for key, scale in scales.items()],
@@ -141,6 +142,13 @@ def _size_of_blocks(
         )
         for dim in (0, 1)
     )
+    for key, scale in scales.items():
+        (high, wide), shape = stored[key].shape, tuple(stored[scale].shape)
+        if (not rows and shape == (1, high)) or (not columns and shape == (wide, 1)):
+            raise BadQuantization(
+                f"{file}: {key!r}: found its scale {scale!r} of shape {shape} for a weight of shape {(high, wide)}, "
+                f"expected {(high, 1)} for factors of rows, or blocks of rows and columns"
+            )
     return rows, columns
 
 

@@ -43,6 +43,7 @@ def test_the_size_of_blocks_is_the_one_that_fits_all_weights() -> None:
     assert blocks_of(((80, 48), (3, 2)), ((32, 96), (1, 3))) == {(32, 32)}
     assert blocks_of(((64, 1536), (64, 32))) == {(1, 48)}  # groups of a row
     assert blocks_of(((64, 96), (1, 96))) == {(0, 1)}  # one factor for each column
+    assert blocks_of(((256, 512), (2, 4)), ((4, 512), (1, 4))) == {(128, 128)}  # not of rows
     assert blocks_of(((96, 96), (2, 2)), declared=(48, 48)) == {(48, 48)}
     assert blocks_of(((100, 100), (3, 3)), ((102, 102), (3, 3)), ((67, 67), (2, 2)), declared=(34, 34)) == {(34, 34)}
 
@@ -53,8 +54,11 @@ def test_blocks_of_no_single_size_are_refused_with_both_names() -> None:
         [((100, 100), (3, 3))],  # of 34 to 49
         [((64, 64), (65, 2))],  # more factors than rows
         [((6, 64), (5, 2))],  # no size makes 5 blocks of 6 rows
+        [((64, 256), (1, 64))],  # of rows, or of 4 columns
+        [((64, 64), (1, 64))],  # of rows, or of columns
+        [((256, 64), (64, 1))],  # of columns, or of 4 rows
     ):
-        with pytest.raises(BadQuantization, match=r"'\d\.weight': .* in its scale '\d\.weight_scale_inv'"):
+        with pytest.raises(BadQuantization, match=r"'\d\.weight': .* its scale '\d\.weight_scale_inv'"):
             blocks_of(*shapes)
     with pytest.raises(BadQuantization, match="not of the declared size 64"):
         blocks_of(((96, 96), (3, 3)), declared=(64, 64))
