@@ -78,10 +78,19 @@ class OpenWeights(Mapping[str, Tensor]):
         return key in self.header.tensors
 
     def values_of(self, key: str) -> Tensor:
-        """Return the weight `key` as a plain tensor: a quantized one as a new tensor in float32. Raises as access
-        does."""
-        weight = self[key]
-        return weight.to(torch.float32) if key in self.layers else weight
+        """Return the weight `key` as a plain tensor: a quantized one as a new tensor in float32.
+
+        Raises as access does, and BadQuantization for a format that pads weights: no module tells their true shape.
+        """
+        layer = self.layers.get(key)
+        if layer is None:
+            return self[key]
+        if layer.format.pads_to > 1:
+            raise BadQuantization(
+                f"{self.header.path}: {key!r}: found {layer.format.name}, which is stored padded to multiples of "
+                f"{layer.format.pads_to}, expected a format that keeps the shape"
+            )
+        return self[key].to(torch.float32)
 
     def with_shapes(self, shapes: Mapping[str, Shape]) -> OpenWeights:
         """Return the same weights without the padding of those that are stored padded to more than `shapes`."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import BadQuantization, CorruptFile
 from modelpool.pool.patches.adapter_entries import AdapterKind, UnmatchedEntry, read_adapters
+from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.quant.state_dict import save
 from tests.pool.patches.golden_adapters import GOLDEN
 
 LOADED = json.loads((GOLDEN / "lora_formats.json").read_text())["load_lora"]
@@ -197,6 +199,14 @@ def test_factors_are_multiplied_with_the_scale_beside_them(tmp_path: Path, dtype
         if not scale.startswith("weight."):
             (entry,) = read_adapters(path).entries
             assert torch.equal(entry.parts["hada_w1_a"], 0.25 * UP.to(dtype).float()), scale
+
+
+def test_factors_in_a_format_that_pads_them_are_refused(tmp_path: Path) -> None:
+    """Their rank, which an alpha is divided by, would be larger."""
+    tensors = {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN}
+    quantized = {key: quantize(tensor.float(), "mxfp8") for key, tensor in tensors.items()}
+    with pytest.raises(BadQuantization, match=r"'a\.lora_\w+\.weight': found mxfp8, which is stored padded"):
+        read_adapters(write(tmp_path / "lora.safetensors", save(quantized)))
 
 
 def test_factors_with_a_scale_under_no_known_name_are_refused(tmp_path: Path) -> None:
