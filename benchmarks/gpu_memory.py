@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.weights_loading import anonymous_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.mapping.open_weights import open_weights
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
@@ -48,7 +48,7 @@ def open_stack(path: Path, layers: int, width: int, device: torch.device, pipeli
         weights = torch.randn(width, width, dtype=torch.float32).mul(width**-0.5).half()
         save_file({f"{i}.weight": weights.clone() for i in range(layers)}, path)
     stack = Stack(layers, width)
-    stack.load_state_dict(dict(MappedFile.open(path).tensors()), assign=True)
+    stack.load_state_dict(dict(open_weights(path)), assign=True)
     form = WeightForm(torch.float16)
     return ModelPatcher.of(
         ComponentKey("stack"),

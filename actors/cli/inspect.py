@@ -118,12 +118,13 @@ def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
     """Add the check of all weights to `found`. Raises CorruptFile naming tensors with non-finite numbers."""
     from modelpool.actors.cli.inspect_weights import files_of_weights
     from modelpool.actors.cli.tables import facts_table
-    from modelpool.pool.mapping.mapped_file import MappedFile, check_finite
+    from modelpool.pool.mapping.mapped_file import check_finite
+    from modelpool.pool.mapping.open_weights import open_weights
 
     if found.plain["kind"] in ("image", "video", "audio") or _is_key_list(file):
         raise UserError(f"--check: {file} contains no weights; expected a file or folder of weights")
     for each in files_of_weights(file):
-        check_finite(MappedFile.open(each, allow_pickle=_models(options).allow_pickle))
+        check_finite(open_weights(each, allow_pickle=_models(options).allow_pickle).mapped)
     tables = facts_table([("checked", "all weights are finite numbers")])
     return Findings({**found.plain, "finite": True}, (*found.tables, tables))
 

@@ -17,6 +17,7 @@ from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.models.vision.preprocess import states_shape
+from modelpool.pool.quant.detect_layers import weight_shapes
 from modelpool.pool.registry.folders import WeightsFile
 from modelpool.pool.registry.hub_names import name_of_file
 from modelpool.pool.registry.kinds import VISION_ENCODERS
@@ -123,7 +124,7 @@ class ImagePromptIndex:
         def read() -> frozenset[int] | None:
             if self._registry.facts(file).problem:
                 return None
-            return states_widths(read_weights_header(file.source, allow_pickle=True).shapes)
+            return states_widths(weight_shapes(read_weights_header(file.source, allow_pickle=True)))
 
         try:
             widths = self._widths.get((file.path, file.fingerprint), read)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.detection.vaes import recognise_vae
 from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, read_single_header
+from modelpool.pool.quant.detect_layers import weight_shapes
 
 #: latent channels of each decoder, by its name
 CHANNELS: Mapping[str, int] = MappingProxyType({"taesd": 4, "taesdxl": 4, "taesd3": 16, "taef1": 16})
@@ -44,8 +45,8 @@ def _decodes(path: Path, channels: int, allow_pickle: bool) -> bool:
     if path.suffix in PICKLE_SUFFIXES and not allow_pickle:
         return False
     try:
-        header = read_single_header(str(path), allow_pickle=allow_pickle)
+        shapes = weight_shapes(read_single_header(str(path), allow_pickle=allow_pickle))
     except (UserError, OSError):
         return False
-    facts = recognise_vae({name: entry.shape for name, entry in header.tensors.items()})
+    facts = recognise_vae(shapes)
     return facts is not None and facts.name == "taesd" and facts.has_decoder and facts.latent_channels == channels

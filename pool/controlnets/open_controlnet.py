@@ -24,8 +24,8 @@ from modelpool.pool.core.stage_params import ControlMaskMode, ControlRef, contro
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.loading.open_model import OpenModel, form_of
-from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
+from modelpool.pool.mapping.open_weights import OpenWeights, open_weights
+from modelpool.pool.models.common.extra_tensors import check_extra_tensors
 from modelpool.pool.models.common.fitted_key_map import within
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
@@ -42,17 +42,18 @@ class OpenControlNet:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # was allowed when the reference was created
+        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
         try:
-            plan = plan_controlnet(_used(mapped), dict(ref.config_overrides))
-            self.module: Any = plan.build(mapped.tensors())
-            warn_of_extra_tensors(ref.path, "ControlNet", within(plan.key_map, self.module.state_dict()).unused)
+            plan = plan_controlnet(_used(weights), dict(ref.config_overrides))
+            self.module: Any = plan.build(weights)
+            check_extra_tensors(weights, "ControlNet", within(plan.key_map, self.module.state_dict()).unused)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         #: its kind, and how it is called
         self.kind = plan.kind
         self._config = plan.config
-        self._reads_edges = _reads_edges_by_file(ref.path, mapped) if self.kind.reads_rows(self.module) else False
+        self._reads_edges = _reads_edges_by_file(weights) if self.kind.reads_rows(self.module) else False
         self.key = control_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.CONTROLNET, self.weights, capabilities_of(device), self.kind.dtypes)
@@ -93,22 +94,24 @@ class OpenControlNet:
         check_fits(self.ref.name, self.kind, self.module, model)
 
 
-def _used(mapped: MappedFile) -> dict[str, Shape]:
+def _used(weights: OpenWeights) -> dict[str, Shape]:
     """Return the tensors of a file that its ControlNet uses. Z-Image's of version 2.0 contain untrained layers, the
     first of which is all zeros. Source: `infer_diffusers_model_type` of diffusers."""
-    shapes = {key: tuple(shape) for key, shape in mapped.header.shapes.items()}
-    if _UNTRAINED not in shapes or mapped.tensors()[_UNTRAINED].any():
+    shapes = weights.shapes
+    if _UNTRAINED not in shapes or weights.values_of(_UNTRAINED).any():
         return shapes
     return {key: shape for key, shape in shapes.items() if not key.startswith(_UNTRAINED.split(".")[0])}
 
 
-def _reads_edges_by_file(path: str, mapped: MappedFile) -> bool | None:
+def _reads_edges_by_file(weights: OpenWeights) -> bool | None:
     """Whether it reads edges, for layouts shared by ControlNets for several kinds of images; None if its file does not
     determine it. Raises CorruptFile for an invalid number."""
-    if IMAGE_KIND not in mapped.header.shapes:
+    if IMAGE_KIND not in weights.header.tensors:
         return None
-    kinds = mapped.tensors()[IMAGE_KIND].flatten()
+    kinds = weights.values_of(IMAGE_KIND).flatten()
     number = float(kinds.float()) if len(kinds) == 1 and not kinds.is_complex() else math.nan
     if not math.isfinite(number):
-        raise CorruptFile(f"{path}: {IMAGE_KIND}: found {kinds.tolist()[:8]}, expected one finite number")
+        raise CorruptFile(
+            f"{weights.header.path}: {IMAGE_KIND}: found {kinds.tolist()[:8]}, expected one finite number"
+        )
     return round(number) == EDGES

@@ -245,7 +245,7 @@ def _placed(name: str, kind: str, shape: Shape, begin: int, file_bytes: int) -> 
     end = begin + math.prod(shape) // values * block_bytes
     if end > file_bytes:
         raise MalformedGguf(f"truncated: tensor {brief(name)} ends at byte {end}, the file has {file_bytes}")
-    return TensorEntry(name, PLAIN_NAMES.get(kind, kind), shape, begin, end)
+    return TensorEntry(name, PLAIN_NAMES.get(kind, kind), shape, begin, end, is_ggml=True)
 
 
 def _refuse_overlaps(ordered: list[TensorEntry]) -> None:

@@ -97,6 +97,8 @@ UNSUPPORTED = ("gemma", "gemma-embedding")
 #: the entry that decides which names a file has
 _ARCHITECTURE_KEY = "general.architecture"
 _NORM = "norm.weight"
+#: the tensors of a layer that have its rows
+_ROW_PARTS = ("weight", "bias")
 #: tensors of T5's decoder, and rope factors of language models: not used
 _UNREAD = re.compile(r"(dec\..*|rope_freqs\.weight)")
 #: Z-Image's, one row each: some converters drop the first dimension of size 1
@@ -131,7 +133,7 @@ def transformers_entry(entry: TensorEntry, metadata: Mapping[str, str]) -> Tenso
     known = names.top_level.get(stem) if found is None or part is None else f"{there}{found[1]}.{part}"
     if known is None:  # not a name of llama.cpp's, which then has changed nothing
         return entry
-    if found is not None and found[2] in names.interleaved:
+    if found is not None and found[2] in names.interleaved and end in _ROW_PARTS:
         entry = _with_heads(entry, f"{architecture}.{names.interleaved[found[2]]}", metadata)
     if names.norm and entry.name.endswith(_NORM):
         entry = _with_norm(entry, names.norm)

@@ -90,6 +90,7 @@ class TensorEntry:
     heads       number of attention heads whose rows the file interleaves: a row of the first half, then one of the
                 second; 0 for rows in order
     added       constant that the file has added to each element
+    is_ggml     whether it is in a GGUF file: programs that convert scaled weights to it leave their scales beside them
     """
 
     name: str
@@ -101,6 +102,7 @@ class TensorEntry:
     strides: Shape | None = None
     heads: int = 0
     added: float = 0.0
+    is_ggml: bool = False
 
     @property
     def is_as_stored(self) -> bool:

@@ -6,7 +6,6 @@ Used by the engine and the catalog. Weights are read only when they are used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.image_prompts.adapter import AdapterPlan, ImagePromptAdapter, plan_adapter
 from modelpool.pool.image_prompts.layouts import BlockReading
 from modelpool.pool.loading.open_model import OpenModel, form_of
-from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
+from modelpool.pool.mapping.open_weights import open_weights
+from modelpool.pool.models.common.extra_tensors import check_extra_tensors
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists, cross_attentions
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
@@ -42,13 +41,14 @@ class OpenImagePrompt:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # was allowed when the reference was created
+        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
         try:
-            self.plan: AdapterPlan = plan_adapter(mapped.header.shapes)
-            self.module: ImagePromptAdapter = self.plan.build(mapped.tensors())
+            self.plan: AdapterPlan = plan_adapter(weights.shapes)
+            self.module: ImagePromptAdapter = self.plan.build(weights)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        warn_of_extra_tensors(ref.path, "image prompt adapter", self.plan.unused)
+        check_extra_tensors(weights, "image prompt adapter", self.plan.unused)
         self.key = image_prompt_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.IMAGE_PROMPT, self.weights, capabilities_of(device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.vision_checkpoint import vision_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
+from modelpool.pool.mapping.open_weights import OpenWeights, weights_of_header
+from modelpool.pool.models.common.extra_tensors import check_extra_tensors
 from modelpool.pool.models.common.infer_config import Config, latent_facts
 from modelpool.pool.models.common.module_classes import config_of
 from modelpool.pool.models.component_plans import ComponentPlan, fitted_plan, plan_component, vae_plan
@@ -34,9 +35,8 @@ from modelpool.pool.models.gc_pause import collecting_later
 from modelpool.pool.models.vae.build import VaePlan
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+from modelpool.pool.quant.detect_layers import QuantizedLayer
 from modelpool.pool.quant.formats import round_up
-from modelpool.pool.quant.state_dict import pack
 from modelpool.pool.specs.spec import Role
 
 _LOG = logging.getLogger(__name__)
@@ -61,26 +61,32 @@ class BuiltComponent:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An open checkpoint file of a family that this version runs.
-
-    layers  its quantized layers, by the key of their weight
-    """
+    """An open checkpoint file of a family that this version runs."""
 
     family: Family
-    mapped: MappedFile
-    layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
+    weights: OpenWeights
     #: of the components that were planned before: planning builds the module
     _key_maps: dict[Role, KeyMap] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
+    def mapped(self) -> MappedFile:
+        """The file as it is stored."""
+        return self.weights.mapped
+
+    @property
+    def layers(self) -> Mapping[str, QuantizedLayer]:
+        """Its quantized layers, by the key of their weight."""
+        return self.weights.layers
+
+    @property
     def header(self) -> Header:
         """The file's header."""
-        return self.mapped.header
+        return self.weights.header
 
     @property
     def shapes(self) -> dict[str, Shape]:
         """The shapes of its weights by key, quantization undone."""
-        return logical_shapes(self.header.shapes, self.layers)
+        return self.weights.shapes
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -128,9 +134,9 @@ class Checkpoint:
         """
         plan = self._plan(role)
         module, key_map = plan.module, plan.key_map
-        parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
+        check_extra_tensors(self.weights, "VAE" if role is Role.VAE else role.value, key_map.unused)
+        parameters = key_map.load(self.weights.with_shapes(key_map.sources))
         self._warn_of_unpacked(key_map, parameters)
-        warn_of_extra_tensors(self.header.path, "VAE" if role is Role.VAE else role.value, key_map.unused)
         unexpected = fill(module, parameters)
         plan.fill(module)
         assert_filled(module)
@@ -176,6 +182,7 @@ class Checkpoint:
             self._key_maps[role] = plan.key_map
             return plan
         except UnknownArchitecture as error:
+            self.weights.expect_scales_read(shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 
 
@@ -188,26 +195,9 @@ def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool =
     Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no checkpoint that
     this version runs, BadQuantization if quantized layers are not stored as declared.
     """
-    mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
-    family = vision_family(mapped.header) or refine_family(detect(mapped.header, whole=whole), mapped.header)
-    return Checkpoint(family, mapped, layers_in_file(mapped.header))
-
-
-class _Weights(Mapping[str, Tensor]):
-    """The weights of a file by key, quantized ones packed; each is created on access."""
-
-    def __init__(self, mapped: MappedFile, layers: Mapping[str, QuantizedLayer], shapes: Mapping[str, Shape]) -> None:
-        self._tensors, self._layers, self._shapes, self._file = mapped.tensors(), layers, shapes, mapped.header.path
-
-    def __getitem__(self, key: str) -> Tensor:
-        layer = self._layers.get(key)
-        return self._tensors[key] if layer is None else pack(layer, self._tensors, self._shapes[key], file=self._file)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    weights = weights_of_header(read_weights_header(source, allow_pickle=allow_pickle))
+    header = weights.header
+    return Checkpoint(vision_family(header) or refine_family(detect(header, whole=whole), header), weights)
 
 
 def _without_padding(layers: Mapping[str, QuantizedLayer], key_map: KeyMap, module: nn.Module) -> dict[str, Shape]:

@@ -24,7 +24,7 @@ from modelpool.pool.loading.small_tensors import read_number, refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.lora_names.styles import style_of
 from modelpool.pool.models.common.infer_config import latent_facts
-from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes, weight_shapes
 from modelpool.pool.specs.spec import Role
 
 RESOLUTION_KEY = "modelspec.resolution"
@@ -163,7 +163,8 @@ def _stated_size(family: Family, header: Header) -> tuple[int, int] | None:
 def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> LoraInfo:
     """Describe the LoRA at `path`.
 
-    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no LoRA.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no LoRA,
+    BadQuantization for factors with scales that are not as their types require.
     """
     header = read_weights_header(path, allow_pickle=allow_pickle)
     if not looks_like_lora(header.tensors):
@@ -172,7 +173,7 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         )
     parts: dict[str, dict[str, TensorEntry]] = {}
     unknown = []
-    for key, original in normalized_keys(header.shapes).original.items():
+    for key, original in normalized_keys(weight_shapes(header)).original.items():
         split, entry = split_key(key), header.tensors[original]
         if split is None:
             unknown.append(original)

@@ -41,8 +41,6 @@ from modelpool.pool.specs.spec import Role
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 #: counters of batch norms, and channel counts
 _COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
-#: suffixes of the keys of scale factors. Without a marker that specifies how to use them, a plain cast would be wrong
-_SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
     Role.TEXT_ENCODER: "text encoder",
@@ -176,8 +174,6 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
     if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
         # pure noise contains no information about the noise that a model must predict
         return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
-    if any(key.endswith(_SCALED_ENDS) for key in shapes):
-        return " with scaled 8-bit weights"
     prediction = declared_prediction(header.tensors, header.metadata)
     return "" if prediction in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {prediction!r}"
 

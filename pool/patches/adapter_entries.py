@@ -21,15 +21,13 @@ from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.adapter_keys import adapter_of, bundled_name, normalized_keys, split_key
-from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.mapping.open_weights import open_weights
 from modelpool.pool.patches.adapter_config import NEUMANN_TERMS, SavedStrength, read_strengths
 
 #: limit of a weight's dimensions; a longer stored shape is damaged, and is not read
 MAX_DIMENSIONS = 8
 #: the matrices that all layers of a VeRA share; the last part of their keys
 SHARED_PROJECTIONS = ("vera_A", "vera_B")
-#: key endings of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
-_SCALE_SUFFIXES = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
 
 #: the last parts of a key, which name a part of an adapter
 _END = re.compile(r".*?(\.[^.\d]*(?:\.(?:weight|bias|default))?)$", re.DOTALL)
@@ -167,26 +165,24 @@ _ALPHA_KINDS = {AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKin
 def read_adapters(path: Path) -> AdapterFile:
     """Read every adapter of the file at `path`.
 
-    Names whose factors are scaled by a separate tensor are unmatched.
+    Quantized factors are read with their scales.
 
-    Raises CorruptFile when the file is incomplete or contains no known kind of adapter, when an adapter lacks a factor
-    or has factors that do not share a rank or are not floating point, an alpha with an effect that is not one finite
-    number, or an invalid new shape, when two keys are the same part of one name, also as parts of two PEFT adapters,
+    Raises BadQuantization for factors with scales that are not known, CorruptFile when the file is incomplete or
+    contains no known kind of adapter, when an adapter lacks a factor or has factors that do not share a rank or are not
+    floating point, an alpha with an effect that is not one finite number, or an invalid new shape, when two keys are
+    the same part of one name, also as parts of two PEFT adapters,
     and as `read_strengths` does.
     """
     # the reference was checked when it was created (`pool.catalog.catalog`); no code of a pickle is run
-    mapped = MappedFile.open(path, allow_pickle=True)
-    strengths = read_strengths(path, mapped.header.metadata)
-    keys = normalized_keys(mapped.header.shapes)
-    scales = _scale_keys(mapped.header.tensors)
+    weights = open_weights(path, allow_pickle=True)
+    strengths = read_strengths(path, weights.header.metadata)
+    keys = normalized_keys(weights.shapes)
     grouped: dict[str, dict[str, str]] = {}
     unmatched: list[UnmatchedEntry] = []
     shared: dict[str, str] = {}
     adapters = sorted({name for key in keys.original if (name := adapter_of(key))})
     for key, original in keys.original.items():
         split = split_key(key)
-        if original in scales.values():
-            continue  # reported with the factor that it scales
         if key.rpartition(".")[2] in SHARED_PROJECTIONS:
             shared[key.rpartition(".")[2]] = original
             continue
@@ -209,15 +205,11 @@ def read_adapters(path: Path) -> AdapterFile:
         factors[split[1]] = original
     if not grouped:
         unknown = _none_known(unmatched, shared)
-        raise CorruptFile(f"{path}: {mistaken(mapped.header.shapes, 'a LoRA', unknown)}")
+        raise CorruptFile(f"{path}: {mistaken(weights.header.shapes, 'a LoRA', unknown)}")
     if not any("vera_lambda_b" in parts for parts in grouped.values()):
         unmatched += (UnmatchedEntry(key, "shared by VeRAs, of which the file has none") for key in shared.values())
     entries: list[AdapterEntry] = []
     for name in sorted(grouped):
-        scaled = [f"{key!r} is scaled by {scales[key]!r}" for key in grouped[name].values() if key in scales]
-        if scaled:
-            unmatched.append(UnmatchedEntry(name, f"{', '.join(scaled)}, which is not supported"))
-            continue
         if "vera_lambda_b" in grouped[name]:
             if set(shared) < set(SHARED_PROJECTIONS):
                 reason = "its VeRA needs vera_A and vera_B, which are not in the file: save it with save_projection"
@@ -225,7 +217,9 @@ def read_adapters(path: Path) -> AdapterFile:
                 continue
             grouped[name] |= shared
         found_keys = grouped[name]
-        tensors, found_keys = _as_matrices({part: mapped.tensor(key) for part, key in found_keys.items()}, found_keys)
+        tensors, found_keys = _as_matrices(
+            {part: weights.values_of(key) for part, key in found_keys.items()}, found_keys
+        )
         named = _NamedTensors(
             path, name, tensors, found_keys, keys.reshaped.get(name), strengths.of(name), strengths.terms
         )
@@ -234,6 +228,8 @@ def read_adapters(path: Path) -> AdapterFile:
                 unmatched.append(found)
             else:
                 entries.append(found)
+    used = {key for names in grouped.values() for key in names.values()} | set(shared.values())
+    weights.expect_scales_read(keys.original[key] for key in keys.original if keys.original[key] not in used)
     return AdapterFile(path, tuple(entries), tuple(sorted(unmatched, key=lambda s: s.name)))
 
 
@@ -288,13 +284,6 @@ def _as_matrices(tensors: dict[str, Tensor], keys: Mapping[str, str]) -> tuple[d
         tensors["dora_scale"] = tensors.pop("magnitude").reshape((1, -1) if is_table else (-1,))
         keys["dora_scale"] = keys.pop("magnitude")
     return tensors, keys
-
-
-def _scale_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return the key of the scale for each of `keys` that has one, as quantized weights do."""
-    known = set(keys)
-    stems = {key: _SCALE_SUFFIXES.sub("", key) for key in sorted(known) if _SCALE_SUFFIXES.search(key)}
-    return {factor: scale for scale, stem in stems.items() for factor in (stem, f"{stem}.weight") if factor in known}
 
 
 def _entries(named: _NamedTensors) -> Iterator[AdapterEntry | UnmatchedEntry]:

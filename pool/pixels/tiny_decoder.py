@@ -16,7 +16,9 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.mapping.open_weights import open_weights
+from modelpool.pool.models.common.extra_tensors import check_extra_tensors
+from modelpool.pool.models.common.fitted_key_map import within
 from modelpool.pool.models.vae.build import plan_vae
 
 KIND = "taesd"
@@ -35,14 +37,16 @@ class TinyDecoder:
 
     @classmethod
     def open(cls, path: str | Path) -> TinyDecoder:
-        """Read the decoder in a file, in float32. Raises CorruptFile, or UnknownArchitecture if it has none."""
+        """Read the decoder in a file, in float32. Raises CorruptFile, BadQuantization, or UnknownArchitecture if
+        it has none."""
         # the catalog, which found the file, has allowed its kind; nothing in a pickle is run
-        mapped = MappedFile.open(path, allow_pickle=True)
-        shapes = {name: entry.shape for name, entry in mapped.header.tensors.items()}
+        weights = open_weights(path, allow_pickle=True)
+        shapes = weights.shapes
         plan = plan_vae(shapes)
         if plan.facts.name != KIND or not plan.facts.has_decoder:
             raise UnknownArchitecture(f"{path}: found the VAE of {plan.facts.title}, expected a decoder of TAESD")
-        module = plan.build({name: mapped.tensor(name).to(torch.float32) for name in shapes})
+        module = plan.build({name: weights[name].to(torch.float32) for name in shapes})
+        check_extra_tensors(weights, "decoder", within(plan.key_map, module.state_dict()).unused)
         return cls(module, plan.facts.latent_channels, int(plan.facts.decode_ratio))
 
     def image(self, latent_CHW: FloatArray, max_side: int) -> PixelArray:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from modelpool.pool.core.errors import BadQuantization, format_bytes, unknown_name
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
@@ -27,15 +27,36 @@ from modelpool.pool.quant.formats import (
     BITSANDBYTES_NESTED_ABSMAX,
     BITSANDBYTES_NESTED_MAP,
     BITSANDBYTES_STATE,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    BLOCKS_OF,
     EITHER_SCALE,
     FORMATS,
     FULL_PRECISION,
     INPUT_SCALE,
+    LLM_INT8,
+    LLM_INT8_SCALE,
+    SCALED_GGML,
     WEIGHT,
+    WEIGHT_SCALE,
     Format,
     Shape,
     misfit,
     rotates,
+)
+from modelpool.pool.quant.unmarked_scales import (
+    ACTIVATION_SCALES,
+    EIGHT_BIT_FLOATS,
+    INTEGERS,
+    SCALE_ENDS,
+    SCALE_INPUT,
+    SCALE_INVERSE,
+    SCALE_WEIGHT,
+    StoredTensor,
+    block_sizes,
+    scales_of_codes,
+    weight_of_activation_scale,
+    weight_of_scale,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -50,24 +71,17 @@ METADATA_KEY = "_quantization_metadata"
 #: larger tensors are no markers
 MAX_MARKER_BYTES = 1 << 16
 
-#: key endings in files older than markers, and the current part names
-_OLD_PARTS: Mapping[str, str] = MappingProxyType({"scale_weight": "weight_scale", "scale_input": INPUT_SCALE})
 _OLD_MARKER = "scaled_fp8"
-#: format of a weight of an old file, by its dtype (the dtype of its marker is unreliable)
-_OLD_FORMATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
+#: format of a weight with a scale, by its dtype (the dtype of the marker of an old file is unreliable)
+_OLD_FORMATS = EIGHT_BIT_FLOATS
+_INT8 = "int8_tensorwise"
+#: type of scales that are powers of 2
+_POWERS = "F8_E8M0"
+#: tensor beside a weight of LLM.int8: the order of its codes in memory, which files keep by rows
+_LLM_INT8_LAYOUT = "weight_format"
+#: configuration of a transformers model: how it is quantized, and the size of blocks
+_CONFIGURATION, _BLOCK_SIZE = "quantization_config", "weight_block_size"
 _NUMBERS: Mapping[str, str] = MappingProxyType({"F16": "<e", "F32": "<f", "F64": "<d"})
-
-
-class StoredTensor(Protocol):
-    """Description of a stored tensor; `safetensors_file.TensorEntry` is one."""
-
-    @property
-    def dtype(self) -> str:
-        """safetensors' name of its dtype."""
-
-    @property
-    def shape(self) -> Shape:
-        """Its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +122,21 @@ def find_layers(
     metadata: Mapping[str, str] | None = None,
     file: str = "state dict",
     check: bool = True,
+    block: Shape | None = None,
 ) -> dict[str, QuantizedLayer]:
     """Return the quantized layers among `stored`, by the key of their weight.
 
-    `read` returns the bytes of a small tensor (a marker, a single factor). Raises BadQuantization naming `file`, key,
+    `read` returns the bytes of a small tensor (a marker, a single factor); `block` is the size of blocks with one
+    factor that a configuration declares. Raises BadQuantization naming `file`, key,
     found and expected for a layer that does not match its description. Without `check`, parts may be missing or of
     other types and shapes.
     """
-    layers = {layer.key: layer for layer in _layers(stored, read, metadata or {}, file)}
+    layers = {layer.key: layer for layer in _layers(stored, read, metadata or {}, block, file)}
     _warn_of_unknown_settings(layers.values(), file)
     if not check:
         return layers
     for key in plain_factors(stored, layers):
-        _expect_no_factor(key, stored, read, file)
+        _expect_no_factor(key, stored, layers, read, file)
     return {key: _checked(layer, stored, file) for key, layer in layers.items()}
 
 
@@ -153,7 +169,43 @@ def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
             raise BadQuantization(f"{header.path}: {key!r}: found {found}, expected a marker or a single number")
         return stored_bytes(header, key)
 
-    return find_layers(header.tensors, read, header.metadata, header.path)
+    layers = find_layers(header.tensors, read, header.metadata, header.path, block=_declared_block(header))
+    for layer in layers.values():
+        _expect_plain_rows(layer, header)
+    return layers
+
+
+def _expect_plain_rows(layer: QuantizedLayer, header: Header) -> None:
+    """Check that a weight with factors is stored as the factors are: not with rows in another order than theirs, nor
+    with an added constant. Raises BadQuantization."""
+    entry = header.tensors[layer.key]
+    scale = layer.parts.get(WEIGHT_SCALE)
+    if scale is None or not (entry.added or (entry.heads and header.tensors[scale].elements > 1)):
+        return
+    found = "an added constant" if entry.added else "rows in llama.cpp's order"
+    raise BadQuantization(f"{header.path}: {layer.key!r}: found {found} beside {scale!r}, expected no scale")
+
+
+def _declared_block(header: Header) -> Shape | None:
+    """Return the size of blocks that the configurations of a folder declare; None if none does. Raises BadQuantization
+    for several sizes, and for one that is no size."""
+    declared = [
+        config[_CONFIGURATION][_BLOCK_SIZE]
+        for config in header.configs.values()
+        if isinstance(config.get(_CONFIGURATION), dict) and config[_CONFIGURATION].get(_BLOCK_SIZE) is not None
+    ]
+    for size in declared:
+        is_size = isinstance(size, list) and len(size) == 2 and all(type(n) is int and 0 < n < MAX_SIZE for n in size)
+        if not is_size or size != declared[0]:
+            raise BadQuantization(
+                f"{header.path}: {_BLOCK_SIZE}: found {declared[0]!r} and {size!r}, expected one pair of sizes"
+            )
+    return tuple(declared[0]) if declared else None
+
+
+def weight_shapes(header: Header) -> dict[str, Shape]:
+    """Return the shapes of the weights in a file, quantization undone. Raises BadQuantization as `layers_in_file`."""
+    return logical_shapes(header.shapes, layers_in_file(header))
 
 
 def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> dict[str, Shape]:
@@ -168,13 +220,22 @@ def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLa
 
 
 def plain_factors(keys: Collection[str], layers: Mapping[str, QuantizedLayer]) -> set[str]:
-    """Return those of `keys` that are factors of older files for weights that are none of `layers`: they have no
-    effect.
+    """Return those of `keys` that are scales of weights that are none of `layers`: they have no effect.
 
-    `find_layers` has checked that those of weights are 1; those of inputs are for 8-bit products only.
+    `find_layers` has checked that those of weights are 1; those of activations are for 8-bit products only.
     """
-    factors = ((key, key.removesuffix(end) + WEIGHT) for end in _OLD_PARTS for key in keys if key.endswith("." + end))
-    return {key for key, weight in factors if weight in keys and weight not in layers}
+    known = dict.fromkeys(keys)
+    inner = {part for layer in layers.values() for part in (*layer.parts.values(), *layer.other)}
+    factors = {
+        key: weight_of_scale(key, known) or weight_of_activation_scale(key, known)
+        for key in keys
+        if key not in inner and key.endswith(SCALE_ENDS)
+    }
+    return {
+        key
+        for key, weight in factors.items()
+        if weight is not None and weight not in layers and weight.rpartition(".")[2].endswith(WEIGHT)
+    }
 
 
 def is_old_marker(key: str) -> bool:
@@ -183,7 +244,11 @@ def is_old_marker(key: str) -> bool:
 
 
 def _layers(
-    stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], metadata: Mapping[str, str], file: str
+    stored: Mapping[str, StoredTensor],
+    read: Callable[[str], bytes],
+    metadata: Mapping[str, str],
+    block: Shape | None,
+    file: str,
 ) -> Iterator[QuantizedLayer]:
     marked = {}
     for key in stored:
@@ -193,10 +258,13 @@ def _layers(
         marked.setdefault(name + ".", settings)
     for prefix, text in marked.items():
         yield _marked_layer(prefix, text, stored, file)
-    yield from _old_layers(stored, read, marked, file)
-    for key in stored:
-        if f".{BITSANDBYTES_STATE}" in key or key.startswith(BITSANDBYTES_STATE):
-            yield _bitsandbytes_layer(key, read(key), stored, file)
+    four_bit = [key for key in stored if f".{BITSANDBYTES_STATE}" in key or key.startswith(BITSANDBYTES_STATE)]
+    described = {prefix + WEIGHT for prefix in marked} | {
+        key.partition(BITSANDBYTES_STATE)[0] + WEIGHT for key in four_bit
+    }
+    yield from _scaled_layers(stored, read, described, block, file)
+    for key in four_bit:
+        yield _bitsandbytes_layer(key, read(key), stored, file)
 
 
 def _text(data: bytes, key: str, file: str) -> str:
@@ -259,36 +327,96 @@ def _settings(description: Mapping[str, Any], format_of: Format, key: str, file:
     return settings
 
 
-def _old_layers(
-    stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], marked: Mapping[str, str], file: str
+def _scaled_layers(
+    stored: Mapping[str, StoredTensor],
+    read: Callable[[str], bytes],
+    described: Collection[str],
+    block: Shape | None,
+    file: str,
 ) -> Iterator[QuantizedLayer]:
+    """Yield the layers that have scales and are not `described` by a marker."""
     full_precision = {
         key.removesuffix(_OLD_MARKER): entry.shape == (2,) for key, entry in stored.items() if is_old_marker(key)
     }
     for beginning in full_precision:
-        _expect_scales(beginning, stored, marked, file)
+        _expect_scales(beginning, stored, described, file)
     for key in stored:
-        if not key.endswith(".scale_weight"):
-            continue
-        prefix = key.removesuffix("scale_weight")
-        weight = stored.get(prefix + WEIGHT)
-        if weight is None:
-            raise BadQuantization(f"{file}: {key!r}: a scale without a weight, expected {prefix + WEIGHT!r}")
-        if prefix in marked or weight.dtype not in _OLD_FORMATS:
-            continue
-        name = _OLD_FORMATS[weight.dtype]
-        full = next((full for beginning, full in full_precision.items() if prefix.startswith(beginning)), False)
-        description = {"format": name, **({FULL_PRECISION: True} if full else {})}
-        parts, other = {WEIGHT: prefix + WEIGHT}, []
-        for old, new in _OLD_PARTS.items():
-            if prefix + old not in stored:
-                continue
-            if new == INPUT_SCALE and _number(stored[prefix + old], read(prefix + old)) == 1.0:
-                other.append(prefix + old)  # a factor of 1 has no effect
+        if key.endswith("." + SCALE_WEIGHT) and weight_of_scale(key, stored) is None:
+            expected = key.removesuffix(SCALE_WEIGHT) + WEIGHT
+            raise BadQuantization(f"{file}: {key!r}: a scale without a weight, expected {expected!r}")
+    scales = scales_of_codes(stored, described, file)
+    blocks = {key: scale for key, scale in scales.items() if _is_by_block(stored[key], scale, stored[scale])}
+    sizes = block_sizes(blocks, stored, block, file)
+    for key, scale in scales.items():
+        full = next((full for beginning, full in full_precision.items() if key.startswith(beginning)), False)
+        settings: dict[str, object] = {FULL_PRECISION: full}
+        format_of = _format_of_codes(key, scale, stored, file)
+        if key in blocks:
+            format_of = FORMATS[BLOCKS_OF[format_of.name]]
+            settings |= {BLOCK_ROWS: sizes[key][0], BLOCK_COLUMNS: sizes[key][1]}
+        elif stored[scale].dtype == _POWERS and format_of.name in BLOCKS_OF:
+            format_of = FORMATS[BLOCKS_OF[format_of.name]]  # powers of 2 are for blocks, of which there may be one
+            settings |= {BLOCK_ROWS: int(stored[scale].shape[:1] not in ((), (1,))), BLOCK_COLUMNS: 0}
+        elif format_of.name == _INT8:
+            settings |= format_of.defaults
+        noted = {name: value for name, value in settings.items() if name != FULL_PRECISION or value}
+        noted = {} if format_of.name == _INT8 else noted
+        parts = {WEIGHT: key, LLM_INT8_SCALE if format_of.name == LLM_INT8 else WEIGHT_SCALE: scale}
+        other = []
+        for inner in _described_beside(key, stored):
+            if inner.endswith(_LLM_INT8_LAYOUT) and set(read(inner)) != {0}:
+                raise BadQuantization(f"{file}: {inner!r}: found {list(read(inner))[:8]}, expected 0, codes by rows")
+            if format_of.name in _OLD_FORMATS.values() and inner.endswith((SCALE_INPUT, INPUT_SCALE)):
+                # a factor of 1 has no effect
+                if inner.endswith(SCALE_INPUT) and _number(stored[inner], read(inner)) == 1.0:
+                    other.append(inner)
+                else:
+                    parts[INPUT_SCALE] = inner
             else:
-                parts[new] = prefix + old
-        settings = {FULL_PRECISION: full}
-        yield _layer(prefix, FORMATS[name], settings, json.dumps(description), parts, stored, tuple(other))
+                other.append(inner)
+        marker = json.dumps({"format": format_of.name, **noted})
+        yield QuantizedLayer(key, format_of, settings, marker, parts, tuple(stored[key].shape), tuple(other))
+
+
+def _is_by_block(weight: StoredTensor, name: str, scale: StoredTensor) -> bool:
+    """Whether the scale `name` has a factor for each block of a matrix."""
+    shape = tuple(weight.shape)
+    allowed = FORMATS[SCALED_GGML].expected(shape, {})[WEIGHT_SCALE]
+    is_known = name.endswith("." + LLM_INT8_SCALE) or tuple(scale.shape) in allowed
+    return len(shape) == len(scale.shape) == 2 and not is_known
+
+
+def _format_of_codes(key: str, scale: str, stored: Mapping[str, StoredTensor], file: str) -> Format:
+    """Return the format of a weight with a scale and without a marker, unless the scale is one of blocks."""
+    entry = stored[key]
+    if stored[scale].dtype == _POWERS and not scale.endswith(SCALE_INVERSE):
+        raise BadQuantization(
+            f"{file}: {key!r}: found the scale {scale!r} of type {_POWERS} and no marker, which may be in the order of "
+            f"rows or of mxfp8's tiles, expected the name {key}{SCALE_INVERSE} (by rows) or a {MARKER} marker"
+        )
+    if scale.endswith("." + LLM_INT8_SCALE):
+        name = LLM_INT8 if entry.dtype == "I8" else ""
+    elif entry.dtype in _OLD_FORMATS:
+        name = _OLD_FORMATS[entry.dtype]
+    elif entry.dtype == "I8":
+        name = _INT8
+    else:
+        name = SCALED_GGML if entry.is_ggml else ""
+    if not name:
+        raise BadQuantization(
+            f"{file}: {key!r}: found type {entry.dtype} with the scale {scale!r} and no marker, expected 8-bit floats "
+            f"({' or '.join(_OLD_FORMATS)}) or I8, or a {MARKER} marker of its format"
+        )
+    return FORMATS[name]
+
+
+def _described_beside(key: str, stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Return the tensors beside the weight `key` that describe it and do not change its values."""
+    if key.rpartition(".")[2] != WEIGHT:
+        return []
+    prefix = key.removesuffix(WEIGHT)
+    names = (*ACTIVATION_SCALES, *([_LLM_INT8_LAYOUT] if prefix + LLM_INT8_SCALE in stored else []))
+    return [prefix + name for name in names if prefix + name in stored]
 
 
 def _bitsandbytes_layer(key: str, data: bytes, stored: Mapping[str, StoredTensor], file: str) -> QuantizedLayer:
@@ -331,7 +459,7 @@ def _bitsandbytes_layer(key: str, data: bytes, stored: Mapping[str, StoredTensor
     return QuantizedLayer(prefix + WEIGHT, FORMATS[names[kind]], settings, text, parts, tuple(shape), (key,))
 
 
-def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], marked: Mapping[str, str], file: str) -> None:
+def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], described: Collection[str], file: str) -> None:
     """Check that weights under an old marker have scales. Raises BadQuantization when none has one; logs a warning when
     some lack one: some files keep tables and convolutions as plain 8-bit floats."""
     prefixes = [
@@ -339,7 +467,8 @@ def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], marked: M
         for key, entry in stored.items()
         if key.startswith(beginning) and key.endswith("." + WEIGHT) and entry.dtype in _OLD_FORMATS
     ]
-    without = [p for p in prefixes if p not in marked and f"{p}scale_weight" not in stored]
+    ends = (SCALE_WEIGHT, f"{WEIGHT}_scale", f"{WEIGHT}_scale_inv")
+    without = [p for p in prefixes if p + WEIGHT not in described and not any(p + end in stored for end in ends)]
     if not without:
         return
     key = without[0] + WEIGHT
@@ -354,10 +483,25 @@ def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], marked: M
     )  # fmt: skip
 
 
-def _expect_no_factor(key: str, stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], file: str) -> None:
-    if not key.endswith(".scale_weight"):
+def _expect_no_factor(
+    key: str,
+    stored: Mapping[str, StoredTensor],
+    layers: Mapping[str, QuantizedLayer],
+    read: Callable[[str], bytes],
+    file: str,
+) -> None:
+    """Check that a scale of a weight that is no layer has no effect."""
+    weight = weight_of_scale(key, stored)
+    if weight is None:
+        weight = weight_of_activation_scale(key, stored)
+        assert weight is not None, key
+        if stored[weight].dtype in (*_OLD_FORMATS, *INTEGERS):
+            raise BadQuantization(
+                f"{file}: {weight!r}: found type {stored[weight].dtype} with the scale {key!r} of its inputs and none "
+                f"of its own, expected {weight}_scale"
+            )
         return
-    weight, factor = key.removesuffix("scale_weight") + WEIGHT, _number(stored[key], read(key))
+    factor = _number(stored[key], read(key))
     if factor != 1.0:
         found = f"shape {tuple(stored[key].shape)}" if factor is None else f"{factor:g}"
         raise BadQuantization(
@@ -400,7 +544,7 @@ def _checked(layer: QuantizedLayer, stored: Mapping[str, StoredTensor], file: st
         if part.name not in parts:
             if part.required:
                 raise wrong(part.name, "nothing", f"the {part.name}")
-        elif stored[parts[part.name]].dtype not in part.dtypes:
+        elif part.dtypes and stored[parts[part.name]].dtype not in part.dtypes:
             raise wrong(part.name, f"type {stored[parts[part.name]].dtype}", f"the type {' or '.join(part.dtypes)}")
     shapes = {name: tuple(stored[key].shape) for name, key in parts.items()}
     matrix = kind.expected is not EITHER_SCALE or rotates(kind.name, layer.settings)
@@ -415,7 +559,7 @@ def _checked(layer: QuantizedLayer, stored: Mapping[str, StoredTensor], file: st
     for name, allowed in kind.expected(shape, layer.settings).items():
         if name in shapes and shapes[name] not in allowed:
             raise wrong(name, f"shape {shapes[name]}", f"the shape {' or '.join(map(str, dict.fromkeys(allowed)))}")
-    extra = [key for key in _part_keys(layer.prefix, stored) if key not in parts.values()]
+    extra = [key for key in _part_keys(layer.prefix, stored) if key not in (*parts.values(), *layer.other)]
     if extra:
         raise wrong(extra[0].removeprefix(layer.prefix), "a part", f"only {', '.join(kind.part_names)}")
     return replace(layer, shape=shape)

@@ -31,6 +31,22 @@ BITSANDBYTES_STATE = "weight.quant_state.bitsandbytes__"
 FULL_PRECISION = "full_precision_matrix_mult"
 
 _FLOATS = ("F32", "F16", "BF16")
+#: the part with the factors of the codes
+WEIGHT_SCALE = "weight_scale"
+#: formats without a published marker whose weight is its codes times the factors of their blocks, or times factors
+#: that a GGUF file has beside weights of any type; and the factors of LLM.int8
+BLOCKS_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "float8_e4m3fn": "float8_e4m3fn_blocks",
+        "float8_e5m2": "float8_e5m2_blocks",
+        "int8_tensorwise": "int8_blocks",
+        "scaled_ggml": "scaled_ggml_blocks",
+    }
+)
+SCALED_GGML = "scaled_ggml"
+LLM_INT8, LLM_INT8_SCALE = "bitsandbytes_int8", "SCB"
+#: settings of formats with a factor per block: rows and columns of a block; 0 for all
+BLOCK_ROWS, BLOCK_COLUMNS = "block_rows", "block_columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +54,7 @@ class FormatPart:
     """One stored tensor of a quantized layer.
 
     name      in the file, after the layer's prefix
-    dtypes    safetensors' names of the allowed types
+    dtypes    safetensors' names of the allowed types; () for any type of a weight
     required  whether a layer without it cannot be read
     """
 
@@ -142,7 +158,7 @@ _ONE: tuple[Shape, ...] = ((), (1,), (1, 1))
 def _scale_of_all_or_rows(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
     rows = shape[0] if shape else 1
     by_row = [(rows,), *((rows, *(1,) * n) for n in range(1, len(shape)))]
-    return {"weight_scale": (*_ONE, *by_row), INPUT_SCALE: _ONE}
+    return {"weight_scale": (*_ONE, *by_row, (1,) * len(shape)), INPUT_SCALE: _ONE}
 
 
 def _blocked(group_size: int) -> Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]:
@@ -217,6 +233,23 @@ def _bitsandbytes(name: str) -> Format:
         shape_of=_bitsandbytes_shape,
         expected=_bitsandbytes_expected,
         defaults=MappingProxyType({"blocksize": 64, "nested_blocksize": 0, "nested_offset": 0.0, "shape": ()}),
+        can_quantize=False,
+    )
+
+
+def _block_scales(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    rows, columns = number(settings, BLOCK_ROWS), number(settings, BLOCK_COLUMNS)
+    return {WEIGHT_SCALE: ((-(-shape[0] // rows) if rows else 1, -(-shape[1] // columns) if columns else 1),)}
+
+
+def _with_block_scales(name: str, dtypes: tuple[str, ...]) -> Format:
+    return Format(
+        name=name,
+        layout="transformers' FP8Linear",
+        parts=(FormatPart(WEIGHT, dtypes), FormatPart(WEIGHT_SCALE, (*_FLOATS, "F8_E8M0"))),
+        shape_of=_as_stored,
+        expected=_block_scales,
+        defaults=MappingProxyType({BLOCK_ROWS: 128, BLOCK_COLUMNS: 128}),
         can_quantize=False,
     )
 
@@ -316,6 +349,26 @@ _ALL = (
         can_quantize=False,
     ),
     *map(_bitsandbytes, BITSANDBYTES),
+    Format(
+        name=LLM_INT8,
+        layout="bitsandbytes' Int8Params",
+        parts=(FormatPart(WEIGHT, ("I8",)), FormatPart(LLM_INT8_SCALE, _FLOATS)),
+        shape_of=_as_stored,
+        expected=lambda shape, _settings: {LLM_INT8_SCALE: ((shape[0],),)},
+        can_quantize=False,
+    ),
+    Format(
+        name=SCALED_GGML,
+        layout="weights of a GGUF file with a scale",
+        parts=(FormatPart(WEIGHT, ()), FormatPart(WEIGHT_SCALE, _FLOATS)),
+        shape_of=_as_stored,
+        expected=EITHER_SCALE,
+        can_quantize=False,
+    ),
+    _with_block_scales("float8_e4m3fn_blocks", ("F8_E4M3",)),
+    _with_block_scales("float8_e5m2_blocks", ("F8_E5M2",)),
+    _with_block_scales("int8_blocks", ("I8",)),
+    _with_block_scales("scaled_ggml_blocks", ()),
 )
 
 FORMATS: Mapping[str, Format] = MappingProxyType({each.name: each for each in _ALL})

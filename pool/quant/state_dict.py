@@ -28,6 +28,7 @@ from modelpool.pool.quant.detect_layers import (
 )
 from modelpool.pool.quant.formats import BITSANDBYTES, BITSANDBYTES_STATE, Shape, round_up
 from modelpool.pool.quant.quant_codec import QuantCodec
+from modelpool.pool.quant.scaled_codec import is_scaled_codes, scaled_codes
 
 _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 
@@ -36,6 +37,8 @@ _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtyp
 class _StoredInfo:
     dtype: str
     shape: Shape
+    is_ggml: bool = False
+    path: str = ""
 
 
 def detect_layer_quantization(keys: Iterable[str], prefix: str = "") -> dict[str, bool] | None:
@@ -108,6 +111,8 @@ def pack(
     if layer.format.name in BITSANDBYTES:
         settings = MappingProxyType(dict(layer.settings))
         return bitsandbytes_weight(layer.format.name, settings, layer.marker, parts, weight_shape, dtype)
+    if is_scaled_codes(layer.format.name, layer.settings):
+        return scaled_codes(layer.format.name, layer.settings, parts, weight_shape, dtype)
     flat = layer.format.pads_to > 1 and parts["weight_scale"].dim() == 1
     if flat:
         tiles = layer.format.expected(layer.shape, layer.settings)["weight_scale"][0]

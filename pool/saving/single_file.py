@@ -35,6 +35,7 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
 from modelpool.pool.quant.detect_layers import QuantizedLayer
 from modelpool.pool.quant.state_dict import pack
+from modelpool.pool.quant.unmarked_scales import are_codes
 from modelpool.pool.saving.component_weights import ComponentWeights
 from modelpool.pool.specs.spec import Role
 
@@ -64,7 +65,7 @@ class SingleFile:
         self._components = {
             role: ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
             for role in checkpoint.roles
-            if patches.get(role, PatchSet()).parameters or (dtype is not None and self._has_layers(role))
+            if patches.get(role, PatchSet()).parameters or (dtype is not None and self._has_codes(role))
         }
         changes = dtype is not None or any(c.patches.parameters for c in self._components.values())
         self._keeps_ema = not changes if keep_ema is None else keep_ema
@@ -84,8 +85,10 @@ class SingleFile:
             kept.pop(QUANTIZATION_KEY, None)
         return kept
 
-    def _has_layers(self, role: Role) -> bool:
-        return any(self._roles.get(key) is role for key in (*self._layers, *self._blocks))
+    def _has_codes(self, role: Role) -> bool:
+        """Whether weights of a component are quantized, or might be: building it checks that all scales are used."""
+        stored = self._checkpoint.header.tensors
+        return any(key in self._layers or are_codes(stored[key]) for key, of in self._roles.items() if of is role)
 
     def _parts(self) -> dict[str, TensorToWrite | None]:
         """Return the replacements of the tensors that make up quantized weights, by key: None leaves one out. Those

@@ -7,7 +7,7 @@ do. Knows no prompts: `pool.text.chunks` finds the names, `pool.text.encode` ins
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
 from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.keymaps.adapter_keys import bundled_name
-from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.mapping.open_weights import open_weights
 
 #: encoder names that files use
 ENCODERS = ("clip_l", "clip_g", "clip_h")
@@ -60,27 +60,37 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
     """Read the embedding in the file at `path`, called `name`, or like the file if that is empty. In a LoRA file, it is
     the embedding of that name among those that the file bundles.
 
-    Raises CorruptFile and UnsafeFile as `MappedFile.open` does, and CorruptFile for a file that is not an embedding.
+    Raises CorruptFile, UnsafeFile and BadQuantization as `open_weights` does, and CorruptFile for a file that is not
+    an embedding.
     """
-    mapped = MappedFile.open(path, allow_pickle=allow_pickle)
-    tensors = _bundled(mapped, name) or mapped.tensors()
+    weights = open_weights(path, allow_pickle=allow_pickle)
+    shapes = weights.shapes
+    tensors = _bundled(shapes, name) or {key: key for key in shapes}
     keys = [key for key in tensors if key in ENCODERS]
     if not keys:
         if len(tensors) != 1:
             first = ", ".join(list(tensors)[:3]) or "none"
             expected = f"an embedding: one tensor, or the tensors {', '.join(ENCODERS)}"
             unknown = f"found {len(tensors)} tensors ({first}), expected {expected}"
-            raise CorruptFile(f"{os.fspath(path)}: {mistaken(mapped.header.shapes, expected, unknown)}")
+            raise CorruptFile(f"{os.fspath(path)}: {mistaken(weights.header.shapes, expected, unknown)}")
         keys = list(tensors)
-    vectors = {key if key in ENCODERS else ANY: _rows(tensors[key], key, path) for key in keys}
+    weights.expect_scales_read(_beside([tensors[key] for key in keys], shapes))
+    vectors = {key if key in ENCODERS else ANY: _rows(weights.values_of(tensors[key]), key, path) for key in keys}
     return Embedding(name or Path(path).stem, vectors)
 
 
-def _bundled(mapped: MappedFile, name: str) -> dict[str, Tensor]:
-    """Return the vectors of an embedding that a LoRA file bundles, by encoder; those of encoders that read no textual
-    inversions are left out."""
-    found = {bundled_name(key): key for key in mapped.header.tensors}
-    return {key[1]: mapped.tensor(found[key]) for key in found if key and key[0] == name and key[1] in _BUNDLED}
+def _beside(vectors: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Return those of `keys` that are in the same place as one of `vectors`: a LoRA file has others, too."""
+    own = set(vectors)
+    places = {key.rpartition(".")[0] for key in own}
+    return [key for key in keys if key not in own and (key.rpartition(".")[0] in places or key.startswith(tuple(own)))]
+
+
+def _bundled(keys: Iterable[str], name: str) -> dict[str, str]:
+    """Return the key of the vectors of an embedding that a LoRA file bundles, by encoder; those of encoders that read
+    no textual inversions are left out."""
+    found = {bundled_name(key): key for key in keys}
+    return {named[1]: key for named, key in found.items() if named and named[0] == name and named[1] in _BUNDLED}
 
 
 def _rows(tensor: Tensor, key: str, path: str | os.PathLike[str]) -> Tensor:

@@ -4,7 +4,6 @@ checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,10 +13,11 @@ from modelpool.pool.core.stage_params import UpscalerRef, upscaler_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.formats.weights_file import read_single_header
 from modelpool.pool.loading.open_model import form_of
-from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.models.common.extra_tensors import warn_of_extra_tensors
+from modelpool.pool.mapping.open_weights import open_weights
+from modelpool.pool.models.common.extra_tensors import check_extra_tensors
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.detect_layers import weight_shapes
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.tracing.activation_bytes import peak_bytes
 from modelpool.pool.tracing.dry_run import META
@@ -34,13 +34,14 @@ class OpenUpscaler:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # was allowed when the reference was created
+        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
         try:
-            plan = plan_upscaler({key: tuple(shape) for key, shape in mapped.header.shapes.items()})
-            self.module = plan.build(mapped.tensors())
+            plan = plan_upscaler(weights.shapes)
+            self.module = plan.build(weights)
         except UnknownArchitecture as error:
+            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        warn_of_extra_tensors(ref.path, "upscaler", plan.unused)
+        check_extra_tensors(weights, "upscaler", plan.unused)
         self.key = upscaler_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.UPSCALER, self.weights, capabilities_of(device))
@@ -70,10 +71,10 @@ class OpenUpscaler:
 
 
 def upscaler_plan_of(path: str, *, allow_pickle: bool) -> UpscalerPlan:
-    """Return the plan of the upscaler in the file at `path`, from its header alone. Raises CorruptFile, UnsafeFile or
-    UnknownArchitecture."""
+    """Return the plan of the upscaler in the file at `path`, from its header alone. Raises CorruptFile, UnsafeFile,
+    BadQuantization or UnknownArchitecture."""
     header = read_single_header(path, allow_pickle=allow_pickle)
     try:
-        return plan_upscaler({key: tuple(shape) for key, shape in header.shapes.items()})
+        return plan_upscaler(weight_shapes(header))
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{path}: {error}") from None

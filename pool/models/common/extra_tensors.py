@@ -1,16 +1,17 @@
 """Reports tensors that no parameter of a component uses, the same for every component of checkpoints, for ControlNets,
 upscalers and image prompt adapters.
 
-They change nothing. Not reported are those that published files always carry: noise schedules and markers, tables that
-modules compute, training counters, tokenizers as bytes, and heads that no pipeline reads.
+They change nothing, except a scale or zero point of 8-bit weights, which is refused. Not reported are those that
+published files always carry: noise schedules and markers, tables that modules compute, training counters, tokenizers as
+bytes, and heads that no pipeline reads.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 
+from modelpool.pool.mapping.open_weights import OpenWeights
 from modelpool.pool.text.tokenizer_files import TENSORS
 
 _LOG = logging.getLogger(__name__)
@@ -56,11 +57,12 @@ def unexplained(unused: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for key in unused if not is_known_leftover(key) and not any(part in key for part in _WITHIN))
 
 
-def warn_of_extra_tensors(path: Path | str, what: str, keys: Iterable[str]) -> None:
-    """Log the names `keys` of the tensors of the file at `path` that no parameter of its component `what` uses, except
-    those that published files always carry."""
+def check_extra_tensors(weights: OpenWeights, what: str, keys: Iterable[str]) -> None:
+    """Log the names `keys` of the tensors of a file that no parameter of its component `what` uses, except those that
+    published files always carry. Raises BadQuantization for a scale of 8-bit weights among them."""
     unused = unexplained(keys)
+    weights.expect_scales_read(unused)
     if unused:
         first = ", ".join(unused[:_MOST_NAMED]) + (", ..." if len(unused) > _MOST_NAMED else "")
         words = "%s: its %s has no parameter for %d tensors, which are not used: %s"
-        _LOG.warning(words, path, what, len(unused), first)
+        _LOG.warning(words, weights.header.path, what, len(unused), first)

@@ -107,7 +107,6 @@ VARIANTS = {
     "edm": ({"edm_mean": (4,)}, {}, "recognised as Stable Diffusion 1 with another noise schedule (EDM)"),
     "ends of noise": ({"edm_vpred.sigma_max": ()}, {}, "Stable Diffusion 1 with another noise schedule (EDM)"),
     "ztsnr": ({"ztsnr": ()}, {}, "zero terminal SNR) and without velocity prediction"),
-    "scaled": ({"model.diffusion_model.out.2.weight_scale": ()}, {}, "with scaled 8-bit weights"),
 }
 
 

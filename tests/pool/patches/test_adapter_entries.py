@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.core.errors import BadQuantization, CorruptFile
 from modelpool.pool.patches.adapter_entries import AdapterKind, UnmatchedEntry, read_adapters
+from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.quant.state_dict import save
 from tests.pool.patches.golden_adapters import GOLDEN
 
 LOADED = json.loads((GOLDEN / "lora_formats.json").read_text())["load_lora"]
@@ -168,7 +170,8 @@ def test_factors_that_are_no_floating_point_numbers_are_refused(
     tmp_path: Path, key: str, tensors: dict[str, Tensor], dtype: str
 ) -> None:
     path = write(tmp_path / "lora.safetensors", tensors | {key: tensors[key].to(INTEGERS[dtype])})
-    with pytest.raises(CorruptFile, match=rf"lora.safetensors: .*'{key}' has type {dtype}, expected floating"):
+    refused = rf"lora.safetensors: .*'{key}'(: found codes of type \w8 without a scale or marker| has type {dtype}), "
+    with pytest.raises((CorruptFile, BadQuantization), match=refused + "expected floating"):
         read_adapters(path)
 
 
@@ -178,15 +181,39 @@ def test_factors_of_8_bit_floats_are_factors(tmp_path: Path) -> None:
     assert ([e.name for e in file.entries], file.unmatched) == (["a"], ())
 
 
-@pytest.mark.parametrize("scale", ["a.lora_up.scale_weight", "a.lora_up.weight_scale", "a.lora_up.weight.scale_weight"])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_factors_with_a_scale_beside_them_are_told(tmp_path: Path, scale: str, dtype: torch.dtype) -> None:
-    tensors = {"a.lora_up.weight": UP.to(dtype), "a.lora_down.weight": DOWN, scale: torch.ones(1)}
-    tensors |= {"b.lora_up.weight": UP, "b.lora_down.weight": DOWN}
-    file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
-    assert [e.name for e in file.entries] == ["b"]
-    (unmatched,) = file.unmatched
-    assert unmatched == UnmatchedEntry("a", f"'a.lora_up.weight' is scaled by '{scale}', which is not supported")
+SCALES = ["scale_weight", "weight_scale", "weight.scale_weight", "weight_scale_inv"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_factors_are_multiplied_with_the_scale_beside_them(tmp_path: Path, dtype: torch.dtype) -> None:
+    for scale in SCALES:
+        tensors = {"a.lora_up.weight": UP.to(dtype), "a.lora_down.weight": DOWN}
+        path = write(tmp_path / "lora.safetensors", {**tensors, f"a.lora_up.{scale}": torch.tensor([0.25])})
+        file = read_adapters(path)
+        (entry,) = file.entries
+        assert torch.equal(entry.parts["up"], 0.25 * UP.to(dtype).float()), scale
+        assert torch.equal(entry.parts["down"], DOWN)
+        assert file.unmatched == ()
+        bare = {"a.hada_w1_a": UP.to(dtype), "a.hada_w1_b": DOWN, "a.hada_w2_a": UP, "a.hada_w2_b": DOWN}
+        path = write(tmp_path / "loha.safetensors", {**bare, f"a.hada_w1_a.{scale}": torch.tensor(0.25)})
+        if not scale.startswith("weight."):
+            (entry,) = read_adapters(path).entries
+            assert torch.equal(entry.parts["hada_w1_a"], 0.25 * UP.to(dtype).float()), scale
+
+
+def test_factors_in_a_format_that_pads_them_are_refused(tmp_path: Path) -> None:
+    """Their rank, which an alpha is divided by, would be larger."""
+    tensors = {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN}
+    quantized = {key: quantize(tensor.float(), "mxfp8") for key, tensor in tensors.items()}
+    with pytest.raises(BadQuantization, match=r"'a\.lora_\w+\.weight': found mxfp8, which is stored padded"):
+        read_adapters(write(tmp_path / "lora.safetensors", save(quantized)))
+
+
+def test_factors_with_a_scale_under_no_known_name_are_refused(tmp_path: Path) -> None:
+    for scale in ("a.lora_up.zero_point", "a.lora_up.scales", "a.lora_up.weight.scale", "a.lora_up.weight_absmax"):
+        tensors = {"a.lora_up.weight": UP.to(torch.float8_e4m3fn), "a.lora_down.weight": DOWN, scale: torch.ones(1)}
+        with pytest.raises(BadQuantization, match=f"'a.lora_up.weight': .* beside '{scale}'"):
+            read_adapters(write(tmp_path / "lora.safetensors", tensors))
 
 
 SHAPES_THAT_ARE_NONE = {

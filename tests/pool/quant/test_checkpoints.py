@@ -17,7 +17,7 @@ from torch import Tensor
 
 from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import BadQuantization, UnknownArchitecture
+from modelpool.pool.core.errors import BadQuantization
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeParams,
@@ -221,11 +221,30 @@ def test_a_damaged_file_is_refused_by_name_and_listed_with_its_problem(tmp_path:
     assert "damaged.safetensors" in listed.problem
 
 
-def test_scales_that_no_marker_explains_are_refused(tmp_path: Path, folder: Path) -> None:
-    tensors = {k: t for k, t in load_file(folder / "fp8.safetensors").items() if not k.endswith(".comfy_quant")}
-    save_file(tensors, tmp_path / "unmarked.safetensors")
-    with pytest.raises(UnknownArchitecture, match="with scaled 8-bit weights"):
-        open_checkpoint(tmp_path / "unmarked.safetensors")
+def test_scales_without_a_marker_are_applied_under_every_known_name_and_refused_under_others(
+    tmp_path: Path, folder: Path
+) -> None:
+    marked = load_file(folder / "fp8.safetensors")
+    expected = open_checkpoint(folder / "fp8.safetensors").build(Role.DIFFUSION_MODEL).module.state_dict()
+    path = tmp_path / "unmarked.safetensors"
+    for name in ("weight_scale", "weight_scale_inv", "scale_weight"):
+        save_file(renamed_scales(marked, name), path)
+        found = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in found), name
+    for name in ("scales", "weight.scale", "weight_zero_point", "qscale"):
+        save_file(renamed_scales(marked, name), path)
+        with pytest.raises(BadQuantization, match=rf"unmarked\.safetensors: '.*\.weight': .* beside '.*\.{name}'"):
+            open_checkpoint(path).build(Role.DIFFUSION_MODEL)
+
+
+def renamed_scales(marked: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """`marked` without its markers, with another name for the scale of each weight."""
+    return {
+        key.removesuffix("weight_scale") + name if key.endswith(".weight_scale") else key: tensor
+        for key, tensor in marked.items()
+        if not key.endswith(".comfy_quant")
+    }
 
 
 ATTENTION = "decoder.mid_block.attentions.0.to_q.weight"
