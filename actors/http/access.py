@@ -73,16 +73,20 @@ class AccessControl:
         bucket.calls = min(self._per_minute, bucket.calls + (now - bucket.at) * rate)
         bucket.at = now
         if bucket.calls < 1:
-            raise too_many(f"more than {self._per_minute} calls in a minute", (1 - bucket.calls) / rate)
+            raise too_many(
+                f"more than {self._per_minute} calls in a minute", (1 - bucket.calls) / rate, "requests_per_minute"
+            )
         bucket.calls -= 1
 
     def admit_jobs(self, unfinished: int, new: int) -> None:
         """Check that a caller with `unfinished` jobs may submit `new` ones. Raises HttpProblem: 429 if it may later."""
         if new > self._queued_jobs:
-            raise HttpProblem(400, f"requests: found {new}, expected up to {self._queued_jobs} at a time")
+            raise HttpProblem(
+                400, f"requests: found {new}, expected up to {self._queued_jobs} at a time", limit="queued_jobs"
+            )
         if unfinished + new > self._queued_jobs:
             message = f"{unfinished} jobs wait or run, and {new} more exceed the limit of {self._queued_jobs}"
-            raise too_many(message, QUEUE_RETRY_SECONDS)
+            raise too_many(message, QUEUE_RETRY_SECONDS, "queued_jobs")
 
 
 def _hash_of(key: str) -> str:

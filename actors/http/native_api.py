@@ -238,6 +238,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         families = await asyncio.to_thread(services.pool.metrics)
         if (user := caller_of(request).user) is not None:
             families = families_for(families, user)
+        families = (*families, *services.limits.families())
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
 
     return router

@@ -18,6 +18,7 @@ from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names, may_name_paths
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
@@ -67,10 +68,17 @@ class Services:
     """One for each application. Belongs to one event loop."""
 
     def __init__(
-        self, pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes, has_siblings: bool = False
+        self,
+        pool: HttpPool,
+        settings: ServeSection,
+        folder: Path,
+        secret: bytes,
+        has_siblings: bool = False,
+        limits: LimitLog | None = None,
     ) -> None:
         """`secret` signs addresses of outputs. `has_siblings`: other servers answer calls about submissions of this
-        one."""
+        one. `limits` counts what limits do."""
+        self.limits = LimitLog() if limits is None else limits
         self.pool = pool
         self.settings = settings
         self.folder = folder
