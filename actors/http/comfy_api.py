@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Query, Request, WebSocket
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
+from modelpool.actors.http.answers import json_parts, list_parts, object_parts
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy_images import WorkflowImages, with_alpha
@@ -62,13 +64,14 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         return {"exec_info": {"queue_remaining": count}}
 
     @router.get("/queue", summary="List the workflows that wait or run")
-    async def queue(request: Request) -> dict[str, Any]:
-        running, pending = prompts.active(caller_of(request).owner)
-        return {"queue_running": [p.entry for p in running], "queue_pending": [p.entry for p in pending]}
+    async def queue(request: Request) -> Response:
+        running, pending = (list_parts(p.entry for p in found) for found in prompts.active(caller_of(request).owner))
+        return json_parts(chain(('{"queue_running":',), running, (',"queue_pending":',), pending, ("}",)))
 
     @router.post("/queue", summary="Cancel workflows that wait")
     async def change_queue(request: Request) -> Response:
-        clear, ids = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        clear, listed = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        ids = frozenset(listed)
         _, pending = prompts.active(caller_of(request).owner)
         for prompt in pending:
             if clear or prompt.prompt_id in ids:
@@ -85,9 +88,9 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         return Response()
 
     @router.get("/history", summary="List the workflows that have ended, oldest first")
-    async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> dict[str, Any]:
+    async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> Response:
         ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
-        return {prompt.prompt_id: prompt.history for prompt in page_of(ended, max_items, offset)}
+        return json_parts(object_parts((each.prompt_id, each.history) for each in page_of(ended, max_items, offset)))
 
     @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
     async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
@@ -254,7 +257,8 @@ async def _submitted(
                 "no_prompt", 'prompt: missing; expected {"prompt": WORKFLOW}, found the workflow itself'
             )
         names = await _names(services, uploads, caller.owner)
-        outputs = outputs_of(graph, names)
+        # other callers get their turn while a large workflow is read
+        outputs = await asyncio.to_thread(outputs_of, graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
@@ -275,7 +279,15 @@ def _requests(
     outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
 ) -> list[GenerateRequest]:
     images = WorkflowImages(lambda name: uploads.image(owner, name))
-    return [request for output in outputs for request in requests_of(output, names, images)]
+    found: list[GenerateRequest] = []
+    #: several nodes may save the same images
+    known: dict[tuple[int, str, float | None], list[GenerateRequest]] = {}
+    for output in outputs:
+        what = id(output.latent), output.upscaler, output.scale
+        if what not in known:
+            known[what] = requests_of(output, names, images)
+        found += known[what]
+    return found
 
 
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ class Socket:
         self.messages.put_nowait(None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prompt:
     """One workflow in the pool. `outputs` are in the order of its jobs, each with as many as it has images."""
 
@@ -86,6 +88,11 @@ class Prompt:
     extra_data: Mapping[str, Any]
     outputs: tuple[WorkflowOutput, ...]
     submission: HttpSubmission
+    #: of each output, the index of its first job; and the number of all jobs
+    _starts: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._starts = tuple(accumulate((output.count for output in self.outputs), initial=0))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -104,22 +111,27 @@ class Prompt:
         nodes = [output.node_id for output in self.outputs]
         return [self.number, self.prompt_id, self.graph, self.extra_data, nodes]
 
+    def place_of(self, index: int) -> int:
+        """Return the place of the output that a job belongs to."""
+        assert 0 <= index < self._starts[-1], "a workflow has as many jobs as its outputs have images"
+        return bisect_right(self._starts, index) - 1
+
     def output_of(self, index: int) -> WorkflowOutput:
         """Return the output that a job belongs to."""
-        for output in self.outputs:
-            if index < output.count:
-                return output
-            index -= output.count
-        raise AssertionError("a workflow has as many jobs as its outputs have images")
+        return self.outputs[self.place_of(index)]
 
-    def images_of(self, output: WorkflowOutput) -> list[dict[str, str]]:
-        """Return the images of an output so far, in order."""
-        ends = sorted(self.submission.ends, key=lambda end: end.index)
-        kind = "temp" if output.is_preview else "output"
+    def jobs_of(self, place: int) -> range:
+        """Return the indexes of the jobs of the output at `place`."""
+        return range(self._starts[place], self._starts[place + 1])
+
+    def images_of(self, place: int) -> list[dict[str, str]]:
+        """Return the images of the output at `place` so far, in order."""
+        ends = map(self.submission.end_of, self.jobs_of(place))
+        kind = "temp" if self.outputs[place].is_preview else "output"
         return [
             {"filename": end.path.name, "subfolder": "", "type": kind}
             for end in ends
-            if end.path is not None and self.output_of(end.index) is output
+            if end is not None and end.path is not None
         ]
 
     @property
@@ -127,7 +139,7 @@ class Prompt:
         """The entry of the history."""
         submission = self.submission
         kind, data = self.end_message
-        images = {output.node_id: {"images": self.images_of(output)} for output in self.outputs}
+        images = {output.node_id: {"images": self.images_of(place)} for place, output in enumerate(self.outputs)}
         complete = submission.over and kind == "execution_success"
         messages = [["execution_start", {"prompt_id": self.prompt_id}], [kind, data]]
         status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
@@ -137,8 +149,8 @@ class Prompt:
     def end_message(self) -> tuple[str, dict[str, Any]]:
         """The kind and the data of the message about the end: that of a failure, if anything failed."""
         data: dict[str, Any] = {"prompt_id": self.prompt_id}
-        ends = sorted(self.submission.ends, key=lambda end: end.state != "failed")
-        end = next((end for end in ends if end.state != "succeeded"), None)
+        unsuccessful = [end for end in self.submission.ends if end.state != "succeeded"]
+        end = next((end for end in unsuccessful if end.state == "failed"), next(iter(unsuccessful), None))
         if end is None:
             if not self.submission.lost:
                 return "execution_success", data
@@ -196,9 +208,10 @@ class ComfyPrompts:
         """Follow a workflow with an unused id, and send the sockets of its client messages about it."""
         assert prompt.key not in self._prompts, "the id was reserved"
         self._prompts[prompt.key] = prompt
-        ended = [each for each in self._prompts.values() if each.submission.over]
-        for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
-            del self._prompts[oldest.key]
+        if len(self._prompts) > MOST_KEPT:
+            ended = [each for each in self._prompts.values() if each.submission.over]
+            for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
+                del self._prompts[oldest.key]
         task = asyncio.create_task(self._follow(prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,21 +228,22 @@ class ComfyPrompts:
     def output(self, owner: str, filename: str) -> Path:
         """Return an output of a workflow of an owner, by its name. Raises HttpProblem (404)."""
         for prompt in reversed(self.of(owner)):
-            for end in prompt.submission.ends:
-                if end.path is not None and end.path.name == filename and end.path.is_file():
-                    return end.path
+            end = prompt.submission.end_of_file(filename)
+            if end is not None and end.path is not None and end.path.is_file():
+                return end.path
         raise HttpProblem(404, f"filename: {filename} is no output of a workflow that is remembered")
 
     def active(self, owner: str) -> tuple[list[Prompt], list[Prompt]]:
         """Return the workflows that run, and those that wait."""
         active = [each for each in self.of(owner) if not each.submission.over]
         running = [each for each in active if each.submission.running or each.submission.ends]
-        return running, [each for each in active if each not in running]
+        return running, [each for each in active if not (each.submission.running or each.submission.ends)]
 
     def forget(self, owner: str, prompt_ids: Sequence[str] | None) -> None:
         """Forget workflows that have ended: these, or all."""
+        wanted = None if prompt_ids is None else frozenset(prompt_ids)
         for each in self.of(owner):
-            if each.submission.over and (prompt_ids is None or each.prompt_id in prompt_ids):
+            if each.submission.over and (wanted is None or each.prompt_id in wanted):
                 del self._prompts[each.key]
 
     def connect(self, socket: Socket) -> None:
@@ -254,9 +268,10 @@ class ComfyPrompts:
         return {"status": {"exec_info": {"queue_remaining": sum(map(len, self.active(owner)))}}}
 
     def _send_status(self, owner: str) -> None:
-        for socket in tuple(self._sockets):
-            if socket.owner == owner:
-                socket.put("status", self._status(owner))
+        sockets = [socket for socket in self._sockets if socket.owner == owner]
+        status = self._status(owner) if sockets else {}
+        for socket in sockets:
+            socket.put("status", status)
 
     def _sockets_of(self, prompt: Prompt) -> list[Socket]:
         """Return the sockets that receive the messages about a workflow."""
@@ -279,7 +294,7 @@ class ComfyPrompts:
         shown: dict[int, ImagePreview] = {}
         started = False
         node_before = ""
-        reported: set[str] = set()
+        images: Counter[int] = Counter()
         async for change in prompt.submission.changes():
             if not started and (change.running or change.ends):
                 started = True
@@ -299,17 +314,21 @@ class ComfyPrompts:
                     jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
                     for socket in sockets:
                         socket.put_preview(jpeg)
-            self._report_outputs(prompt, reported)
+            self._report_outputs(prompt, change.ends, images)
         self._report_end(prompt)
         self._send_status(prompt.submission.owner)
 
-    def _report_outputs(self, prompt: Prompt, reported: set[str]) -> None:
-        for output in prompt.outputs:
-            images = prompt.images_of(output)
-            if output.node_id not in reported and len(images) == output.count:
-                reported.add(output.node_id)
-                data = {"node": output.node_id, "display_node": output.node_id, "output": {"images": images}}
-                self._send(prompt, "executed", data)
+    def _report_outputs(self, prompt: Prompt, ends: Sequence[JobEnd], images: Counter[int]) -> None:
+        """Report the outputs that have all their images since `ends`; `images` counts those of each output."""
+        for end in ends:
+            if end.path is None:
+                continue
+            place = prompt.place_of(end.index)
+            images[place] += 1
+            if images[place] == len(prompt.jobs_of(place)):
+                node_id = prompt.outputs[place].node_id
+                output = {"images": prompt.images_of(place)}
+                self._send(prompt, "executed", {"node": node_id, "display_node": node_id, "output": output})
 
     def _report_end(self, prompt: Prompt) -> None:
         self._send(prompt, *prompt.end_message)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field, field_validator
 
+from modelpool.actors.http.answers import json_answer
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names
@@ -226,7 +227,7 @@ async def _answer(
     else:
         texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
         data = [{"b64_json": text} for text in texts]
-    return JSONResponse({"created": int(submission.created_at), "data": data, **_about(call)})
+    return await json_answer({"created": int(submission.created_at), "data": data, **_about(call)})
 
 
 async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:

@@ -134,10 +134,13 @@ def watched_protocols(watching: Connections) -> tuple[type[asyncio.Protocol], ty
     is faster than h11, where that is installed."""
     base: Any
     if find_spec("httptools") is None:
-        from uvicorn.protocols.http.h11_impl import H11Protocol as base
-    else:
-        from modelpool.actors.http.header_limit import HeaderLimit as base
+        from uvicorn.protocols.http.h11_impl import H11Protocol
 
+        base = H11Protocol
+    else:
+        from modelpool.actors.http.header_limit import HeaderLimit
+
+        base = HeaderLimit
     calls = type("WatchedHttp", (WatchedCalls, base), {"watching": watching})
     sockets = type("WatchedWebSocket", (WatchedSocket,), {"watching": watching})
     return calls, sockets

@@ -13,8 +13,8 @@ import uvicorn
 
 from modelpool import ModelPool
 from modelpool.actors.http.application import application
-from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.limit_log import LimitLog
+from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.server import listen, server_config
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.serve_section import ServeSection

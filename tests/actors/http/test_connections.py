@@ -243,7 +243,10 @@ def test_the_oldest_that_waits_makes_room() -> None:
         answered = admitted(found, "a", Phase.ANSWER)
         half_open, idle = admitted(found, "b"), admitted(found, "c")
         slow = admitted(found, "d", Phase.BODY)
-        assert answered and half_open and idle and slow
+        assert answered is not None
+        assert half_open is not None
+        assert idle is not None
+        assert slow is not None
         idle.call = object()
         pass_time(10)
         ended = []
