@@ -14,6 +14,8 @@ from modelpool.pool.core.errors import unusable_field
 #: of a prompt, or a text for a part of the image. Text encoders read up to some thousand tokens of about four
 #: characters, CLIP any number of them; a tokenizer takes 0.1 s for as many
 MAX_PROMPT_CHARACTERS = 1 << 16
+#: of all texts of one request together: of its prompt, its negative prompt, and the texts for parts of the image
+MAX_TEXT_CHARACTERS = 2 * MAX_PROMPT_CHARACTERS
 #: of names of models and files, and of other short texts
 MAX_NAME_CHARACTERS = 4096
 #: of a LoRA with its strengths in one text, which has a factor for each of up to 200 blocks
@@ -22,14 +24,12 @@ MAX_LORA_CHARACTERS = 8192
 MAX_LORAS = 100
 #: of a list in a request that has no bound of its own
 MAX_ENTRIES = 1000
-#: of a value in a message
-_MOST_SHOWN = 40
 
 
 def check_characters(name: str, text: str, most: int) -> None:
     """Raise UnusableField for a text in the field `name` of more than `most` characters."""
     if len(text) > most:
-        raise unusable_field(name, f"{len(text)} characters ({text[:_MOST_SHOWN]!r}...)", f"up to {most} characters")
+        raise unusable_field(name, f"{len(text)} characters", f"up to {most} characters")
 
 
 def check_entries(name: str, value: Any, most: int) -> None:
