@@ -49,6 +49,8 @@ from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "a1111"
 _PATH = "/sdapi/v1"
+#: largest body of a call without images
+MAX_OPTIONS_BYTES = 1 << 20
 #: lists of what the pool does not have
 _EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae")
 _LATENT_MODES = ("Latent",)
@@ -197,7 +199,7 @@ def a1111_router(services: Services) -> APIRouter:
     @router.post("/options", summary="Choose the model of later calls")
     async def set_options(request: Request) -> None:
         owner = caller_of(request).owner
-        chosen = options.get(owner, Options()).changed(await json_object(request, max_bytes))
+        chosen = options.get(owner, Options()).changed(await json_object(request, MAX_OPTIONS_BYTES))
         names = [each.name for each in (await services.listings()).models]
         if chosen.model and chosen.model not in names:
             raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")

@@ -7,21 +7,36 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem, too_many
 from modelpool.actors.settings.serve_section import HASHED, ServeSection
 
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
 #: how long a caller with too many jobs is asked to wait: jobs end within seconds to minutes
 QUEUE_RETRY_SECONDS = 5.0
 _MINUTE_SECONDS = 60.0
+#: key of the caller in the scope of a call
+CALLER = "modelpool.caller"
+
+
+@dataclass(slots=True)
+class CallState:
+    """What becomes known of a call while it is answered: whether its client has gone."""
+
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `user` is None if the server has no keys: jobs then have the user that they set, or the server's."""
+    """Who calls. `user` is None if the server has no keys: jobs then have the user that they set, or the server's.
+    `call` is the state of this call."""
 
     user: str | None = None
+    call: CallState = field(default_factory=CallState, compare=False, repr=False)
 
     @property
     def owner(self) -> str:
@@ -35,6 +50,13 @@ class _Bucket:
 
     calls: float
     at: float
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Return who makes a call."""
+    caller = connection.scope[CALLER]
+    assert isinstance(caller, Caller), "the gate has identified the caller"
+    return caller
 
 
 class AccessControl:

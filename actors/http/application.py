@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from modelpool.actors.http.a1111_api import a1111_router
 from modelpool.actors.http.a1111_controls import controlnet_router
+from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.gate import Gate
@@ -29,6 +30,7 @@ from modelpool.actors.http.page_api import page_router
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem, no_route, problem_body, wrong_parameter
 from modelpool.actors.http.services import Services
+from modelpool.actors.http.turns import Turns
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
@@ -82,6 +84,7 @@ def application(
         await services.submissions.close()
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan)
+    app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))
     app.include_router(native_router(services, webhooks, start))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 
-from modelpool.actors.http.access import AccessControl, Caller
+from modelpool.actors.http.access import CALLER, AccessControl, Caller
 from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.problems import HttpProblem, problem_body
 from modelpool.actors.settings.serve_section import ServeSection
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: key of the caller in the scope of a call
-CALLER = "modelpool.caller"
 #: beginning of signed addresses, which need no key
 SIGNED_PATH = "/files/"
 #: the files of the web page, which ask for a key themselves and hold no data

@@ -23,7 +23,7 @@ from modelpool.actors.http.bodies import as_object, json_body
 from modelpool.actors.http.caller_images import check_url
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.services import ClientGone, Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
@@ -350,16 +350,18 @@ def _check_webhook(services: Services, url: Any) -> None:
 
 async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
     def build() -> Sequence[GenerateRequest]:
-        return _requests(services, new, jobs_id is not None)
+        return _requests(services, new, jobs_id is not None, caller)
 
     return await services.submit(caller, build, INTERFACE, len(new.requests), jobs_id)
 
 
-def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
+def _requests(services: Services, new: NewJobs, detached: bool, caller: Caller) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
     images = services.images_of_call()
     requests = []
     for place, fields in enumerate(new.requests):
+        if caller.call.is_gone:
+            raise ClientGone
         try:
             requests.append(GenerateRequest(**images.in_fields(fields, folder)))
         except UserError as problem:
@@ -384,8 +386,10 @@ async def _submitted_once(
 ) -> HttpSubmission:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
         raise HttpProblem(400, f"Idempotency-Key: found {len(key)} characters, expected 1 to {MAX_KEY_LENGTH}")
+    # a client that has gone calls again with its key
+    caller = Caller(caller.user)
     key_id = "http-" + hashlib.sha256(f"{caller.owner}\0{key}".encode()).hexdigest()[:24]
-    body_sha256 = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    body_sha256 = await asyncio.to_thread(_digest_of, body)
     detached = new.detached if new.detached is not None else await services.keeps_jobs()
 
     async def submit() -> HttpSubmission:
@@ -393,6 +397,14 @@ async def _submitted_once(
         return await _notifying(webhooks, start, new.webhook, submitted)
 
     return await idempotency.once(key_id, body_sha256, submit)
+
+
+def _digest_of(body: Any) -> str:
+    """Return a hash of a JSON value. Part by part: one call of the encoder would keep the interpreter from the loop."""
+    digest = hashlib.sha256()
+    for part in json.JSONEncoder(sort_keys=True).iterencode(body):
+        digest.update(part.encode())
+    return digest.hexdigest()
 
 
 def _fresh_id() -> str:

@@ -1,7 +1,7 @@
 """uvicorn's protocols for calls and web sockets, with the limits of `Connections`.
 
 The names of uvicorn that are used here, and that its documentation does not have: `cycle` with `more_body` and
-`response_complete`, `flow` with `read_paused`, and `transport`, of protocols; `watched_protocols` tests them.
+`response_complete`, `flow` with `read_paused`, `scope` and `transport`, of protocols; `watched_protocols` tests them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from modelpool.actors.http.access import CALLER, Caller
 from modelpool.actors.http.connections import Connections, Phase
 
 if TYPE_CHECKING:
@@ -69,9 +70,13 @@ class WatchedCalls(_Http):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        if not self._is_refused:
-            self.watching.forget(self.transport)
-            super().connection_lost(exc)
+        if self._is_refused:
+            return
+        caller = None if self.scope is None else self.scope.get(CALLER)
+        if isinstance(caller, Caller):
+            caller.call.is_gone = True
+        self.watching.forget(self.transport)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from modelpool.pool.core.errors import unusable_field
 
-#: of a prompt, or a text for a part of the image. Text encoders read up to some thousand tokens of about four
-#: characters, CLIP any number of them; a tokenizer takes 0.1 s for as many
-MAX_PROMPT_CHARACTERS = 1 << 16
+#: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
+#: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s
+MAX_PROMPT_CHARACTERS, CALLER_PROMPT_CHARACTERS = 1 << 17, 1 << 16
 #: of all texts of one request together: of its prompt, its negative prompt, and the texts for parts of the image
 MAX_TEXT_CHARACTERS = 2 * MAX_PROMPT_CHARACTERS
 #: of names of models and files, and of other short texts

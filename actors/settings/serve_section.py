@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from modelpool.actors.request.bounds import CALLER_PROMPT_CHARACTERS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
@@ -23,7 +24,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
 _PRIORITY = Whole(-MAX_PRIORITY, MAX_PRIORITY)
 _NUMBERS = (
     *("port", "requests_per_minute", "queued_jobs", "kept_submissions", "connections", "connections_per_address"),
-    *("head_seconds", "body_seconds", "idle_seconds", "unread_seconds"),
+    *("prompt_characters", "head_seconds", "body_seconds", "idle_seconds", "unread_seconds"),
 )
 
 
@@ -42,6 +43,8 @@ class ServeSection(Strict):
     requests_per_minute  of each user; 0: unlimited
     queued_jobs     jobs of each user that may wait or run at a time
     upload_bytes    largest body of a request, such as "64MiB"
+    prompt_characters  of a prompt, a negative prompt, or a text for a part of the image; all of a request
+                    may have twice as many
     url_hosts       hosts ("example.org", "example.org:8443") from which images are fetched for callers, and to which
                     webhooks are sent; by default none
     webhook_secret  with which webhooks are signed, at least 16 characters; required for webhooks
@@ -64,6 +67,7 @@ class ServeSection(Strict):
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     queued_jobs: Annotated[int, Field(ge=1)] = 10000
     upload_bytes: str | int = "64MiB"
+    prompt_characters: Annotated[int, Field(ge=1, le=MAX_PROMPT_CHARACTERS)] = CALLER_PROMPT_CHARACTERS
     url_hosts: tuple[str, ...] = ()
     webhook_secret: str = Field(default="", repr=False)
     kept_submissions: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
