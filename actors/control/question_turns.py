@@ -1,8 +1,8 @@
 """`QuestionTurns`: in which order drivers' questions reach the catalog, which answers one after another.
 
 A question takes from a millisecond to a second, and a caller may have any number of them. Users get equal time; of one
-user, short texts go before long ones, and submissions that have had less time before others: so a job waits for a
-question or two, and not for what others have submitted before.
+user, questions that take long go behind others, and submissions that have had less time before others: so a job waits
+for the question that is being answered, and not for what others have submitted before.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-#: questions that the catalog has at a time: one that it answers, and one that waits for it
-MOST_ASKED_AT_ONCE = 2
+#: questions that the catalog has at a time: one that it answers, and one that waits for it; and those of them
+#: that take long
+MOST_ASKED_AT_ONCE, MOST_LONG_AT_ONCE = 2, 1
 #: in this time, half of what a user has had is forgotten
 HALF_LIFE_SECONDS = 5.0
 #: after this time, a long text waits no longer for short ones
 PATIENCE_SECONDS = 5.0
 #: characters of the texts of a question, above which they are long
 LONG_CHARACTERS = 4096
+#: time of a question, above which the next one of its asker is expected to take as long as one of long texts
+SLOW_SECONDS = 0.1
 #: users whose times are remembered; others have had none
 _MOST_USERS = 1000
 _FORGOTTEN_SECONDS = 1e-3
@@ -28,10 +31,12 @@ _FORGOTTEN_SECONDS = 1e-3
 
 @dataclass(slots=True, eq=False)
 class Asker:
-    """One submission, or another call with several questions, of a user; `seconds` is the time that it has had."""
+    """One submission, or another call with several questions, of a user; `seconds` is the time that it has had, and
+    `is_slow` whether its last question took long."""
 
     user: str = ""
     seconds: float = 0.0
+    is_slow: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +53,8 @@ class QuestionTurns:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """`now` returns seconds of a monotonic clock."""
         self._now = now
-        self._asked = 0
+        #: questions that the catalog has, by whether their texts are long
+        self._asked = {False: 0, True: 0}
         self._waiting: list[_Waiting] = []
         #: what each user has had, as of when
         self._seconds: dict[str, tuple[float, float]] = {}
@@ -56,10 +62,11 @@ class QuestionTurns:
     @asynccontextmanager
     async def turn(self, asker: Asker, characters: int = 0) -> AsyncIterator[None]:
         """Wait for the turn of a question with texts of so many characters, and have it inside the block."""
-        if self._asked < MOST_ASKED_AT_ONCE:
-            self._asked += 1
+        is_long = characters > LONG_CHARACTERS or asker.is_slow
+        if self._has_turn(is_long):
+            self._asked[is_long] += 1
         else:
-            mine = _Waiting(asker, characters > LONG_CHARACTERS, self._now())
+            mine = _Waiting(asker, is_long, self._now())
             self._waiting.append(mine)
             try:
                 await mine.is_next
@@ -67,24 +74,29 @@ class QuestionTurns:
                 if mine in self._waiting:
                     self._waiting.remove(mine)
                 else:  # its turn came at the same time
-                    self._end()
+                    self._end(is_long)
                 raise
         began = self._now()
         try:
             yield
         finally:
             self._note(asker, self._now() - began)
-            self._end()
+            self._end(is_long)
 
-    def _end(self) -> None:
-        """Give the turn to the next one."""
-        if not self._waiting:
-            self._asked -= 1
-            return
+    def _has_turn(self, is_long: bool) -> bool:
+        if is_long and self._asked[True] >= MOST_LONG_AT_ONCE:
+            return False
+        return sum(self._asked.values()) < MOST_ASKED_AT_ONCE
+
+    def _end(self, is_long: bool) -> None:
+        """End a turn, and give turns to those who come next."""
+        self._asked[is_long] -= 1
         now = self._now()
-        chosen = min(self._waiting, key=lambda each: self._place(each, now))
-        self._waiting.remove(chosen)
-        chosen.is_next.set_result(None)
+        while possible := [each for each in self._waiting if self._has_turn(each.is_long)]:
+            chosen = min(possible, key=lambda each: self._place(each, now))
+            self._waiting.remove(chosen)
+            self._asked[chosen.is_long] += 1
+            chosen.is_next.set_result(None)
 
     def _place(self, waiting: _Waiting, now: float) -> tuple[float, bool, float, float]:
         is_behind = waiting.is_long and now - waiting.since < PATIENCE_SECONDS
@@ -97,6 +109,7 @@ class QuestionTurns:
     def _note(self, asker: Asker, seconds: float) -> None:
         now = self._now()
         asker.seconds += seconds
+        asker.is_slow = seconds > SLOW_SECONDS
         self._seconds[asker.user] = (self._had(asker.user, now) + seconds, now)
         if len(self._seconds) > _MOST_USERS:
             self._seconds = {
