@@ -8,6 +8,7 @@ for the question that is being answered, and not for what others have submitted 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -104,7 +105,7 @@ class QuestionTurns:
 
     def _had(self, user: str, now: float) -> float:
         seconds, at = self._seconds.get(user, (0.0, now))
-        return seconds * 0.5 ** ((now - at) / HALF_LIFE_SECONDS)
+        return seconds * math.exp2((at - now) / HALF_LIFE_SECONDS)
 
     def _note(self, asker: Asker, seconds: float) -> None:
         now = self._now()

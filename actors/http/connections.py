@@ -55,11 +55,12 @@ class Watched(Protocol):
     is_paused       whether the server does not take what the peer sends
     """
 
-    call: object
     head_began_at: float | None
     received_bytes: int
     is_unread: bool
 
+    @property
+    def call(self) -> object: ...
     @property
     def transport(self) -> asyncio.Transport: ...
     @property

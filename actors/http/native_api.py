@@ -41,6 +41,8 @@ MOST_KEYS = 10_000
 MAX_KEY_LENGTH = 200
 #: ends in one answer; the others follow by `after`
 MOST_LISTED_ENDS = 1000
+#: LoRAs in all requests of a call; each takes a KB of memory, and as few as four bytes of a body
+MAX_CALL_LORAS = 50_000
 #: keys of a submission besides its requests
 _SUBMISSION_KEYS = ("requests", "webhook", "detached")
 _SCHEMAS = "#/components/schemas/"
@@ -358,6 +360,9 @@ async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: 
 def _requests(services: Services, new: NewJobs, detached: bool, caller: Caller) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
     images = services.images_of_call()
+    loras = sum(len(each["loras"]) for each in new.requests if isinstance(each.get("loras"), list | dict))
+    if loras > MAX_CALL_LORAS:
+        raise unusable_field("requests.loras", f"{loras} in all requests", f"up to {MAX_CALL_LORAS}")
     requests = []
     for place, fields in enumerate(new.requests):
         if caller.call.is_gone:

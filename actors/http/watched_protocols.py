@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -59,14 +59,15 @@ class WatchedCalls(_Http):
             return Phase.HEAD
         return Phase.BODY if cycle.more_body else Phase.ANSWER
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        if not self.watching.admit(self, transport):
+        stream = cast("asyncio.Transport", transport)
+        if not self.watching.admit(self, stream):
             self._is_refused = True
-            transport.write(REFUSED)
-            transport.close()
+            stream.write(REFUSED)
+            stream.close()
             return
-        super().connection_made(transport)
+        super().connection_made(stream)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -114,8 +115,7 @@ class WatchedSocket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "get_write_buffer_size")
-        self.watching.admit(self, transport)
+        self.watching.admit(self, cast("asyncio.Transport", transport))
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -169,14 +169,15 @@ def test_no_call_fails_beside_connections_that_wait(run: Any) -> None:
     run(talk())
 
 
-class FakeTransport:
+class FakeTransport(asyncio.Transport):
     """A transport of a peer at an address."""
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.address = address
         self.is_aborted = False
 
-    def get_extra_info(self, name: str) -> Any:
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
         return (self.address, 1) if name == "peername" else None
 
     def is_closing(self) -> bool:
@@ -203,20 +204,32 @@ class FakeWatched:
 
 def admitted(found: Connections, address: str, phase: Phase = Phase.HEAD) -> FakeWatched | None:
     watched = FakeWatched(address, phase)
-    return watched if found.admit(watched, watched.transport) else None  # type: ignore[arg-type]
+    return watched if found.admit(watched, watched.transport) else None
 
 
-def with_clock(test: Callable[[Any], None]) -> None:
-    """Run a test on a loop with a clock that it sets."""
+class ClockLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock tests move on."""
+
+    passed_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.passed_seconds
+
+
+def with_clock(test: Callable[[Callable[[float], None]], None]) -> None:
+    """Run a test on a loop with a clock that it moves on."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        now = [loop.time()]
-        loop.time = lambda: now[0]  # type: ignore[method-assign]
-        test(lambda seconds: now.__setitem__(0, now[0] + seconds))
-        del loop.time
+        assert isinstance(loop, ClockLoop)
 
-    asyncio.run(run())
+        def pass_time(seconds: float) -> None:
+            loop.passed_seconds += seconds
+
+        test(pass_time)
+
+    with asyncio.Runner(loop_factory=ClockLoop) as runner:
+        runner.run(run())
 
 
 def test_an_address_has_a_share_of_the_connections() -> None:

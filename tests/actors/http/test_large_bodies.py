@@ -12,6 +12,7 @@ import pytest
 from modelpool.actors.http.access import Caller, CallState
 from modelpool.actors.http.application import application
 from modelpool.actors.http.bodies import MAX_BODY_VALUES, MEMORY_BYTES
+from modelpool.actors.http.native_api import MAX_CALL_LORAS
 from modelpool.actors.http.services import ClientGone, Services
 from modelpool.actors.http.turns import Turns
 from modelpool.actors.request import json_text
@@ -72,6 +73,12 @@ def test_prompts_of_callers_have_a_bound(tmp_path: Path) -> None:
     for path, body in cases.items():
         ((status, text),) = answers(tmp_path, (path, json.dumps(body).encode()), prompt_characters=100)
         assert (status, "prompt: found '101 characters', expected up to 100" in text) == (400, True), (path, text)
+
+
+def test_loras_of_a_call_have_a_bound(tmp_path: Path) -> None:
+    body = json.dumps([{"model": "shapes", "prompt": "x", "loras": ["light"] * 100}] * (MAX_CALL_LORAS // 100 + 1))
+    ((status, text),) = answers(tmp_path, ("/api/jobs", body.encode()))
+    assert (status, f"up to {MAX_CALL_LORAS}" in text) == (400, True)
 
 
 @pytest.mark.parametrize(
