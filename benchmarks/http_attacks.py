@@ -277,7 +277,7 @@ def start(folder: str) -> tuple[subprocess.Popen[bytes], int]:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     until = time.monotonic() + 180
     while server.poll() is None and time.monotonic() < until:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", Path(folder, "log").read_text()):
+        if found := re.search(r"listening on \S+:(\d+);", Path(folder, "log").read_text()):
             return server, int(found[1])
         time.sleep(0.2)
     server.kill()
