@@ -5,6 +5,7 @@ An ASGI middleware without FastAPI, so that it covers calls, web sockets and doc
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -100,6 +101,9 @@ class Gate:
             await _refuse(scope, send, problem)
         except ClientDisconnect:  # before its body had arrived
             return
+        except asyncio.CancelledError:  # the server ends, and has waited for this call
+            if not started:
+                await _refuse(scope, send, HttpProblem(503, "the server ends", {"Connection": "close"}))
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if started:

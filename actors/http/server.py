@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: packages of the extra `serve`, by the names under which they are imported
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
 #: time for open calls when the server ends; streams never end by themselves
-SHUTDOWN_SECONDS = 3
+SHUTDOWN_SECONDS = 2
 #: how long a thread that encodes an image keeps Python's interpreter while the event loop waits for it. Python's own
 #: 5 ms are waited for several times in one call
 SWITCH_SECONDS = 0.001
