@@ -199,7 +199,7 @@ def serve() -> None:
     opened = start_pool(PoolConfig().override(workers=2, name="http-load"), plan, preload=())
     with (
         ModelPool(opened.connection, opened.close, None, opened.address) as pool,
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         suppress(KeyboardInterrupt),
     ):
         pool.wait_ready(300)

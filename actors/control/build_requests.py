@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
+from modelpool.actors.control.question_turns import Asker, QuestionTurns
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId
@@ -35,9 +36,13 @@ async def build_requests(
     wanted: Sequence[tuple[JobId, GenerateRequest]],
     capacity_bytes: int | None,
     until_error: bool = False,
+    turns: QuestionTurns | None = None,
+    user: str = "",
 ) -> list[BuiltRequest | UserError]:
     """Convert each request to a task graph, or return its error; `until_error`: those up to the first error. Requests
-    that differ only in their seed are converted once."""
+    that differ only in their seed are converted once. `turns` has the questions of all callers in turns, those of
+    `user` for requests without one."""
+    turns, asker = turns or QuestionTurns(), Asker(user)
     shapes = GraphShapes()
     numbers: list[int | None] = []
     for _, request in wanted:
@@ -50,7 +55,9 @@ async def build_requests(
         found = ready.pop(index, None) or shapes.derived(numbers[index], request, job_id)
         if found is None:
             asked = shapes.to_build(numbers, index, MOST_ASKED, ready)
-            answers = await catalog.build_some([wanted[each] for each in asked], capacity_bytes, until_error)
+            asker.user = request.user or user
+            async with turns.turn(asker, _characters(request)):
+                answers = await catalog.build_some([wanted[each] for each in asked], capacity_bytes, until_error)
             for each, answer in zip(asked, answers, strict=False):
                 ready[each] = answer
                 shapes.note(numbers[each], answer)
@@ -60,6 +67,12 @@ async def build_requests(
             break
         await _yield_after(len(built))
     return built
+
+
+def _characters(request: GenerateRequest) -> int:
+    """Return the length of the texts of a request, the first one of a question. After a long one, which takes longer
+    than a question may, no other one is converted."""
+    return len(request.prompt) + len(request.negative) + sum(len(region.prompt) for region in request.regions)
 
 
 async def _yield_after(count: int) -> None:

@@ -35,6 +35,7 @@ from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.preview_wishes import PreviewWishes
+from modelpool.actors.control.question_turns import QuestionTurns
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import (
     FailedJob,
@@ -211,6 +212,7 @@ class Controller:
         self._fleet = fleet
         self._clock = clock
         self._catalog = catalog
+        self._questions = QuestionTurns()
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
         self._epoch = epoch
@@ -378,7 +380,9 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         jobs: list[QueuedJob | UserError] = []
-        images = await build_requests(self._catalog, wanted, self._capacity_bytes(), until_error)
+        images = await build_requests(
+            self._catalog, wanted, self._capacity_bytes(), until_error, self._questions, submission.user
+        )
         self._tasks.catalog_address = self._catalog.files_address
         for i, image in enumerate(images, start=first):
             if isinstance(image, UserError):
@@ -410,7 +414,7 @@ class Controller:
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing."""
         asked = [(JobId("asked"), request) for request in requests]
-        built = await build_requests(self._catalog, asked, self._capacity_bytes())
+        built = await build_requests(self._catalog, asked, self._capacity_bytes(), turns=self._questions)
         return tuple(one if isinstance(one, UserError) else one.recipe for one in built)
 
     async def result_lost(self, task_id: TaskId) -> None:

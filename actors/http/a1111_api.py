@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from modelpool.actors.http.a1111_extras import (
     check_results,
@@ -30,6 +31,7 @@ from modelpool.actors.http.a1111_requests import (
     requests_of,
 )
 from modelpool.actors.http.a1111_upscalers import PLAIN_NAMES
+from modelpool.actors.http.answers import json_answer
 from modelpool.actors.http.bodies import json_object
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.encoded_images import image_text, png_text
@@ -47,6 +49,8 @@ from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "a1111"
 _PATH = "/sdapi/v1"
+#: largest body of a call without images
+MAX_OPTIONS_BYTES = 1 << 20
 #: lists of what the pool does not have
 _EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae")
 _LATENT_MODES = ("Latent",)
@@ -71,7 +75,7 @@ def a1111_router(services: Services) -> APIRouter:
     options: dict[str, Options] = {}
     upscaling = Upscaling(services)
 
-    async def generate(request: Request, is_img2img: bool) -> dict[str, Any]:
+    async def generate(request: Request, is_img2img: bool) -> Response:
         body = await json_object(request, max_bytes)
         call = parse_call(body, is_img2img)
         caller = caller_of(request)
@@ -91,14 +95,15 @@ def a1111_router(services: Services) -> APIRouter:
             paths = [end.path for end in ends if end.path is not None]
             texts = await asyncio.gather(*(asyncio.to_thread(image_text, path) for path in paths))
         shown = {name: value for name, value in body.items() if name not in ("init_images", "mask")}
-        return {"images": list(texts), "parameters": shown, "info": json.dumps(_info(call, model, ends))}
+        info = json.dumps(_info(call, model, ends))
+        return await json_answer({"images": list(texts), "parameters": shown, "info": info})
 
     @router.post("/txt2img", summary="Generate images")
-    async def txt2img(request: Request) -> dict[str, Any]:
+    async def txt2img(request: Request) -> Response:
         return await generate(request, is_img2img=False)
 
     @router.post("/img2img", summary="Change an image")
-    async def img2img(request: Request) -> dict[str, Any]:
+    async def img2img(request: Request) -> Response:
         return await generate(request, is_img2img=True)
 
     async def enlarge(request: Request, body: dict[str, Any], encoded: Sequence[Any]) -> list[str]:
@@ -128,15 +133,15 @@ def a1111_router(services: Services) -> APIRouter:
         return await asyncio.to_thread(finish)
 
     @router.post("/extra-single-image", summary="Enlarge an image")
-    async def extra_single_image(request: Request) -> dict[str, Any]:
+    async def extra_single_image(request: Request) -> Response:
         body = await json_object(request, max_bytes)
         (image,) = await enlarge(request, body, single_image(body))
-        return {"html_info": "", "image": image}
+        return await json_answer({"html_info": "", "image": image})
 
     @router.post("/extra-batch-images", summary="Enlarge several images")
-    async def extra_batch_images(request: Request) -> dict[str, Any]:
+    async def extra_batch_images(request: Request) -> Response:
         body = await json_object(request, max_bytes)
-        return {"html_info": "", "images": await enlarge(request, body, several_images(body))}
+        return await json_answer({"html_info": "", "images": await enlarge(request, body, several_images(body))})
 
     @router.get("/upscalers", summary="List the upscalers, and ways to scale without one")
     async def upscalers() -> list[dict[str, Any]]:
@@ -194,7 +199,7 @@ def a1111_router(services: Services) -> APIRouter:
     @router.post("/options", summary="Choose the model of later calls")
     async def set_options(request: Request) -> None:
         owner = caller_of(request).owner
-        chosen = options.get(owner, Options()).changed(await json_object(request, max_bytes))
+        chosen = options.get(owner, Options()).changed(await json_object(request, MAX_OPTIONS_BYTES))
         names = [each.name for each in (await services.listings()).models]
         if chosen.model and chosen.model not in names:
             raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from modelpool.actors.http.a1111_upscalers import scaling_fields
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.request.bounds import MAX_LORAS, MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
@@ -126,6 +127,7 @@ class Options:
         model, layers = chosen.get(MODEL_OPTION, self.model), chosen.get(CLIP_OPTION, self.clip_layers)
         if not isinstance(model, str):
             raise unusable_field(MODEL_OPTION, model, "the name of a model")
+        check_characters(MODEL_OPTION, model, MAX_NAME_CHARACTERS)
         if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
             raise unusable_field(CLIP_OPTION, layers, "a whole number from 1")
         return Options(model_name(model), layers)
@@ -133,7 +135,9 @@ class Options:
 
 def model_name(title: str) -> str:
     """Return the name of a model by its title: without a hash in brackets, and without the ending of its file."""
-    return re.sub(r"\s*\[[0-9a-f]*\]$", "", title.strip()).removesuffix(".safetensors").removesuffix(".ckpt")
+    # white space is not part of the pattern, which would be tried from each of its characters
+    name = re.sub(r"\[[0-9a-f]*\]$", "", title.strip()).rstrip()
+    return name.removesuffix(".safetensors").removesuffix(".ckpt")
 
 
 def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
@@ -171,8 +175,12 @@ def _check_second_guidance(call: ImageCall) -> None:
 def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]:
     """Split a prompt into its text and its LoRAs, which A1111 writes as <lora:NAME:STRENGTH>, with its words for
     strengths, steps and blocks. `steps` is the length of the schedule. Raises UserError."""
+    check_characters("prompt", prompt, MAX_PROMPT_CHARACTERS)
     loras = []
-    for text in _LORA.findall(prompt):
+    texts = _LORA.findall(prompt)
+    if len(texts) > MAX_LORAS:
+        raise unusable_field("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+    for text in texts:
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))
         except UserError as error:

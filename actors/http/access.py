@@ -7,21 +7,36 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem, too_many
 from modelpool.actors.settings.serve_section import HASHED, ServeSection
 
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
 #: how long a caller with too many jobs is asked to wait: jobs end within seconds to minutes
 QUEUE_RETRY_SECONDS = 5.0
 _MINUTE_SECONDS = 60.0
+#: key of the caller in the scope of a call
+CALLER = "modelpool.caller"
+
+
+@dataclass(slots=True)
+class CallState:
+    """What becomes known of a call while it is answered: whether its client has gone."""
+
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `user` is None if the server has no keys: jobs then have the user that they set, or the server's."""
+    """Who calls. `user` is None if the server has no keys: jobs then have the user that they set, or the server's.
+    `call` is the state of this call."""
 
     user: str | None = None
+    call: CallState = field(default_factory=CallState, compare=False, repr=False)
 
     @property
     def owner(self) -> str:
@@ -35,6 +50,13 @@ class _Bucket:
 
     calls: float
     at: float
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Return who makes a call."""
+    caller = connection.scope[CALLER]
+    assert isinstance(caller, Caller), "the gate has identified the caller"
+    return caller
 
 
 class AccessControl:
@@ -73,16 +95,20 @@ class AccessControl:
         bucket.calls = min(self._per_minute, bucket.calls + (now - bucket.at) * rate)
         bucket.at = now
         if bucket.calls < 1:
-            raise too_many(f"more than {self._per_minute} calls in a minute", (1 - bucket.calls) / rate)
+            raise too_many(
+                f"more than {self._per_minute} calls in a minute", (1 - bucket.calls) / rate, "requests_per_minute"
+            )
         bucket.calls -= 1
 
     def admit_jobs(self, unfinished: int, new: int) -> None:
         """Check that a caller with `unfinished` jobs may submit `new` ones. Raises HttpProblem: 429 if it may later."""
         if new > self._queued_jobs:
-            raise HttpProblem(400, f"requests: found {new}, expected up to {self._queued_jobs} at a time")
+            raise HttpProblem(
+                400, f"requests: found {new}, expected up to {self._queued_jobs} at a time", limit="queued_jobs"
+            )
         if unfinished + new > self._queued_jobs:
             message = f"{unfinished} jobs wait or run, and {new} more exceed the limit of {self._queued_jobs}"
-            raise too_many(message, QUEUE_RETRY_SECONDS)
+            raise too_many(message, QUEUE_RETRY_SECONDS, "queued_jobs")
 
 
 def _hash_of(key: str) -> str:

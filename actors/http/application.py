@@ -18,9 +18,11 @@ from starlette.exceptions import HTTPException
 
 from modelpool.actors.http.a1111_api import a1111_router
 from modelpool.actors.http.a1111_controls import controlnet_router
+from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.gate import Gate
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.native_api import native_router, request_schemas
 from modelpool.actors.http.openai_api import openai_router
@@ -28,6 +30,7 @@ from modelpool.actors.http.page_api import page_router
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem, no_route, problem_body, wrong_parameter
 from modelpool.actors.http.services import Services
+from modelpool.actors.http.turns import Turns
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
@@ -48,17 +51,19 @@ def application(
     secret: bytes | None = None,
     has_siblings: bool = False,
     any_host: bool = False,
+    limits: LimitLog | None = None,
 ) -> ASGIApp:
     """Return the application for `pool`, which the caller closes after it. Outputs are written to `folder`. Several
     applications may use one pool, each in its own event loop. Applications with the same `secret` serve each other's
     signed addresses of outputs; by default it is random. `has_siblings`: calls about a submission may reach another
     application than the one that accepted it, so the journal of the pool keeps the submissions, if it has one.
-    `any_host`: without keys, permit calls under names that are not this machine's.
+    `any_host`: without keys, permit calls under names that are not this machine's. `limits` counts what limits do.
     """
     from modelpool import __version__
 
     prompts = ComfyPrompts()
-    services = Services(pool, settings, folder, secret or secrets.token_bytes(32), has_siblings)
+    limits = LimitLog() if limits is None else limits
+    services = Services(pool, settings, folder, secret or secrets.token_bytes(32), has_siblings, limits)
     live = LiveView(services)
     background: set[asyncio.Task[None]] = set()
 
@@ -79,6 +84,7 @@ def application(
         await services.submissions.close()
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan)
+    app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))
     app.include_router(native_router(services, webhooks, start))
@@ -86,16 +92,18 @@ def application(
     app.include_router(a1111_router(services))
     app.include_router(controlnet_router(services))
     app.include_router(comfy_router(services, prompts))
-    _answer_problems(app)
+    _answer_problems(app, limits)
     _describe(app)
-    return Gate(app, services.access, settings, any_host)
+    return Gate(app, services.access, settings, any_host, limits)
 
 
-def _answer_problems(app: FastAPI) -> None:
+def _answer_problems(app: FastAPI, limits: LimitLog) -> None:
     """Turn errors of users and of the pool into answers; the gate answers all others."""
 
     @app.exception_handler(HttpProblem)
     async def refused(request: Request, problem: HttpProblem) -> JSONResponse:
+        if problem.limit:
+            limits.acted(problem.limit, f"refused a call with {problem.status}")
         body = problem_body(request.url.path, problem.status, str(problem))
         return JSONResponse(body, problem.status, problem.headers)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Query, Request, WebSocket
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
+from modelpool.actors.http.answers import json_parts, list_parts, object_parts
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
@@ -36,6 +38,8 @@ INTERFACE = "comfyui"
 #: largest workflow: images are uploaded, and not part of it
 MAX_WORKFLOW_BYTES = 1 << 20
 MAX_ID_LENGTH = 100
+#: workflows of up to as many nodes are read on the loop, which takes less than handing them to a thread
+_SMALL_NODES = 50
 
 
 def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
@@ -68,13 +72,14 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         return {"exec_info": {"queue_remaining": count}}
 
     @router.get("/queue", summary="List the workflows that wait or run")
-    async def queue(request: Request) -> dict[str, Any]:
-        running, pending = prompts.active(caller_of(request).owner)
-        return {"queue_running": [p.entry for p in running], "queue_pending": [p.entry for p in pending]}
+    async def queue(request: Request) -> Response:
+        running, pending = (list_parts(p.entry for p in found) for found in prompts.active(caller_of(request).owner))
+        return json_parts(chain(('{"queue_running":',), running, (',"queue_pending":',), pending, ("}",)))
 
     @router.post("/queue", summary="Cancel workflows that wait")
     async def change_queue(request: Request) -> Response:
-        clear, ids = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        clear, listed = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        ids = frozenset(listed)
         _, pending = prompts.active(caller_of(request).owner)
         for prompt in pending:
             if clear or prompt.prompt_id in ids:
@@ -91,9 +96,9 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         return Response()
 
     @router.get("/history", summary="List the workflows that have ended, oldest first")
-    async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> dict[str, Any]:
+    async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> Response:
         ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
-        return {prompt.prompt_id: prompt.history for prompt in page_of(ended, max_items, offset)}
+        return json_parts(object_parts((each.prompt_id, each.history) for each in page_of(ended, max_items, offset)))
 
     @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
     async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
@@ -241,7 +246,9 @@ async def _submitted(
         names = await _names(services, uploads, caller.owner)
         if graph and is_exported(graph):
             graph = await asyncio.to_thread(api_format, graph)
-        outputs = outputs_of(graph, names)
+        # other callers get their turn while a large workflow is read
+        is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES
+        outputs = outputs_of(graph, names) if is_small else await asyncio.to_thread(outputs_of, graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
@@ -264,11 +271,16 @@ def _requests(
     """Return the requests of a workflow. Raises WorkflowRejected."""
     images = WorkflowImages(lambda name: uploads.image(owner, name))
     found: list[GenerateRequest] = []
+    #: several nodes may save the same images
+    known: dict[tuple[int, str, float | None], list[GenerateRequest]] = {}
     for output in outputs:
-        try:
-            found += requests_of(output, names, images)
-        except UserError as problem:
-            raise rejection(graph, [output], problem) from None
+        what = id(output.latent), output.upscaler, output.scale
+        if what not in known:
+            try:
+                known[what] = requests_of(output, names, images)
+            except UserError as problem:
+                raise rejection(graph, [output], problem) from None
+        found += known[what]
     return found
 
 

@@ -24,6 +24,7 @@ from modelpool.actors.http.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    check_parts,
     converted,
     file_stem,
 )
@@ -35,12 +36,14 @@ from modelpool.actors.http.comfy_values import (
     EncodedImage,
     LoraUse,
     ModelSampling,
+    NoiseLevels,
     RegionUse,
     SampledLatent,
     ScaledLatent,
     TextValue,
 )
 from modelpool.actors.http.shown_names import shown_name
+from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.shift_by_size import ShiftBySize
@@ -55,8 +58,10 @@ EXPORT_HINT = "export it with File > Export (API) in the editor"
 _EDITOR_INPUTS = frozenset(
     ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
 )
-#: nodes of a workflow; published ones have some dozen
-MAX_NODES = 1000
+#: nodes of a workflow, and those of them that save or preview images; published workflows have some dozen
+MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
+#: noise levels that the nodes of a workflow list, all together
+MAX_LISTED_LEVELS = 50_000
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: names in the details of an error
@@ -83,6 +88,7 @@ class PoolNames:
     loras: Sequence[str]
     images: Sequence[str] | None = None
     files: FileNames | None = None
+    _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def choices(self, given: NodeInput) -> Sequence[str]:
         """Return the values of a COMBO, or those that are proposed for a STRING; () for any."""
@@ -100,6 +106,13 @@ class PoolNames:
             **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
         }
         return lists[given.choices]
+
+    def has(self, given: NodeInput, value: str) -> bool:
+        """Whether a value is one of the choices of a COMBO. Takes the same time for any number of them."""
+        known = self._sets.get(given.choices)
+        if known is None:
+            known = self._sets[given.choices] = frozenset(self.choices(given))
+        return value in known
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +191,11 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     outputs = [node_id for node_id, node in graph.nodes.items() if NODE_TYPES[node["class_type"]].is_output]
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
+    if len(outputs) > MAX_OUTPUT_NODES:
+        message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
+        raise WorkflowRejected("invalid_prompt", message)
     errors: list[NodeError] = []
+    listed_levels = 0
     for node_id in _in_order(graph, outputs):
         node = graph.nodes[node_id]
         kind = NODE_TYPES[node["class_type"]]
@@ -188,6 +205,11 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
                 graph.values[node_id] = kind.build({**_values(graph, node, kind), "node_id": node_id})
             except NodeUnsupported as problem:
                 found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
+            else:
+                listed_levels += sum(len(v.sigmas) for v in graph.values[node_id] if isinstance(v, NoiseLevels))
+                if listed_levels > MAX_LISTED_LEVELS:
+                    message = f"prompt: found more than {MAX_LISTED_LEVELS} noise levels in all nodes together"
+                    raise WorkflowRejected("invalid_prompt", message)
         errors += found
     if errors:
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
@@ -365,22 +387,24 @@ def _value_errors(
         details = f"{given.name}: found {str(written)[:100]}, expected at {'least' if small else 'most'} {bound:g}"
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
         yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
-    choices = names.choices(given)
+    if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
+        details = f"{given.name}: found {len(value)} characters, expected up to {MAX_PROMPT_CHARACTERS}"
+        yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
-    if given.type == "COMBO" and not any_image and _chosen(given, value, choices) not in choices:
-        listed = ", ".join(choices[:_MOST_NAMED]) or "none"
+    if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
+        listed = ", ".join(names.choices(given)[:_MOST_NAMED]) or "none"
         details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
 
 
-def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
+def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
     """Return the name that a value with choices means: models and other weights may be named by their files."""
-    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and value not in choices:
+    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and not names.has(given, value):
         return file_stem(value)
     if given.choices != IMAGES:
         return value
     plain = value.removesuffix(" [input]")
-    return shown if (shown := shown_name(plain)) in choices else plain
+    return shown if names.has(given, shown := shown_name(plain)) else plain
 
 
 def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
@@ -394,7 +418,7 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
         if given.type in WIDGET_TYPES and value is not None:
             value = converted(given, value)
         is_choice = given.type in ("COMBO", "STRING") and isinstance(value, str)
-        values[given.name] = _chosen(given, value, graph.names.choices(given)) if is_choice else value
+        values[given.name] = _chosen(given, value, graph.names) if is_choice else value
     return values
 
 
@@ -408,6 +432,7 @@ def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
+    check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
     fields: dict[str, Any] = {
         "model": latent.model.name,

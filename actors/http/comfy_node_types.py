@@ -66,6 +66,13 @@ class NodeType:
     is_output: bool = False
 
 
+def check_parts(name: str, what: str, found: int, most: int) -> None:
+    """Raise NodeUnsupported if a value would have more than `most` parts. What a node adds is checked before it is
+    built."""
+    if found > most:
+        raise NodeUnsupported(f"{name}: found {found} {what}, expected up to {most}")
+
+
 def link(name: str, kind: str, is_required: bool = True) -> NodeInput:
     """Return an input that is linked to an output of type `kind`."""
     return NodeInput(name, kind, is_required=is_required)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +99,7 @@ class Socket:
         self.messages.put_nowait(None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prompt:
     """One workflow in the pool. `outputs` are in the order of its jobs, each with as many as it has images."""
 
@@ -108,6 +110,11 @@ class Prompt:
     extra_data: Mapping[str, Any]
     outputs: tuple[WorkflowOutput, ...]
     submission: HttpSubmission
+    #: of each output, the index of its first job; and the number of all jobs
+    _starts: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._starts = tuple(accumulate((output.count for output in self.outputs), initial=0))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -126,31 +133,36 @@ class Prompt:
         nodes = [output.node_id for output in self.outputs]
         return [self.number, self.prompt_id, self.graph, self.extra_data, nodes]
 
+    def place_of(self, index: int) -> int:
+        """Return the place of the output that a job belongs to."""
+        assert 0 <= index < self._starts[-1], "a workflow has as many jobs as its outputs have images"
+        return bisect_right(self._starts, index) - 1
+
     def output_of(self, index: int) -> WorkflowOutput:
         """Return the output that a job belongs to."""
-        for output in self.outputs:
-            if index < output.count:
-                return output
-            index -= output.count
-        raise AssertionError("a workflow has as many jobs as its outputs have images")
+        return self.outputs[self.place_of(index)]
 
-    def paths_of(self, output: WorkflowOutput) -> list[Path]:
-        """Return the files of an output so far, in order."""
-        ends = sorted(self.submission.ends, key=lambda end: end.index)
-        return [end.path for end in ends if end.path is not None and self.output_of(end.index) is output]
+    def jobs_of(self, place: int) -> range:
+        """Return the indexes of the jobs of the output at `place`."""
+        return range(self._starts[place], self._starts[place + 1])
 
-    def images_of(self, output: WorkflowOutput) -> list[dict[str, str]]:
-        """Return the images of an output so far, in order."""
-        kind = "temp" if output.is_preview else "output"
-        return [{"filename": path.name, "subfolder": "", "type": kind} for path in self.paths_of(output)]
+    def paths_of(self, place: int) -> list[Path]:
+        """Return the files of the output at `place` so far, in order."""
+        ends = map(self.submission.end_of, self.jobs_of(place))
+        return [end.path for end in ends if end is not None and end.path is not None]
+
+    def images_of(self, place: int) -> list[dict[str, str]]:
+        """Return the images of the output at `place` so far, in order."""
+        kind = "temp" if self.outputs[place].is_preview else "output"
+        return [{"filename": path.name, "subfolder": "", "type": kind} for path in self.paths_of(place)]
 
     @property
     def history(self) -> dict[str, Any]:
         """The entry of the history."""
         submission = self.submission
         kind, data = self.end_message
-        listed = (output for output in self.outputs if not output.is_sent)
-        images = {output.node_id: {"images": self.images_of(output)} for output in listed}
+        listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
+        images = {output.node_id: {"images": self.images_of(place)} for place, output in listed}
         complete = submission.over and kind == "execution_success"
         messages = [["execution_start", {"prompt_id": self.prompt_id}], [kind, data]]
         status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
@@ -160,8 +172,8 @@ class Prompt:
     def end_message(self) -> tuple[str, dict[str, Any]]:
         """The kind and the data of the message about the end: that of a failure, if anything failed."""
         data: dict[str, Any] = {"prompt_id": self.prompt_id}
-        ends = sorted(self.submission.ends, key=lambda end: end.state != "failed")
-        end = next((end for end in ends if end.state != "succeeded"), None)
+        unsuccessful = [end for end in self.submission.ends if end.state != "succeeded"]
+        end = next((end for end in unsuccessful if end.state == "failed"), next(iter(unsuccessful), None))
         if end is None:
             if not self.submission.lost:
                 return "execution_success", data
@@ -219,9 +231,10 @@ class ComfyPrompts:
         """Follow a workflow with an unused id, and send the sockets of its client messages about it."""
         assert prompt.key not in self._prompts, "the id was reserved"
         self._prompts[prompt.key] = prompt
-        ended = [each for each in self._prompts.values() if each.submission.over]
-        for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
-            del self._prompts[oldest.key]
+        if len(self._prompts) > MOST_KEPT:
+            ended = [each for each in self._prompts.values() if each.submission.over]
+            for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
+                del self._prompts[oldest.key]
         task = asyncio.create_task(self._follow(prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,21 +251,22 @@ class ComfyPrompts:
     def output(self, owner: str, filename: str) -> Path:
         """Return an output of a workflow of an owner, by its name. Raises HttpProblem (404)."""
         for prompt in reversed(self.of(owner)):
-            for end in prompt.submission.ends:
-                if end.path is not None and end.path.name == filename and end.path.is_file():
-                    return end.path
+            end = prompt.submission.end_of_file(filename)
+            if end is not None and end.path is not None and end.path.is_file():
+                return end.path
         raise HttpProblem(404, f"filename: {filename} is no output of a workflow that is remembered")
 
     def active(self, owner: str) -> tuple[list[Prompt], list[Prompt]]:
         """Return the workflows that run, and those that wait."""
         active = [each for each in self.of(owner) if not each.submission.over]
         running = [each for each in active if each.submission.running or each.submission.ends]
-        return running, [each for each in active if each not in running]
+        return running, [each for each in active if not (each.submission.running or each.submission.ends)]
 
     def forget(self, owner: str, prompt_ids: Sequence[str] | None) -> None:
         """Forget workflows that have ended: these, or all."""
+        wanted = None if prompt_ids is None else frozenset(prompt_ids)
         for each in self.of(owner):
-            if each.submission.over and (prompt_ids is None or each.prompt_id in prompt_ids):
+            if each.submission.over and (wanted is None or each.prompt_id in wanted):
                 del self._prompts[each.key]
 
     def connect(self, socket: Socket) -> None:
@@ -277,9 +291,10 @@ class ComfyPrompts:
         return {"status": {"exec_info": {"queue_remaining": sum(map(len, self.active(owner)))}}}
 
     def _send_status(self, owner: str) -> None:
-        for socket in tuple(self._sockets):
-            if socket.owner == owner:
-                socket.put("status", self._status(owner))
+        sockets = [socket for socket in self._sockets if socket.owner == owner]
+        status = self._status(owner) if sockets else {}
+        for socket in sockets:
+            socket.put("status", status)
 
     def _sockets_of(self, prompt: Prompt) -> list[Socket]:
         """Return the sockets that receive the messages about a workflow."""
@@ -302,7 +317,7 @@ class ComfyPrompts:
         shown: dict[int, ImagePreview] = {}
         started = False
         node_before = ""
-        reported: set[str] = set()
+        images: Counter[int] = Counter()
         async for change in prompt.submission.changes():
             if not started and (change.running or change.ends):
                 started = True
@@ -322,31 +337,37 @@ class ComfyPrompts:
                     jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
                     for socket in sockets:
                         socket.put_preview(jpeg)
-            if self._report_outputs(prompt, reported):
+            if self._report_outputs(prompt, change.ends, images):
                 node_before = ""
         self._report_end(prompt)
         self._send_status(prompt.submission.owner)
 
-    def _report_outputs(self, prompt: Prompt, reported: set[str]) -> bool:
-        """Report the outputs that have become complete. Return whether images were sent, which clients take for those
-        of the node that is executing: no previews may follow before another node is."""
+    def _report_outputs(self, prompt: Prompt, ends: Sequence[JobEnd], images: Counter[int]) -> bool:
+        """Report the outputs that have all their images since `ends`; `images` counts those of each output. Return
+        whether images were sent, which clients take for those of the node that is executing: no previews may follow
+        before another node is."""
         sent = False
-        for output in prompt.outputs:
-            images = prompt.images_of(output)
-            if output.node_id not in reported and len(images) == output.count:
-                reported.add(output.node_id)
-                if output.is_sent:
-                    self._send_images(prompt, output)
-                    sent = True
-                    continue
-                data = {"node": output.node_id, "display_node": output.node_id, "output": {"images": images}}
-                self._send(prompt, "executed", data)
+        for end in ends:
+            if end.path is None:
+                continue
+            place = prompt.place_of(end.index)
+            images[place] += 1
+            if images[place] < len(prompt.jobs_of(place)):
+                continue
+            if prompt.outputs[place].is_sent:
+                self._send_images(prompt, place)
+                sent = True
+                continue
+            node_id = prompt.outputs[place].node_id
+            output = {"images": prompt.images_of(place)}
+            self._send(prompt, "executed", {"node": node_id, "display_node": node_id, "output": output})
         return sent
 
-    def _send_images(self, prompt: Prompt, output: WorkflowOutput) -> None:
+    def _send_images(self, prompt: Prompt, place: int) -> None:
+        output = prompt.outputs[place]
         self._send(prompt, "executing", {"node": output.node_id, "display_node": output.node_id})
-        for place, path in enumerate(prompt.paths_of(output)):
-            self._send(prompt, "progress", {"value": place + 1, "max": output.count, "node": output.node_id})
+        for number, path in enumerate(prompt.paths_of(place), start=1):
+            self._send(prompt, "progress", {"value": number, "max": output.count, "node": output.node_id})
             for socket in self._sockets_of(prompt):
                 socket.put_image(path)
 

@@ -245,10 +245,15 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
     _check_texts(positive, negative, given["cfg"])
     texts = (("positive", positive.clip), ("negative", negative.clip), *(("region", r.clip) for r in positive.regions))
+    # regions have the same text encoder as a rule: its LoRAs are compared once
+    known, compared = frozenset(model.loras), set[int]()
     for name, clip in texts:
         if clip.name not in ("", model.name):
             raise NodeUnsupported(f"{name}: its text encoder is of {clip.name}, expected that of {model.name}")
-        if not set(clip.loras) <= set(model.loras):
+        if id(clip.loras) in compared:
+            continue
+        compared.add(id(clip.loras))
+        if not known.issuperset(clip.loras):
             raise NodeUnsupported(f"{name}: its text encoder has LoRAs that the model does not have")
     if given["cfg"] != 1 and positive.clip.loras != negative.clip.loras:
         raise NodeUnsupported("negative: the LoRAs of its text encoder must be those of positive")

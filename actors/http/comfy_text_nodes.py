@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    check_parts,
     combo,
     file_stem,
     link,
@@ -30,8 +31,11 @@ from modelpool.actors.http.comfy_values import (
     RegionUse,
     TextValue,
 )
-from modelpool.actors.request.image_fields import MAX_REFERENCES, MAX_REGION
+from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
 
+#: texts that one conditioning has one behind another
+_MOST_APPENDED = 100
 _CONDITIONING = link("conditioning", "CONDITIONING")
 _CONTROL_STRENGTH = number("strength", 1.0, 0.0, 10.0)
 _AREA_STRENGTH = number("strength", 1.0, 0.0, MAX_REGION)
@@ -132,6 +136,8 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if first.is_zero or second.is_zero:
         raise NodeUnsupported("conditioning that is set to zero cannot be combined with another")
     whole_image = () if second.is_partial else (_region(second),)
+    # a graph is no tree: a node that is combined with itself has twice the parts, each time
+    check_parts("conditioning", "texts for parts of the image", len(first.regions) + 1 + len(second.regions), MAX_PARTS)
     return (replace(first, regions=(*first.regions, *whole_image, *second.regions)),)
 
 
@@ -139,7 +145,13 @@ def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     first, second = given["conditioning_to"], given["conditioning_from"]
     if first.regions or second.regions or first.is_zero or second.is_zero or first.clip != second.clip:
         raise NodeUnsupported("conditioning_to, conditioning_from: expected texts of the same text encoder")
-    return (replace(first, appended=(*first.appended, second.text, *second.appended)),)
+    check_parts(
+        "conditioning", "texts one behind another", len(first.appended) + len(second.appended) + 2, _MOST_APPENDED
+    )
+    appended = (*first.appended, second.text, *second.appended)
+    characters = len(first.text) + sum(map(len, appended))
+    check_parts("conditioning", "characters in texts one behind another", characters, MAX_PROMPT_CHARACTERS)
+    return (replace(first, appended=appended),)
 
 
 def _in_part_of_steps(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -191,6 +203,7 @@ def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported(f"strength_type: found {given['strength_type']}, expected multiply")
     value: TextValue = given["conditioning"]
     use = ImagePromptUse(given["style_model"], given["clip_vision_output"], given["strength"])
+    check_parts("conditioning", "image prompts", len(value.image_prompts) + 1, MAX_PARTS)
     return (replace(value, image_prompts=(*value.image_prompts, use)),)
 
 
@@ -210,6 +223,7 @@ def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0)
 
 
 def _with_control(value: TextValue, use: ControlUse) -> TextValue:
+    check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
     return replace(value, controls=(*value.controls, use))
 
 

@@ -5,13 +5,17 @@ An ASGI middleware without FastAPI, so that it covers calls, web sockets and doc
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from modelpool.actors.http.access import AccessControl, Caller
+from starlette.requests import ClientDisconnect
+
+from modelpool.actors.http.access import CALLER, AccessControl, Caller
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.problems import HttpProblem, problem_body
 from modelpool.actors.settings.serve_section import ServeSection
 
@@ -20,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: key of the caller in the scope of a call
-CALLER = "modelpool.caller"
 #: beginning of signed addresses, which need no key
 SIGNED_PATH = "/files/"
 #: the files of the web page, which ask for a key themselves and hold no data
@@ -35,8 +37,11 @@ _POLICY_VIOLATION = 1008
 class Gate:
     """Refuses calls before they reach the application."""
 
-    def __init__(self, app: ASGIApp, access: AccessControl, settings: ServeSection, any_host: bool = False) -> None:
-        """`any_host`: without keys, permit calls under every name of the server."""
+    def __init__(
+        self, app: ASGIApp, access: AccessControl, settings: ServeSection, any_host: bool, limits: LimitLog
+    ) -> None:
+        """`any_host`: without keys, permit calls under every name of the server. `limits` counts refused calls."""
+        self._limits = limits
         self._app = app
         self._access = access
         self._settings = settings
@@ -51,6 +56,7 @@ class Gate:
         try:
             scope[CALLER] = self._checked(scope, headers)
         except HttpProblem as problem:
+            self._note(problem)
             await _refuse(scope, send, problem)
             return
         if scope["type"] == "websocket":
@@ -91,12 +97,23 @@ class Gate:
         except HttpProblem as problem:
             if started:
                 raise
+            self._note(problem)
             await _refuse(scope, send, problem)
+        except ClientDisconnect:  # before its body had arrived
+            return
+        except asyncio.CancelledError:  # the server ends, and has waited for this call
+            if not started:
+                await _refuse(scope, send, HttpProblem(503, "the server ends", {"Connection": "close"}))
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if started:
                 raise
             await _refuse(scope, send, HttpProblem(500, "internal error; the server's log has the reason"))
+
+    def _note(self, problem: HttpProblem) -> None:
+        """Count a call that a limit refuses."""
+        if problem.limit:
+            self._limits.acted(problem.limit, f"refused a call with {problem.status}")
 
 
 def _check_origin(headers: Mapping[str, str], settings: ServeSection, any_host: bool) -> None:
@@ -122,7 +139,9 @@ def _host_name(host: str) -> str:
 
 
 def _too_large(limit_bytes: int) -> HttpProblem:
-    return HttpProblem(413, f"the body has more than {limit_bytes} bytes", {"Connection": "close"})
+    return HttpProblem(
+        413, f"the body has more than {limit_bytes} bytes", {"Connection": "close"}, limit="upload_bytes"
+    )
 
 
 async def _refuse(scope: Scope, send: Send, problem: HttpProblem) -> None:

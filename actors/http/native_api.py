@@ -24,7 +24,7 @@ from modelpool.actors.http.caller_images import check_url
 from modelpool.actors.http.comfy_export import is_workflow
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.services import ClientGone, Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
@@ -33,7 +33,7 @@ from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.actors.results.history_json import history_json
 from modelpool.actors.results.previews import ImagePreview
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.previews import MEDIA_TYPE
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
@@ -43,7 +43,9 @@ MOST_KEYS = 10_000
 MAX_KEY_LENGTH = 200
 #: ends in one answer; the others follow by `after`
 MOST_LISTED_ENDS = 1000
-#: keys of a submission
+#: LoRAs in all requests of a call; each takes a KB of memory, and as few as four bytes of a body
+MAX_CALL_LORAS = 50_000
+#: keys of a submission besides its requests
 _SUBMISSION_KEYS = ("requests", "webhook", "detached")
 _SCHEMAS = "#/components/schemas/"
 _NOT_STORED = {"Cache-Control": "no-store"}
@@ -251,6 +253,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         families = await asyncio.to_thread(services.pool.metrics)
         if (user := caller_of(request).user) is not None:
             families = families_for(families, user)
+        families = (*families, *services.limits.families())
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
 
     return router
@@ -362,16 +365,21 @@ def _check_webhook(services: Services, url: Any) -> None:
 
 async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
     def build() -> Sequence[GenerateRequest]:
-        return _requests(services, new, jobs_id is not None)
+        return _requests(services, new, jobs_id is not None, caller)
 
     return await services.submit(caller, build, INTERFACE, new.count, jobs_id)
 
 
-def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
+def _requests(services: Services, new: NewJobs, detached: bool, caller: Caller) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
     images = services.images_of_call()
+    loras = sum(len(each["loras"]) for each in new.requests if isinstance(each.get("loras"), list | dict))
+    if loras > MAX_CALL_LORAS:
+        raise unusable_field("requests.loras", f"{loras} in all requests", f"up to {MAX_CALL_LORAS}")
     requests = []
     for place, fields in enumerate(new.requests):
+        if caller.call.is_gone:
+            raise ClientGone
         try:
             requests.append(GenerateRequest(**images.in_fields(fields, folder)))
         except UserError as problem:
@@ -401,8 +409,10 @@ async def _submitted_once(
 ) -> HttpSubmission:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
         raise HttpProblem(400, f"Idempotency-Key: found {len(key)} characters, expected 1 to {MAX_KEY_LENGTH}")
+    # a client that has gone calls again with its key
+    caller = Caller(caller.user)
     key_id = "http-" + hashlib.sha256(f"{caller.owner}\0{key}".encode()).hexdigest()[:24]
-    body_sha256 = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    body_sha256 = await asyncio.to_thread(_digest_of, body)
     detached = new.detached if new.detached is not None else await services.keeps_jobs()
 
     async def submit() -> HttpSubmission:
@@ -410,6 +420,14 @@ async def _submitted_once(
         return await _notifying(webhooks, start, new.webhook, submitted)
 
     return await idempotency.once(key_id, body_sha256, submit)
+
+
+def _digest_of(body: Any) -> str:
+    """Return a hash of a JSON value. Part by part: one call of the encoder would keep the interpreter from the loop."""
+    digest = hashlib.sha256()
+    for part in json.JSONEncoder(sort_keys=True).iterencode(body):
+        digest.update(part.encode())
+    return digest.hexdigest()
 
 
 def _fresh_id() -> str:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field, field_validator
 
+from modelpool.actors.http.answers import json_answer
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names
@@ -244,7 +245,7 @@ async def _answer(
         for image, text in zip(data, texts, strict=True):
             image["b64_json"] = text
     about = _about(call, await asyncio.to_thread(_size_of, ends[0]))
-    return JSONResponse({"created": int(submission.created_at), "data": data, **about})
+    return await json_answer({"created": int(submission.created_at), "data": data, **about})
 
 
 async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:

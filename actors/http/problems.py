@@ -25,17 +25,18 @@ _FIELD = re.compile(r"([a-z_][\w.]*): ")
 
 
 class HttpProblem(UserError):
-    """A call that is refused with `status`, and with `headers` in the answer."""
+    """A call that is refused with `status`, and with `headers` in the answer; by a `limit`, if it has a name here."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None, limit: str = "") -> None:
         super().__init__(message)
+        self.limit = limit
         self.status = status
         self.headers = dict(headers or {})
 
 
-def too_many(message: str, retry_after_seconds: float) -> HttpProblem:
-    """Return the refusal of a call that would succeed after some time."""
-    return HttpProblem(429, message, {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))})
+def too_many(message: str, retry_after_seconds: float, limit: str) -> HttpProblem:
+    """Return the refusal of a call that would succeed after some time, by a `limit`."""
+    return HttpProblem(429, message, {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))}, limit)
 
 
 def problem_body(path: str, status: int, message: str) -> dict[str, Any]:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
-    import asyncio
     import socket
 
+    import uvicorn
+    from starlette.types import ASGIApp
+
+    from modelpool.actors.http.limit_log import LimitLog
     from modelpool.actors.http.ports import HttpPool
 
 #: packages of the extra `serve`, by the names under which they are imported
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
 #: time for open calls when the server ends; streams never end by themselves
-SHUTDOWN_SECONDS = 5
-#: a connection without a call is closed after this time. Clients and proxies that keep connections for a minute, as
-#: most do, then never send a call to one that is being closed
-KEEP_ALIVE_SECONDS = 75
+SHUTDOWN_SECONDS = 2
 #: how long a thread that encodes an image keeps Python's interpreter while the event loop waits for it. Python's own
 #: 5 ms are waited for several times in one call
 SWITCH_SECONDS = 0.001
@@ -53,36 +54,41 @@ def listen(settings: ServeSection) -> socket.socket:
     return listening
 
 
-def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
-    """Return uvicorn's protocol for calls: on httptools, which is faster, where that is installed."""
-    if find_spec("httptools") is None:
-        return "h11"
-    from modelpool.actors.http.header_limit import HeaderLimit
+def server_config(app: ASGIApp, settings: ServeSection, log: LimitLog) -> uvicorn.Config:
+    """Return how uvicorn serves `app`: with limits of connections, in number and time. Raises the number of files that
+    this process may open."""
+    import uvicorn
 
-    return HeaderLimit
+    from modelpool.actors.http.connections import ConnectionLimits, Connections, raised_open_files
+    from modelpool.actors.http.watched_protocols import watched_protocols
+
+    calls, sockets = watched_protocols(Connections(ConnectionLimits.of(settings, raised_open_files()), log))
+    return uvicorn.Config(
+        app,
+        http=calls,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        ws=sockets,
+        ws_max_size=1 << 16,
+        server_header=False,
+        timeout_keep_alive=math.ceil(settings.idle_seconds),
+    )
 
 
 def serve(
     pool: HttpPool, settings: ServeSection, folder: Path, listening: socket.socket, on_ready: Callable[[str], None]
 ) -> None:
     """Answer calls until Ctrl-C or SIGTERM; then end open calls. `on_ready` gets the address. Changes when the threads
-    of this process switch, and what its garbage collector looks at.
+    of this process switch, what its garbage collector looks at, and how many files it may open.
     """
     import uvicorn
 
     from modelpool.actors.http.application import application
+    from modelpool.actors.http.limit_log import LimitLog
 
-    config = uvicorn.Config(
-        application(pool, settings, folder),
-        http=http_protocol(),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        ws="websockets-sansio",
-        ws_max_size=1 << 16,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-    )
+    log = LimitLog()
+    config = server_config(application(pool, settings, folder, limits=log), settings, log)
     config.load()
     sys.setswitchinterval(SWITCH_SECONDS)
     # a collection of everything that is imported would stop the event loop for 80 ms

@@ -15,21 +15,25 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from modelpool.actors.http.access import AccessControl, Caller
+from modelpool.actors.http.access import caller_of as caller_of
 from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names, may_name_paths
-from modelpool.actors.http.gate import CALLER, SIGNED_PATH
+from modelpool.actors.http.gate import SIGNED_PATH
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
+from modelpool.actors.http.turns import Turns
+from modelpool.actors.request.bounds import check_characters
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.actors.wire.messages import journaled_id
-from modelpool.pool.core.errors import UnknownName, UserError
+from modelpool.pool.core.errors import UnknownName, UserError, unusable_field
 from modelpool.pool.specs.spec import JobId
 
 if TYPE_CHECKING:
-    from starlette.requests import HTTPConnection, Request
+    from starlette.requests import Request
 
     from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
     from modelpool.scheduler.core.history import JobHistory
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 SIGNED_SECONDS = 3600
 #: how long the lists of models and LoRAs are used: reading them asks the controller
 LISTING_SECONDS = 5.0
+#: calls whose requests are built at a time, in all and of each owner: fewer than there are threads
+MOST_BUILDING, MOST_BUILDING_OF_OWNER = 20, 8
 
 
 class ClientGone(HttpProblem):
@@ -67,16 +73,25 @@ class Services:
     """One for each application. Belongs to one event loop."""
 
     def __init__(
-        self, pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes, has_siblings: bool = False
+        self,
+        pool: HttpPool,
+        settings: ServeSection,
+        folder: Path,
+        secret: bytes,
+        has_siblings: bool = False,
+        limits: LimitLog | None = None,
     ) -> None:
         """`secret` signs addresses of outputs. `has_siblings`: other servers answer calls about submissions of this
-        one."""
+        one. `limits` counts what limits do."""
+        self.limits = LimitLog() if limits is None else limits
         self.pool = pool
         self.settings = settings
         self.folder = folder
         self.access = AccessControl(settings, time.monotonic)
         self.submissions = Submissions(pool, folder, settings.kept_submissions)
         self.has_siblings = has_siblings
+        #: requests are built in threads, which other calls need, too
+        self.building = Turns(MOST_BUILDING, MOST_BUILDING_OF_OWNER)
         self._secret = secret
         self._listings: Listings | None = None
         #: reads the lists, once for all callers
@@ -105,7 +120,12 @@ class Services:
             raise HttpProblem(400, "requests: found none, expected at least one")
         owner = caller.owner
         with self.arriving(caller, count):
-            built = await asyncio.to_thread(build)
+            async with self.building.turn(owner):
+                if caller.call.is_gone:
+                    raise ClientGone
+                built = await asyncio.to_thread(build)
+            for request in built:
+                check_texts(request, self.settings.prompt_characters)
             names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
             highest = self.settings.priority_of(caller.user)
             requests = [_for_caller(request, caller, names, highest) for request in built]
@@ -259,13 +279,6 @@ class Services:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
 
-def caller_of(connection: HTTPConnection) -> Caller:
-    """Return who makes a call."""
-    caller = connection.scope[CALLER]
-    assert isinstance(caller, Caller), "the gate has identified the caller"
-    return caller
-
-
 def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     """Return a job that has an output. Raises HttpProblem (404, 409, 410)."""
     if not 0 <= index < submission.total:
@@ -324,6 +337,19 @@ def _for_caller(
                 403, f"deadline: found {request.deadline:g} s at priority {priority}, expected {expected}"
             )
     return request.model_copy(update=update)
+
+
+def check_texts(request: GenerateRequest, most_characters: int) -> None:
+    """Raise UnusableField for texts of a request that are longer than callers of this server may send."""
+    regions = (("regions.prompt", region.prompt) for region in request.regions)
+    texts = (("prompt", request.prompt), ("negative", request.negative), *regions)
+    for name, text in texts:
+        check_characters(name, text, most_characters)
+    total = sum(len(text) for _, text in texts)
+    if total > 2 * most_characters:
+        raise unusable_field(
+            "prompt, negative, regions", f"{total} characters", f"up to {2 * most_characters} in all together"
+        )
 
 
 def _note_seen(reading: asyncio.Task[Listings]) -> None:

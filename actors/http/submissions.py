@@ -136,6 +136,7 @@ class HttpSubmission:
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._by_index: dict[int, JobEnd] = {}
+        self._by_file: dict[str, JobEnd] = {}
         self._counts: Counter[str] = Counter()
         self._numbers = itertools.count() if numbers is None else numbers
         self._cancel = cancel
@@ -164,6 +165,10 @@ class HttpSubmission:
         """Return the end of a job; None if it has not ended."""
         return self._by_index.get(index)
 
+    def end_of_file(self, name: str) -> JobEnd | None:
+        """Return the end of the job whose output has this file name; None if there is none."""
+        return self._by_file.get(name)
+
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
         """Take what happened, and wake the readers."""
         before = self.unfinished
@@ -173,6 +178,7 @@ class HttpSubmission:
         self.end_marks += ((next(self._numbers), at) for _ in new)
         self._counts.update(end.state for end in new)
         self._by_index.update((end.index, end) for end in new)
+        self._by_file.update((end.path.name, end) for end in new if end.path is not None)
         self.lost = self.lost or lost
         self.running, self.held = (() if self.over else running), held
         if self.over:

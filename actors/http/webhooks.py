@@ -43,7 +43,7 @@ class Webhooks:
     def reserve(self) -> None:
         """Reserve the place of one webhook. Raises HttpProblem (429)."""
         if self._pending >= MOST_PENDING:
-            raise too_many(f"{self._pending} webhooks are pending", FIRST_WAIT_SECONDS)
+            raise too_many(f"{self._pending} webhooks are pending", FIRST_WAIT_SECONDS, "webhooks")
         self._pending += 1
 
     def release(self) -> None:

@@ -7,6 +7,7 @@ text of an element in an XMP packet, under the namespace of modelpool. Knows ima
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape, unescape
 
@@ -25,7 +26,7 @@ _UTF_16 = b"UNICODE\0"
 #: bytes of a JPEG segment after its length and the name of its content. Source: ITU-T T.81, B.1.1.4; XMP part 3, 1.1.3
 _MOST_JPEG_XMP, _MOST_JPEG_EXIF = 65_533 - 29, 65_533 - 6
 _NAMESPACE = "urn:modelpool:xmp"
-_ELEMENT = re.compile(rf"<modelpool:({RECIPE_KEY}|{LABELS_KEY})>(.*?)</modelpool:\1>", re.DOTALL)
+_OPENING = re.compile(rf"<modelpool:({RECIPE_KEY}|{LABELS_KEY})>")
 
 
 def is_image(start: bytes) -> bool:
@@ -91,5 +92,19 @@ def _texts_of_exif_and_xmp(image: Image.Image) -> dict[str, str]:
     if isinstance(comment, bytes) and comment.startswith(_UTF_16):
         texts[PARAMETERS_KEY] = comment.removeprefix(_UTF_16).decode("utf-16-be", "replace")
     xmp = image.info.get("xmp", b"")
-    found = _ELEMENT.finditer(xmp.decode("utf-8", "replace") if isinstance(xmp, bytes) else str(xmp))
-    return texts | {name: unescape(text) for name, text in (match.groups() for match in found)}
+    found = _elements(xmp.decode("utf-8", "replace") if isinstance(xmp, bytes) else str(xmp))
+    return texts | {name: unescape(text) for name, text in found}
+
+
+def _elements(xmp: str) -> Iterator[tuple[str, str]]:
+    """Yield the elements of modelpool by name. Linear in the length of the text, which may come from anybody, even with
+    many that are not closed."""
+    place, unclosed = 0, set[str]()
+    while found := _OPENING.search(xmp, place):
+        place, name = found.end(), found[1]
+        end = -1 if name in unclosed else xmp.find(f"</modelpool:{name}>", place)
+        if end < 0:
+            unclosed.add(name)
+            continue
+        yield name, xmp[place:end]
+        place = end

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
 from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
@@ -36,7 +37,7 @@ class Control(Strict):
     mode        for ControlNets with several modes: a name ("canny") or a number
     """
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
     #: an `ImageSource` after validation
     image: Any = None
     strength: float = 1.0

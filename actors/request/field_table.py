@@ -14,8 +14,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from modelpool.actors.request.bounds import (
+    MAX_ENTRIES,
+    MAX_LORAS,
+    MAX_NAME_CHARACTERS,
+    MAX_PROMPT_CHARACTERS,
+    check_characters,
+    check_entries,
+)
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
-from modelpool.actors.request.music_fields import MAX_BPM, checked_lyrics, music_word
+from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
 from modelpool.actors.request.option_words import option_words
 from modelpool.actors.request.qos import MAX_PRIORITY
@@ -29,7 +37,7 @@ from modelpool.actors.request.video_output_fields import (
 )
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.previews import checked_preview
-from modelpool.pool.sampling.names import MAX_CFG, SAMPLERS
+from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, SAMPLERS
 
 #: sizes are multiples of this: the VAE halves an image three times
 SIZE_STEP = 8
@@ -84,6 +92,7 @@ class RequestField:
     requires  what a model must support; "" for all models
     since     version of requests that introduced it. Later fields that are not used change no seeds of job files
     option    None: not on the command line
+    most_characters, most_entries  of a value that is a text, and of one that is a list or a mapping
     """
 
     name: str
@@ -95,6 +104,8 @@ class RequestField:
     requires: str = ""
     since: int = LATEST
     option: Option | None = None
+    most_characters: int = MAX_NAME_CHARACTERS
+    most_entries: int = MAX_ENTRIES
 
     @property
     def range(self) -> str:
@@ -103,6 +114,9 @@ class RequestField:
 
     def checked(self, value: Any) -> Any:
         """Return the parsed value. Raises UserError that names the field."""
+        if isinstance(value, str) and not isinstance(self.check, Number | Whole):  # whose texts are short
+            check_characters(self.name, value, self.most_characters)
+        check_entries(self.name, value, self.most_entries)
         if self.check is None or (value is None and self.default is None):
             return value
         return self.check.parse(self.name, value) if isinstance(self.check, Number | Whole) else self.check(value)
@@ -128,7 +142,7 @@ _ROWS = (
         since=1,
         option=Option("--model", "NAME", "Model name (default: the only one found)."),
     ),
-    RequestField("prompt", "What to generate.", is_required=True, since=1),
+    RequestField("prompt", "What to generate.", is_required=True, since=1, most_characters=MAX_PROMPT_CHARACTERS),
     RequestField(
         "loras",
         'LoRAs with their strengths: "light", "light:0.8", ("light", 0.8), {"name": "light", "strength": 0.8}, or '
@@ -145,6 +159,7 @@ _ROWS = (
             kind="texts",
             sets=lambda words: {"loras": tuple(words)},
         ),
+        most_entries=MAX_LORAS,
     ),
     RequestField(
         "negative",
@@ -153,6 +168,7 @@ _ROWS = (
         requires="guidance by a negative prompt",
         since=1,
         option=Option("--negative", "TEXT", "What to avoid in the image."),
+        most_characters=MAX_PROMPT_CHARACTERS,
     ),
     RequestField(
         "steps",
@@ -191,6 +207,7 @@ _ROWS = (
         (),
         check=noise_levels,
         option=Option("--sigmas", "X,X,...", "Noise levels, one per step, instead of a schedule."),
+        most_characters=32 * MAX_STEPS,
     ),
     RequestField(
         "eta",
@@ -468,6 +485,7 @@ _ROWS = (
         check=checked_lyrics,
         requires="lyrics (ACE-Step 1.5)",
         option=Option("--lyrics", "TEXT", "Lyrics of music, for models that read them (default: none).", VIDEO),
+        most_characters=MAX_LYRICS,
     ),
     RequestField(
         "lyrics_language",
@@ -622,6 +640,7 @@ _ROWS = (
             "frames.",
             VIDEO,
         ),
+        most_entries=MAX_FRAMES,
     ),
     RequestField(
         "video_mask",
@@ -634,6 +653,7 @@ _ROWS = (
             "Mask video or image for --video; white areas are regenerated, black areas are kept.",
             VIDEO,
         ),
+        most_entries=MAX_FRAMES,
     ),
     RequestField(
         "face_video",
@@ -646,6 +666,7 @@ _ROWS = (
             "Video of the face, frame by frame as --video, for models that animate a character (Wan 2.2 animate).",
             VIDEO,
         ),
+        most_entries=MAX_FRAMES,
     ),
     RequestField(
         "priority",
@@ -687,6 +708,8 @@ _ROWS = (
         f"JSON values that the output carries, as `id`: up to {MAX_METADATA_BYTES >> 10} KiB. Does not change the "
         "output.",
         check=checked_metadata,
+        most_characters=MAX_METADATA_BYTES,
+        most_entries=MAX_METADATA_BYTES,
     ),
     RequestField(
         "line",

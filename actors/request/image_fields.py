@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
 from modelpool.actors.request.image_decoding import check_size, open_image, plain_pixels
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
@@ -164,6 +165,7 @@ class Region(Strict):
     def _from_short_forms(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
+        check_characters("regions", value, MAX_PROMPT_CHARACTERS + MAX_NAME_CHARACTERS)
         place, equals, prompt = value.partition("=")
         box, colon, strength = place.partition(":")
         sides = box.split(",")
@@ -171,6 +173,12 @@ class Region(Strict):
             raise unusable_field("regions", value, "X,Y,WIDTH,HEIGHT=TEXT or X,Y,WIDTH,HEIGHT:STRENGTH=TEXT")
         fields: dict[str, Any] = {"prompt": prompt, "box": tuple(side.strip() for side in sides)}
         return {**fields, "strength": strength} if colon else fields
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt(cls, value: str) -> str:
+        check_characters("regions.prompt", value, MAX_PROMPT_CHARACTERS)
+        return value
 
     @field_validator("mask", mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from modelpool.actors.request.bounds import MAX_ENTRIES, MAX_NAME_CHARACTERS, check_entries
 from modelpool.actors.request.control_fields import split_numbers
 from modelpool.actors.request.face_fields import Faces, FaceSource, InputFaces, checked_faces
 from modelpool.actors.request.field_errors import missing_field
@@ -49,12 +50,12 @@ class ImagePrompt(Strict):
                 several, one for each image (or face): each image then acts in its own area
     """
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
     #: an `ImageSource`, or a tuple of several, after validation
     image: Any = None
     #: a `FaceSource` of `actors.request.face_fields` after validation
     faces: Any = None
-    encoder: str = ""
+    encoder: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
     strength: float = 1.0
     start: float = 0.0
     end: float = 1.0
@@ -110,6 +111,7 @@ class ImagePrompt(Strict):
     @field_validator("blocks", mode="before")
     @classmethod
     def _blocks(cls, value: Any) -> Any:
+        check_entries("image_prompts.blocks", value, MAX_ENTRIES)
         pairs = list(value.items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pairs):
             raise unusable_field("image_prompts.blocks", value, _BLOCK_FORMS)

@@ -21,6 +21,14 @@ from pydantic import (
     model_validator,
 )
 
+from modelpool.actors.request.bounds import (
+    MAX_ENTRIES,
+    MAX_LORA_CHARACTERS,
+    MAX_LORAS,
+    MAX_NAME_CHARACTERS,
+    check_characters,
+    check_entries,
+)
 from modelpool.actors.request.number_fields import finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
@@ -40,14 +48,12 @@ _KEYFRAMES = (
 )
 _SPAN_FIELDS = frozenset({"start", "end"})
 #: a number, perhaps with the part of the schedule: 0.8@0-0.5
-_STRENGTH = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:@([^@]*))?")
+_STRENGTH = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?:@([^@]*))?")
 #: keyframes: 0.2@0,1@0.5
 _STRENGTHS = re.compile(r"[-+.\deE ]+@[.\deE ]+(?:,[-+.\deE ]+@[.\deE ]+)+")
 #: words for strengths, the part of the schedule and blocks; `start`, `stop` and `step` count steps, as in A1111's
 #: extension
-_KEYED = re.compile(
-    r"\s*(te|unet|lbw|steps|start|stop|step|dyn|keyframes|interpolation|only)\s*=\s*(.*?)\s*", re.DOTALL
-)
+_KEYED = re.compile(r"\s*(te|unet|lbw|steps|start|stop|step|dyn|keyframes|interpolation|only)\s*=(.*)", re.DOTALL)
 _MAX_BLOCKS = 200
 
 
@@ -67,7 +73,7 @@ class LoraChoice(Strict):
     only           the texts for which it acts: positive, negative, prompt, regions, region0, ...; empty: all
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
     strength: float = 1.0
     noise: str = ""
     text_strength: float | None = None
@@ -148,6 +154,7 @@ def parse_loras(value: Any) -> Any:
         return value
     if isinstance(value.get("name"), str) and finite_number(value["name"]) is None and _is_lora(value):
         return (dict(value),)
+    check_entries("loras", value, MAX_LORAS)
     found = []
     for name, how in value.items():
         if isinstance(how, Mapping):
@@ -155,6 +162,7 @@ def parse_loras(value: Any) -> Any:
                 raise unusable_field("loras", f"{name}: {dict(how)}", "the name once, as the key")
             found.append({"name": name, **how})
         elif isinstance(how, str) and finite_number(how) is None:
+            check_characters("loras", how, MAX_LORA_CHARACTERS)
             found.append(_with_parts(str(name), how.split(":")))
         else:
             found.append({"name": name, "strength": how})
@@ -174,6 +182,7 @@ def parse_lora(value: Any, steps: int | None = None) -> Any:
     `steps` is the length of the schedule, for A1111's start=, stop= and step=, which count steps. Raises UnusableField.
     """
     if isinstance(value, str):
+        check_characters("loras", value, MAX_LORA_CHARACTERS)
         name, *parts = value.split(":")
         first = len(parts)
         while first and _is_part(parts[first - 1]):
@@ -251,7 +260,8 @@ def parse_keyframes(value: Any) -> Keyframes:
 def parse_texts(value: Any) -> tuple[str, ...]:
     """Parse the names of texts: a list, or words with commas; sorted, and empty if they are all texts. Raises
     UnusableField."""
-    words = value.split(",") if isinstance(value, str) else value
+    words = value.split(",", MAX_ENTRIES) if isinstance(value, str) else value
+    check_entries("loras.only", words, MAX_ENTRIES)
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise unusable_field("loras.only", value, TEXTS_EXPECTED)
     names = {word.strip().lower() for word in words if word.strip()}
@@ -306,7 +316,7 @@ def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[s
         if word.lower() in EXPERTS:
             fields["noise"] = word
         elif keyed := _KEYED.fullmatch(part):
-            _add_span(fields, _keyed_fields(keyed[1], keyed[2], steps), name, part)
+            _add_span(fields, _keyed_fields(keyed[1], keyed[2].strip(), steps), name, part)
         elif _STRENGTHS.fullmatch(word):
             fields["keyframes"] = word
             keyframes_last = True

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from modelpool.actors.request.bounds import MAX_TEXT_CHARACTERS
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
@@ -255,6 +256,14 @@ class GenerateRequest(Strict):
     @classmethod
     def _strength(cls, value: float | None) -> float | None:
         return None if value is None else checked_strength("strength", value)
+
+    @model_validator(mode="after")
+    def _texts(self) -> GenerateRequest:
+        characters = len(self.prompt) + len(self.negative) + sum(len(region.prompt) for region in self.regions)
+        if characters > MAX_TEXT_CHARACTERS:
+            expected = f"up to {MAX_TEXT_CHARACTERS} in all together"
+            raise unusable_field("prompt, negative, regions", f"{characters} characters", expected)
+        return self
 
     @model_validator(mode="after")
     def _images(self) -> GenerateRequest:

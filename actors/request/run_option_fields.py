@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field, create_model, model_validator
 
+from modelpool.actors.request.bounds import MAX_ENTRIES, check_entries
 from modelpool.actors.request.number_fields import Number, Whole, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unknown_name, unusable_field
@@ -62,6 +63,7 @@ def parse_run_options(value: Any) -> RunOptions | None:
         return None if value is None or value.is_empty else value
     if not isinstance(value, Mapping):
         raise unusable_field("options", value, _FORMS)
+    check_entries("options", value, MAX_ENTRIES)
     found: dict[str, Any] = dict(_options(_nested(value)))
     return RunOptions(**found) if found else None
 
@@ -136,6 +138,7 @@ def _checked(field: str, value: Any, limits: Limits) -> Any:
         case "wholes":
             listed = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             listed = [listed] if isinstance(listed, int) and not isinstance(listed, bool) else listed
+            check_entries(field, listed, MAX_ENTRIES)
             if not isinstance(listed, list | tuple):
                 raise unusable_field(field, value, "whole numbers, such as [7, 8, 9]")
             one = Whole(int(limits.least), int(limits.most))

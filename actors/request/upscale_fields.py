@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 
@@ -24,7 +25,7 @@ class Upscale(Strict):
     overlap  of neighbouring tiles, over which one fades into the other; default: an eighth of the tile, at least 16
     """
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
     scale: float | None = None
     tile: Annotated[int | None, Field(ge=MIN_TILE, le=MAX_TILE)] = None
     overlap: Annotated[int | None, Field(ge=1, le=MAX_TILE // 2)] = None

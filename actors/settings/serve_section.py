@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from modelpool.actors.request.bounds import CALLER_PROMPT_CHARACTERS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
@@ -21,7 +22,10 @@ MIN_KEY_LENGTH = 16
 HASHED = "sha256:"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
 _PRIORITY = Whole(-MAX_PRIORITY, MAX_PRIORITY)
-_NUMBERS = ("port", "requests_per_minute", "queued_jobs", "kept_submissions")
+_NUMBERS = (
+    *("port", "requests_per_minute", "queued_jobs", "kept_submissions", "connections", "connections_per_address"),
+    *("prompt_characters", "head_seconds", "body_seconds", "idle_seconds", "unread_seconds"),
+)
 
 
 class ServeSection(Strict):
@@ -39,6 +43,8 @@ class ServeSection(Strict):
     requests_per_minute  of each user; 0: unlimited
     queued_jobs     jobs of each user that may wait or run at a time
     upload_bytes    largest body of a request, such as "64MiB"
+    prompt_characters  of a prompt, a negative prompt, or a text for a part of the image; all of a request
+                    may have twice as many
     url_hosts       hosts ("example.org", "example.org:8443") from which images are fetched for callers, and to which
                     webhooks are sent; by default none
     webhook_secret  with which webhooks are signed, at least 16 characters; required for webhooks
@@ -46,6 +52,14 @@ class ServeSection(Strict):
     openai_response_format  what images of the OpenAI interface have if a call names no `response_format`: "both" (`url`
                     and `b64_json`), "url" (as DALL-E 2 and 3) or "b64_json" (as gpt-image). Clients read either of
                     them, and few ask for it
+    connections     open connections in all, below the number of files that the process may open. Those that only wait
+                    are closed for new ones, the oldest first
+    connections_per_address  open connections of one address other than this machine's; 0: as many as in all
+    trusted_proxies  addresses of proxies, which have as many connections as there may be
+    head_seconds    time for the head of a call to arrive, from its first byte
+    body_seconds    interval in which a body that arrives must have 1 KiB for each second
+    idle_seconds    how long a connection without a call is kept
+    unread_seconds  how long a peer may read nothing of what it is sent
     """
 
     host: str = "127.0.0.1"
@@ -56,10 +70,19 @@ class ServeSection(Strict):
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     queued_jobs: Annotated[int, Field(ge=1)] = 10000
     upload_bytes: str | int = "64MiB"
+    prompt_characters: Annotated[int, Field(ge=1, le=MAX_PROMPT_CHARACTERS)] = CALLER_PROMPT_CHARACTERS
     url_hosts: tuple[str, ...] = ()
     webhook_secret: str = Field(default="", repr=False)
     kept_submissions: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     openai_response_format: Literal["both", "url", "b64_json"] = "both"
+    connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
+    connections_per_address: Annotated[int, Field(ge=0, le=1_000_000)] = 512
+    trusted_proxies: tuple[str, ...] = ()
+    head_seconds: Annotated[float, Field(ge=1, le=3600)] = 20.0
+    body_seconds: Annotated[float, Field(ge=1, le=3600)] = 10.0
+    # clients and proxies that keep connections for a minute, as most do, then never send a call to a closing one
+    idle_seconds: Annotated[float, Field(ge=1, le=3600)] = 75.0
+    unread_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
 
     @field_validator(*_NUMBERS, "upload_bytes", mode="before")
     @classmethod
@@ -120,6 +143,16 @@ class ServeSection(Strict):
             if not _HOST_NAME.fullmatch(host):
                 raise unusable_field("url_hosts", host, "names of hosts such as example.org or example.org:8443")
         return tuple(host.lower() for host in value)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise unusable_field("trusted_proxies", address, "addresses such as 10.0.0.7") from None
+        return tuple(str(ipaddress.ip_address(address)) for address in value)
 
     @field_validator("webhook_secret")
     @classmethod

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
+#: characters of a value in a message
+MOST_SHOWN = 500
 
 
 class UserError(ValueError):
@@ -78,6 +80,7 @@ class FilesWouldBeLost(OutputFailed):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that suggests the nearest of `known` and lists all of them when they are few."""
     names = sorted(known)
+    name = _shown(name)
     near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     suggestion = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f"; did you mean {suggestion!r}?" if suggestion else "."
@@ -87,7 +90,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
 
 def unusable_field(field: str, found: object, expected: str) -> UnusableField:
     """An `UnusableField` that names `field`, what was `found` there and what was `expected`."""
-    return UnusableField(f"{field}: found {found!r}, expected {expected}")
+    return UnusableField(f"{field}: found {_shown(repr(found))}, expected {expected}")
+
+
+def _shown(text: str) -> str:
+    """Return a value for a message, its beginning if it is long: it may be the largest that a caller can send."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -> DoesNotFit:

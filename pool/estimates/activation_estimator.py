@@ -92,6 +92,8 @@ from modelpool.pool.tracing.structure import structure_digest
 
 #: cached texts and sizes
 SIZES_REMEMBERED = 4096
+#: long texts that are remembered, and the characters above which a text is long: its tokens take up to 100 bytes each
+LONG_TEXTS_REMEMBERED, SHORT_CHARACTERS = 16, 2000
 #: the row and the task of a text with image prompts, whole numbers, before and after they are selected
 _ROW_BYTES = 32
 #: time of two calls with one text each relative to one call with both: kernels are less busy.
@@ -127,6 +129,7 @@ class ActivationEstimator:
         self._read: LruCache[tuple[object, ...], str] = LruCache(SIZES_REMEMBERED)
         self._calibration = ActivationCalibration()
         self._texts: LruCache[tuple[object, ...], _TextRead] = LruCache(SIZES_REMEMBERED)
+        self._long_texts: LruCache[tuple[object, ...], _TextRead] = LruCache(LONG_TEXTS_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
 
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
@@ -361,7 +364,8 @@ class ActivationEstimator:
         text_set = work.model.sha256 if family.text_set else len(family.text_encoders)
         size = None if work.writes is None else (work.writes.width, work.writes.height)
         key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered, size, work.lyrics)
-        return self._texts.get(key, read)
+        texts = self._texts if len(work.text) <= SHORT_CHARACTERS else self._long_texts
+        return texts.get(key, read)
 
     def _read_by_encoders(self, work: EncodeParams, rows: Mapping[str, int]) -> _TextRead:
         """The tokens and the shape of a text that several kinds of encoders read; CLIPs read the same tokens."""

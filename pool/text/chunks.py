@@ -119,8 +119,16 @@ def split_prompt(
 
 def clip_tokens(tokenizer: ClipTokenizer, text: str) -> ClipTokens:
     """Tokenize a prompt. Raises UnusableField as `parse_weights` does."""
-    pieces = (piece for piece in _pieces(text) if piece is not None and not piece.is_name)
-    return ClipTokens(tuple(tuple(tokenizer.encode(piece.text)) for piece in pieces))
+    known: dict[str, tuple[int, ...]] = {}  # a long text repeats its words
+    found = []
+    for piece in _pieces(text):
+        if piece is None or piece.is_name:
+            continue
+        ids = known.get(piece.text)
+        if ids is None:
+            ids = known[piece.text] = tuple(tokenizer.encode(piece.text))
+        found.append(ids)
+    return ClipTokens(tuple(found))
 
 
 def empty_chunk(chunk_tokens: int = CHUNK_TOKENS) -> Chunk:

@@ -14,6 +14,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias
 
@@ -21,6 +22,10 @@ from modelpool.pool.core.errors import unusable_field
 
 #: factor of a pair of brackets without a number
 BRACKET_WEIGHT = 1.1
+#: pairs of brackets in each other; 100 of them multiply a weight by 13,781
+MAX_BRACKETS = 1000
+#: prompts whose parts are remembered: each is read for several encoders
+_REMEMBERED = 8
 
 _SIGNIFICANT = re.compile(r"\\[()]|[()]")
 # possessive, so that a long invalid number takes linear and not quadratic time
@@ -51,11 +56,12 @@ class _Close(Enum):
 _Item: TypeAlias = str | _Open | _Close
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def parse_weights(text: str) -> tuple[WeightedText, ...]:
     """Return the parts of `text` with their weights, in order. Neighbours differ in weight; no part is empty.
 
     Linear in the length of the text for any nesting.
-    Raises UnusableField for a weight that overflows.
+    Raises UnusableField for a weight that overflows, and for too many brackets in each other.
     """
     pieces: list[tuple[str, float]] = []
     weights = [1.0]
@@ -63,6 +69,8 @@ def parse_weights(text: str) -> tuple[WeightedText, ...]:
         match item:
             case _Open(factor):
                 weights.append(weights[-1] * factor)
+                if len(weights) > MAX_BRACKETS + 1:
+                    raise unusable_field("prompt", f"more than {MAX_BRACKETS} brackets in each other", "fewer")
             case _Close():
                 weights.pop()
             case str():

@@ -13,8 +13,9 @@ import uvicorn
 
 from modelpool import ModelPool
 from modelpool.actors.http.application import application
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.ports import HttpPool
-from modelpool.actors.http.server import http_protocol, listen
+from modelpool.actors.http.server import listen, server_config
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.serve_section import ServeSection
 from tests.actors.loop_connection import open_real_pool
@@ -28,10 +29,8 @@ def served(pool: HttpPool, folder: Path, port: int = 0, **settings: object) -> I
     """The address of a server in a thread of this process, on a free port of loopback or on `port`."""
     section = ServeSection(port=port, **settings)
     listening = listen(section)
-    app = application(pool, section, folder)
-    config = uvicorn.Config(
-        app, http=http_protocol(), log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2
-    )
+    log = LimitLog()
+    config = server_config(application(pool, section, folder, limits=log), section, log)
     server = uvicorn.Server(config)
     ready = threading.Event()
     startup = server.startup

@@ -14,6 +14,8 @@ import pytest
 
 from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.application import application
+from modelpool.actors.http.gate import Gate
+from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.server import PACKAGES, check_packages, listen
 from modelpool.actors.request.requests import GenerateRequest
@@ -230,3 +232,21 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.actors.http.server.PACKAGES", (*PACKAGES, "no_such_package"))
     with pytest.raises(UserError, match=r"no_such_package.*modelpool\[serve\]"):
         check_packages()
+
+
+def test_a_call_that_the_end_of_the_server_cancels_is_answered() -> None:
+    """uvicorn wrote a traceback for each."""
+
+    async def run() -> Answer:
+        async def never(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.Event().wait()
+
+        settings = ServeSection()
+        gate = Gate(never, AccessControl(settings, lambda: 0.0), settings, False, LimitLog())
+        calling = asyncio.create_task(call(gate, "GET", "/api/jobs"))
+        await asyncio.sleep(0)
+        calling.cancel()
+        return await calling
+
+    answer = asyncio.run(run())
+    assert (answer.status, "the server ends" in answer.body.decode()) == (503, True)

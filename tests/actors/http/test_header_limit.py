@@ -13,7 +13,9 @@ import uvloop
 from uvicorn.server import ServerState
 
 from modelpool.actors.http.header_limit import MOST_HEADER_BYTES, HeaderLimit
-from modelpool.actors.http.server import http_protocol
+from modelpool.actors.http.limit_log import LimitLog
+from modelpool.actors.http.server import server_config
+from modelpool.actors.settings.serve_section import ServeSection
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 LINE = b"a: " + b"y" * 8000 + b"\r\n"
@@ -66,13 +68,13 @@ def test_a_caller_without_a_key_cannot_fill_the_memory(run: Any) -> None:
     """httptools kept 100 MiB of headers; h11, which was used before, ends such a connection after 64 KiB."""
 
     async def talk() -> None:
-        protocol = http_protocol()
-        assert protocol is HeaderLimit
+        protocol = server_config(count_body, ServeSection(), LimitLog()).http
+        assert issubclass(protocol, HeaderLimit)
         config = uvicorn.Config(count_body, http=protocol, log_level="critical", lifespan="off", ws="none")
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: HeaderLimit(config, state, {}), "127.0.0.1", 0, family=socket.AF_INET)
+        server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         for name, parts, expected in cases():
             answer, sent = await answer_to(port, parts)

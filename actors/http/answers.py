@@ -1,0 +1,54 @@
+"""JSON answers that may be large: built without holding up other calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+
+JSON_TYPE = "application/json"
+#: as FastAPI writes JSON
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+async def json_answer(value: Any) -> Response:
+    """Return a JSON value with long texts, such as images, as an answer. It is written in a thread, text by text: one
+    call of the encoder would keep the interpreter from the loop all the while."""
+    return Response(await asyncio.to_thread(_encoded, value), media_type=JSON_TYPE)
+
+
+def json_parts(pieces: Iterable[str]) -> StreamingResponse:
+    """Return an answer of many parts, each of which is small, as a client reads it: neither the time nor the memory for
+    all of them is taken at once."""
+
+    async def encoded() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece.encode()
+            await asyncio.sleep(0)
+
+    return StreamingResponse(encoded(), media_type=JSON_TYPE)
+
+
+def object_parts(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Yield a JSON object field by field."""
+    begin = "{"
+    for name, value in fields:
+        yield f"{begin}{_ENCODER.encode(name)}:{_ENCODER.encode(value)}"
+        begin = ","
+    yield "{}" if begin == "{" else "}"
+
+
+def list_parts(values: Iterable[Any]) -> Iterator[str]:
+    """Yield a JSON list value by value."""
+    begin = "["
+    for value in values:
+        yield f"{begin}{_ENCODER.encode(value)}"
+        begin = ","
+    yield "[]" if begin == "[" else "]"
+
+
+def _encoded(value: Any) -> bytes:
+    return "".join(_ENCODER.iterencode(value)).encode()

@@ -1,0 +1,38 @@
+"""Bounds of texts and lists in requests, far above what models read: what one request may cost the others.
+
+The table of fields (`field_table`) has them for the fields of a request; parts of a request, and interfaces that build
+requests, check their own with the same functions. Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelpool.pool.core.errors import unusable_field
+
+#: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
+#: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s
+MAX_PROMPT_CHARACTERS, CALLER_PROMPT_CHARACTERS = 1 << 17, 1 << 16
+#: of all texts of one request together: of its prompt, its negative prompt, and the texts for parts of the image
+MAX_TEXT_CHARACTERS = 2 * MAX_PROMPT_CHARACTERS
+#: of names of models and files, and of other short texts
+MAX_NAME_CHARACTERS = 4096
+#: of a LoRA with its strengths in one text, which has a factor for each of up to 200 blocks
+MAX_LORA_CHARACTERS = 8192
+#: of one request: each is looked up, and takes a part of the weights' update
+MAX_LORAS = 100
+#: of a list in a request that has no bound of its own
+MAX_ENTRIES = 1000
+
+
+def check_characters(name: str, text: str, most: int) -> None:
+    """Raise UnusableField for a text in the field `name` of more than `most` characters."""
+    if len(text) > most:
+        raise unusable_field(name, f"{len(text)} characters", f"up to {most} characters")
+
+
+def check_entries(name: str, value: Any, most: int) -> None:
+    """Raise UnusableField for a list or a mapping in the field `name` with more than `most` entries."""
+    if isinstance(value, list | tuple | set | frozenset | Mapping) and len(value) > most:
+        raise unusable_field(name, f"{len(value)} entries", f"up to {most}")
