@@ -5,7 +5,7 @@ Two markers take tests out of the usual run:
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
 - `rotates`: one third runs usually, and another third with the next rotation, so that three rotations run all. Each
   parametrized function runs a third of its cases, and each file a third of its functions without parameters; at least
-  one of each.
+  one of each. The folders and files of `COMPARISONS` rotate, too.
 
 A test that the command line names with "::" always runs.
 """
@@ -21,6 +21,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+#: tests that run tiny models beside diffusers: more than half the time of all tests without Ray
+COMPARISONS = (
+    "tests/pool/families/",
+    "tests/pool/image_prompts/",
+    "tests/pool/saving/",
+)
+#: files of these folders whose tests are fast
+FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/modules/test_definitions.py")
 #: rotations after which every test has run
 ROTATIONS = 3
 ROOT = Path(__file__).parents[1]
@@ -50,7 +58,7 @@ def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
     for item in items:
         if item.get_closest_marker("nightly"):
             out.add(item)
-        elif item.get_closest_marker("rotates"):
+        elif rotates(item):
             function, _, case = item.nodeid.partition("[")
             groups[function if case else item.nodeid.partition("::")[0]].append(item)
     for name, group in groups.items():
@@ -60,6 +68,13 @@ def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
         turn = (rotation + _hash(name)) % count
         out.update(item for index, item in enumerate(group) if index % count != turn)
     return out
+
+
+def rotates(item: pytest.Item) -> bool:
+    """Whether this test runs in one of three rotations."""
+    if item.get_closest_marker("rotates"):
+        return True
+    return item.nodeid.startswith(COMPARISONS) and not item.nodeid.startswith(FAST)
 
 
 def is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:

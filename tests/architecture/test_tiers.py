@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.architecture.source_tree import ROOT
-from tests.tiers import ROTATIONS, is_named, left_out
+from tests.tiers import COMPARISONS, FAST, ROTATIONS, is_named, left_out
 
 
 class Item(SimpleNamespace):
@@ -52,6 +52,14 @@ def test_three_rotations_have_everything_and_no_order_of_tests_matters() -> None
 def names_of(tests: list[Any], rotation: int) -> set[str]:
     out = {test.nodeid for test in left_out(tests, rotation)}
     return {test.nodeid for test in tests} - out
+
+
+def test_folders_and_files_that_rotate_exist() -> None:
+    for each in (*COMPARISONS, *FAST):
+        assert (ROOT / each).exists(), each
+    assert all(each.startswith(COMPARISONS) for each in FAST)
+    comparison = item(f"{COMPARISONS[0]}test_a.py::test_cases[1]")
+    assert left_out([comparison, item(comparison.nodeid + "2"), item(FAST[0] + "::test_a")], 0)
 
 
 def test_a_test_that_the_command_line_names_runs() -> None:
