@@ -17,6 +17,7 @@ from modelpool.pool.core.errors import CorruptFile, UnusableField
 from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
 from modelpool.pool.text.tekken_file import tekken_tokenizer
 from modelpool.pool.text.text_tokenizer import TextTokenizer
+from tests.each_case import each_case
 from tests.pool.text.tiny_tokenizers import SENTENCES, tiny
 from tests.pool.text.vocabulary_files import (
     TEKKEN_PATTERN,
@@ -128,8 +129,8 @@ def test_a_score_that_is_no_number_is_refused() -> None:
         sentencepiece_tokenizer(piece_file(["a"], scores=math.nan), "a file")
 
 
-@pytest.mark.parametrize("number", [1e400, 10**400, -1, 1.5, "7", None, True, 1 << 40])
-@pytest.mark.parametrize("place", ["default_vocab_size", "default_num_special_tokens", "vocab", "special_tokens"])
+@each_case("number", [1e400, 10**400, -1, 1.5, "7", None, True, 1 << 40])
+@each_case("place", ["default_vocab_size", "default_num_special_tokens", "vocab", "special_tokens"])
 def test_a_number_of_a_tekken_file_that_cannot_be_is_refused(place: str, number: object) -> None:
     """A rank below 0 would be a special token's number, one beyond the vocabulary no row of an encoder's."""
     said = json.loads(tekken_file())
