@@ -21,10 +21,17 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-#: tests that run tiny models beside diffusers: more than half the time of all tests without Ray
+#: Tests that run the tiny models of all families, most of them beside diffusers: more than half the time of all tests
+#: without Ray.
 COMPARISONS = (
+    "tests/pool/conditioning/test_image_concat.py",
+    "tests/pool/estimates/test_stage_peak_bytes.py",
     "tests/pool/families/",
     "tests/pool/image_prompts/",
+    "tests/pool/loading/test_diffusers_folders.py",
+    "tests/pool/loading/test_separate_files.py",
+    "tests/pool/models/",
+    "tests/pool/quant/test_checkpoints.py",
     "tests/pool/saving/",
 )
 #: files of these folders whose tests are fast

@@ -58,7 +58,7 @@ def test_folders_and_files_that_rotate_exist() -> None:
     for each in (*COMPARISONS, *FAST):
         assert (ROOT / each).exists(), each
     assert all(each.startswith(COMPARISONS) for each in FAST)
-    comparison = item(f"{COMPARISONS[0]}test_a.py::test_cases[1]")
+    comparison = item("tests/pool/families/test_a.py::test_cases[1]")
     assert left_out([comparison, item(comparison.nodeid + "2"), item(FAST[0] + "::test_a")], 0)
 
 
