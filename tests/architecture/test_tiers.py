@@ -103,3 +103,10 @@ def has_usual_test(module: ast.Module) -> bool:
         each.name.startswith("test_") and not any(marks(decorator) for decorator in each.decorator_list)
         for each in functions
     )
+
+
+def test_the_arguments_of_fast_runs_exist() -> None:
+    lines = (ROOT / "tests" / "fast_tests.txt").read_text(encoding="utf-8").splitlines()
+    paths = [line.removeprefix("--ignore=") for line in lines if not line.startswith("#")]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
