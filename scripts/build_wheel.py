@@ -81,7 +81,7 @@ def run_tests(wheel: Path, selection: list[str]) -> int:
         )
         if Path(core.stdout.strip()).suffix == ".py":
             sys.exit(f"{wheel.name} contains no core that is compiled for this Python: {core.stdout.strip()}")
-        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON_ONLY]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nightly", *PYTHON_ONLY]
         return subprocess.run([*pytest, *selection], cwd=site, env=environment, check=False).returncode
 
 

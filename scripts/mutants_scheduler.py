@@ -155,6 +155,7 @@ class Copy:
         """Return the first test that fails, None if all pass."""
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-seed=1"),
+            "--nightly",
             *("-o", f"timeout={MOST_SECONDS}", *(f"--ignore={left_out}" for left_out in LEFT_OUT), *tests),
         ]
         # the copy comes before the editable install of the working tree

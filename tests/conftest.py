@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.tiers import NIGHTLY_EXAMPLES, USUAL_EXAMPLES, is_named, left_out, rotation_of_commit
+
 # Before anything imports torch, ray or a Hugging Face library: they read these once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,9 +35,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# no absolute times in tests: a slow machine is not a failure
-settings.register_profile("modelpool", deadline=None)
-settings.load_profile("modelpool")
+# No absolute times in tests: a slow machine is not a failure. A usual run tries the same examples each time, a nightly
+# one others.
+settings.register_profile("usual", deadline=None, max_examples=USUAL_EXAMPLES, derandomize=True)
+settings.register_profile("nightly", deadline=None, max_examples=NIGHTLY_EXAMPLES, print_blob=True)
 
 
 #: how long tests took when they were last recorded, on a machine with two cores
@@ -106,22 +109,41 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if _has_ray_mark(collection_path) else True
 
 
-def pytest_collection_finish() -> None:
-    """Take everything that collection imported out of the garbage collector's sight: pools collect garbage where
-    memory is short, and a collection over all test modules takes seconds."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, and take everything that they import out of the garbage
+    collector's sight: pools collect garbage where memory is short, and a collection over all test modules takes
+    seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --record-durations."""
+    """Add --nightly, --rotation and --record-durations."""
+    parser.addoption("--nightly", action="store_true", help="run all tests (tests/tiers.py)")
+    parser.addoption("--rotation", type=int, metavar="N", help="which third of the tests that rotate runs")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record durations where that is requested, in the process that hears of all tests."""
+    """Choose the depth of properties and the rotation, which workers of xdist receive with the other options, and
+    record durations where that is requested, in the process that hears of all tests."""
+    settings.load_profile("nightly" if config.option.nightly else "usual")
+    if config.option.rotation is None:
+        config.option.rotation = rotation_of_commit()
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(), "durations")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell which tests ran, and how they run again."""
+    tier = "all tests (--nightly)" if config.option.nightly else f"usual tests, --rotation {config.option.rotation}"
+    terminalreporter.write_line(f"Tier: {tier}")
 
 
 class Durations:
@@ -144,10 +166,15 @@ def recorded_durations() -> dict[str, float]:
     return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, start with the
-    files of the longest tests, and keep the `ray` tests of one process together at the end, in the order of their
-    files' recorded times, longest first: files are the units that two processes share."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what other tiers and rotations run. Mark tests `slow` that were recorded above two seconds, skip `gpu`
+    tests on machines without CUDA, start with the files of the longest tests, and keep the `ray` tests of one process
+    together at the end, in the order of their files' recorded times, longest first: files are the units that two
+    processes share."""
+    if not config.option.nightly:
+        out = {item for item in left_out(items, config.option.rotation) if not is_named(item, config.args)}
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
     durations = recorded_durations()
     for item in items:
         if durations.get(item.nodeid, 0.0) > SLOW_SECONDS:

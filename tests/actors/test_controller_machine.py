@@ -19,6 +19,7 @@ from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import ME, Desk, Sent, settle
 from tests.actors.fakes import FAIL, FakeCatalog, image_of
+from tests.tiers import examples
 
 PROMPTS = st.sampled_from(["a red circle", "a blue square", FAIL])
 LORAS = st.sampled_from([(), ("light",), ("thick", "words")])
@@ -169,5 +170,5 @@ class ControllerMachine(RuleBasedStateMachine):
         assert desk.controller._clients[ME].submissions == {}
 
 
-ControllerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+ControllerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestController = ControllerMachine.TestCase

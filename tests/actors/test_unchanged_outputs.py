@@ -7,7 +7,9 @@ processor of the record only. Without it, outputs may differ by rounding.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,30 +29,49 @@ from tests.actors.unchanged_outputs import (
 )
 
 
+@dataclass(frozen=True)
+class Made:
+    """Outputs by id, of the requests of `record`, with the models and inputs in `folder`."""
+
+    folder: Path
+    record: dict[str, Any]
+    outputs: dict[str, np.ndarray | str]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The requests of the record, run as usual."""
+    record, folder = load_record(), tmp_path_factory.mktemp("outputs")
+    write_models(folder / "models")
+    write_inputs(folder / "inputs")
+    return Made(folder, record, dict(run_requests(folder, record["outputs"])))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
-def test_outputs_are_those_recorded_also_if_every_run_stops_and_resumes_at_every_step(tmp_path: Path) -> None:
-    """All samplers, models, inputs, batches and divisions. Each request runs twice: as usual, which is compared with
-    the record, and on an engine that stops each run after each step and resumes it from bytes. Those pixels are equal.
-    """
-    record = load_record()
-    outputs = record["outputs"]
-    write_models(tmp_path / "models")
-    write_inputs(tmp_path / "inputs")
-    files = digests(tmp_path / "models")
-    made = dict(run_requests(tmp_path, outputs))
-    found = differences(record, files, made, exact=os.environ.get("MODELPOOL_EXACT") == "1")
+def test_outputs_are_those_recorded(made: Made) -> None:
+    """All samplers, models, inputs, batches and divisions."""
+    exact = os.environ.get("MODELPOOL_EXACT") == "1"
+    found = differences(made.record, digests(made.folder / "models"), made.outputs, exact=exact)
     assert not found, "\n".join([f"{len(found)} differences:", *found])
 
+
+@pytest.mark.slow
+@pytest.mark.nightly(usually="tests/actors/test_stop_and_resume.py")
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
+def test_outputs_are_the_same_if_every_run_stops_and_resumes_at_every_step(made: Made) -> None:
+    """The engine stops each run after each step and resumes it from bytes."""
+    outputs = made.record["outputs"]
     engines: list[Interrupting] = []
 
     def wrap(engine: WorkerEngine) -> WorkerEngine:
         engines.append(Interrupting(engine, every=1))
         return engines[-1]  # type: ignore[return-value]
 
-    resumed = dict(run_requests(tmp_path, outputs, wrap))
-    other = {name for name, usual in made.items() if not _equal(resumed[name], usual)}
+    resumed = dict(run_requests(made.folder, outputs, wrap))
+    other = {name for name, usual in made.outputs.items() if not _equal(resumed[name], usual)}
     # those recorded as depending on what shared a run with them may share it with others here
     assert other <= {output["id"] for output in outputs if not output["exact"]}
     stops = [stop for engine in engines for stop in engine.stops]

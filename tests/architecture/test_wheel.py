@@ -18,7 +18,7 @@ import pytest
 import modelpool
 from tests.architecture.source_tree import PACKAGES, ROOT, product_modules
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly(usually="tests/architecture/test_package_names.py")]
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,7 @@ def test_random_models_open_as_published_ones(name: str, tmp_path: Path) -> None
     engine.close()
 
 
+@pytest.mark.nightly(usually="tests/benchmarks/test_gpu.py")
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling against diffusers' pipeline on the CPU, and an architecture on the simulated device."""

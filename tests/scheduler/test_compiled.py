@@ -194,6 +194,7 @@ def require_told(compiled: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(usually="tests/scheduler/test_compiled.py")  # the modules of the table, and what is sent
 def test_the_compiled_core_answers_as_the_python_one(compiled: Path, streams: dict[str, Stream]) -> None:
     """To the last bit of every number: the log is text. One test, so that it is built once wherever tests are shared
     out."""

@@ -25,6 +25,7 @@ from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, StopTask, Submitted
+from tests.tiers import examples
 
 MODELS = tuple(ComponentKey(name) for name in ("video/diffusion_model", "image/diffusion_model"))
 STEPS = 20
@@ -56,7 +57,7 @@ def check(state: SchedulerState) -> None:
     validate(state)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(jobs=JOBS, workers=st.integers(1, 3), wait=st.sampled_from([0.0, 5.0, 30.0]), limit=st.integers(0, 3))
 def test_no_step_is_lost_to_a_preemption_and_everything_ends(
     jobs: list[tuple[int, int, float]], workers: int, wait: float, limit: int
@@ -75,7 +76,7 @@ def test_no_step_is_lost_to_a_preemption_and_everything_ends(
     assert all(count <= limit for count in stops.values())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     jobs=JOBS,
     losses=st.lists(st.tuples(st.integers(0, 1), st.floats(1000.0, 3000.0)), max_size=4),

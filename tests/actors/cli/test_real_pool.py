@@ -62,6 +62,7 @@ def images(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
     return {o["index"]: o for o in map(json.loads, process.stdout.splitlines())}
 
 
+@pytest.mark.nightly(usually="tests/actors/test_shapes_pool.py")
 def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(
     pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_what_only_the_pool_can_know_is_one_line(pool: ModelPool, tmp_path: Path
         assert "Traceback" not in process.stderr
 
 
+@pytest.mark.nightly(usually="tests/actors/cli/test_daemon.py")
 def test_up_status_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that outlives the command which started it, found by name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

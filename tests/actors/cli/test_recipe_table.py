@@ -10,6 +10,7 @@ import pytest
 from modelpool.actors.cli.recipe_table import recipe_facts
 from modelpool.actors.graph.recipe import RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
 from tests.actors.graph.test_recipe import OTHER, RECIPE
+from tests.each_case import each_case
 
 CONTROL = RecipeControl("canny", "aa", "bb", "edges.png", 0.5, 0.0, 1.0)
 IMAGES = RecipeImages("11", "photo.png", "22", "hole.png", 10, True, controls=(CONTROL,), reference_sha256="33")
@@ -36,7 +37,7 @@ def shown(recipe: Any) -> list[tuple[str, str]]:
 
 
 # a format is the ending of the file; an audio clip has no size
-@pytest.mark.parametrize("field", sorted(OTHER.keys() - {"format", "frame_rate", "motion", "image_noise", "elevation"}))
+@each_case("field", sorted(OTHER.keys() - {"format", "frame_rate", "motion", "image_noise", "elevation"}))
 def test_every_field_of_the_digest_is_shown(field: str) -> None:
     assert shown(replace(RECIPE, **{field: OTHER[field]})) != shown(RECIPE)
 
@@ -47,7 +48,7 @@ def test_every_field_of_a_video_is_shown(field: str) -> None:
     assert shown(replace(video, **{field: OTHER[field]})) != shown(video)
 
 
-@pytest.mark.parametrize("field", sorted(OTHERS))
+@each_case("field", sorted(OTHERS))
 def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
     beside = {BESIDE[field]: OTHERS[BESIDE[field]]} if field in BESIDE else {}
     before = replace(IMAGES, **beside)

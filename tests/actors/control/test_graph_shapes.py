@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.graph_shapes import BuiltRequest
@@ -17,6 +16,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import AUDIOS, FILLS_HOLES, HANDS_ON, PAIR, VIDEOS, FakeCatalog
+from tests.each_case import each_case
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 64, 3), np.uint8)
 MASK = PIXELS[:, :, 0] > 100
@@ -61,8 +61,8 @@ def request(seed: int, **fields: Any) -> GenerateRequest:
     return InputImages(lambda result: result).bring(wanted)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seeds", [(7, 9, 0), (0, 7, 9), (2**32 - 1, 1, 2)])
+@each_case("kind", KINDS)
+@each_case("seeds", [(7, 9, 0), (0, 7, 9), (2**32 - 1, 1, 2)])
 def test_a_derived_graph_is_the_one_that_would_be_built(kind: str, seeds: tuple[int, ...]) -> None:
     fields, is_derived = KINDS[kind]
     counting, alone = Counting(), Counting()

@@ -38,6 +38,7 @@ from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import Desk, InlineExecutor, settle
 from tests.actors.fakes import FakeCatalog, image_of
+from tests.tiers import examples
 
 WORKERS = 2
 #: workers die often here; a task that several of them died with is no reason to give it up
@@ -405,6 +406,6 @@ def expected_sha256(name: str, place: int) -> str:
 
 
 TestService = ServiceMachine.TestCase
-TestService.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
+TestService.settings = settings(max_examples=examples(10), stateful_step_count=40, deadline=None)
 TestServiceWithStore = StoreMachine.TestCase
-TestServiceWithStore.settings = settings(max_examples=5, stateful_step_count=30, deadline=None)
+TestServiceWithStore.settings = settings(max_examples=examples(5), stateful_step_count=30, deadline=None)

@@ -26,6 +26,7 @@ from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
 from modelpool.pool.core.refs import LoraRef
 from modelpool.pool.core.run_options import AttentionScale, RunOptions, SkipLayers
+from tests.each_case import each_case
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -45,7 +46,7 @@ OTHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", sorted(OTHER))
+@each_case("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
     assert {f.name for f in fields(Recipe)} == {*OTHER, *INFORMATIVE}

@@ -26,6 +26,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels, Mask, Result
 from modelpool.pool.pixels.image_ops import covering, pasted
+from tests.each_case import each_case
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (40, 64, 3), np.uint8)
@@ -158,7 +159,7 @@ def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
     assert (bring(image=grey)[1][0].pixels_HWC == PIXELS[:, :, :1]).all()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "message"),
     [
         ({"image": "nowhere.png"}, r"image: found 'nowhere.png', expected an existing file"),

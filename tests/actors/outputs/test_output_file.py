@@ -22,6 +22,7 @@ from modelpool.actors.request.labels import Labels
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
 from tests.actors.outputs.test_image_file import RECIPE
+from tests.each_case import each_case
 
 VIDEO_RECIPE = dataclasses.replace(RECIPE, width=32, height=16, frames=5, frame_rate=8.0)
 AUDIO_RECIPE = dataclasses.replace(RECIPE, width=0, height=0, seconds=0.5)
@@ -53,10 +54,8 @@ def made(recipe: Recipe) -> Output:
     return video() if recipe.frames else audio()
 
 
-@pytest.mark.parametrize(("name", "recipe"), CASES)
-@pytest.mark.parametrize(
-    "prompt", ["a red circle", "", '\u9ad8\u5c71: caf\u00e9, "x" = y; # 1\nnext line', "long " * 3000]
-)
+@each_case(("name", "recipe"), CASES)
+@each_case("prompt", ["a red circle", "", '\u9ad8\u5c71: caf\u00e9, "x" = y; # 1\nnext line', "long " * 3000])
 def test_every_format_carries_the_whole_recipe(name: str, recipe: Recipe, prompt: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(recipe, format=name, prompt=prompt)
     path = tmp_path / file_name(recipe)

@@ -18,7 +18,10 @@ from modelpool.scheduler.tables.node_groups import NodeGroup
 from tests.actors.ray.kuberay_manifests import GROUP_LABEL, configured_groups, node_types
 from tests.actors.ray.local_autoscaler import LocalAutoscaler, NodeType, eventually, local_autoscaler
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.nightly(usually="tests/actors/ray/test_ray_fleet.py"),
+]
 
 #: node types that exist besides: one without capacity
 EMPTY = NodeType(labels={GROUP_LABEL: "empty"}, node_config={"stock_out": "no capacity in zone a"})

@@ -70,6 +70,7 @@ def outlive_the_catalog(cluster: LocalCluster, weights: Path) -> list[Finished]:
 
 
 @pytest.mark.skipif(not can_hide(), reason="this machine allows no mount namespaces")
+@pytest.mark.nightly(usually="tests/actors/ray/test_clusters.py")
 def test_controller_and_driver_can_be_on_nodes_without_the_models(weights: Path, expected: Finished) -> None:
     """The catalog read the folders of the controller's node: on a head without weights it found no models."""
     with local_cluster(head_hides=[weights]) as cluster:
@@ -97,6 +98,7 @@ def packages_of_workers(cluster: LocalCluster, connects_first: bool) -> tuple[Fi
     return done, [name for folder in folders for name in names if (folder / name / "__init__.py").exists()]
 
 
+@pytest.mark.nightly(usually="tests/actors/test_ray_pool.py")
 def test_jobs_with_packages_of_their_own_keep_them_and_get_ours(tmp_path: Path, expected: Finished) -> None:
     """Ray refuses a field that both the job and `ray.init` set; an address on loopback shipped no code."""
     package = tmp_path / "of_the_user"
@@ -219,6 +221,7 @@ def lose_finished_images(cluster: LocalCluster, wanted: list[GenerateRequest]) -
         return done
 
 
+@pytest.mark.nightly(usually="tests/actors/ray/test_ray_losses.py")
 def test_finished_images_that_are_lost_with_their_node_are_generated_again(shared: LocalCluster) -> None:
     """Larger ones than Ray sends with its answers: they stay on the node until they are fetched."""
     wanted = shapes_requests(6, width=256, height=256, steps=1)
@@ -268,6 +271,7 @@ def write_outputs(cluster: LocalCluster, access: dict[str, str], folder: Path) -
         return found
 
 
+@pytest.mark.nightly(usually="tests/actors/ray/test_output_writers.py")
 def test_each_node_writes_its_outputs_to_a_store_and_the_drivers_node_those_to_a_folder(
     shared: LocalCluster, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.actors.ray.local_cluster import (
     until,
 )
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nightly(usually="tests/actors/ray/test_ray_losses.py")]
 
 WANTED = shapes_requests(10)
 #: some seconds: long enough to lose a machine in between

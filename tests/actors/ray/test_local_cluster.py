@@ -54,6 +54,7 @@ def draining(cluster: LocalCluster) -> list[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.nightly(usually="tests/actors/ray/test_ray_losses.py")
 def test_nodes_are_labelled_drained_and_removed_failures_reported_and_nothing_is_left() -> None:
     others = set(psutil.Process().children(recursive=True))  # of earlier tests in this process
     with local_cluster() as cluster:

@@ -14,6 +14,7 @@ from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
+from tests.each_case import each_case
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_what_is_wrong_with_users_is_told_with_file_and_key(text: str, told: str
         PoolConfig.load(path)
 
 
-@pytest.mark.parametrize("field", ["priority", "steps", "seed", "width"])
-@pytest.mark.parametrize("said", [True, "high", 2.5, "1e1", [8], "9" * 5000])
+@each_case("field", ["priority", "steps", "seed", "width"])
+@each_case("said", [True, "high", 2.5, "1e1", [8], "9" * 5000])
 def test_whole_numbers_are_whole(field: str, said: object) -> None:
     """Found in a review: True was taken for 1, and complaints spoke of parsing."""
     with pytest.raises(UserError, match=rf"{field}: found .*, expected a (whole number|multiple of 8) from"):

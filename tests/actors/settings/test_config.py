@@ -11,6 +11,7 @@ from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import MIB, UnknownName, UnusableField, UserError
 from modelpool.pool.devices.kind_names import AUTO, DeviceKind
 from modelpool.pool.devices.vram_policy import VramPolicy
+from tests.each_case import each_case
 
 ROOT = Path(__file__).parents[3]
 PRESETS = sorted((ROOT / "configs").glob("*.toml"))
@@ -37,7 +38,7 @@ def test_the_laptop_preset_serves_the_example() -> None:
     assert config.output.folder == ROOT / "outputs"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "error", "message"),
     [
         ("[pool]\nwrokers = 3", UnknownName, r"\[pool\] unknown key 'wrokers'; did you mean 'workers'"),

@@ -18,6 +18,7 @@ from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.signatures import SIGNATURES
 from tests.architecture.source_tree import ROOT
+from tests.each_case import each_case
 from tests.pool.detection.published import (
     GOLDEN,
     Shapes,
@@ -96,7 +97,7 @@ RUNS = sorted({row.runs for row in SIGNATURES if row.runs})
 
 # diffusers' own Chroma imports a name that diffusers means to drop
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
-@pytest.mark.parametrize("name", RUNS)
+@each_case("name", RUNS)
 def test_every_class_that_the_table_names_makes_models_that_are_recognised_as_its_own(name: str) -> None:
     found = recognise_diffusion(built(name))
     assert found is not None

@@ -13,6 +13,7 @@ from modelpool.pool.detection.diffusion import PREFIXES, find_layout, prefixes_o
 from modelpool.pool.detection.layouts.signature import Naming, anything
 from modelpool.pool.detection.signatures import LAYOUTS, SIGNATURES
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from tests.each_case import each_case
 from tests.pool.detection.published import FOUND, Shapes, changed, shapes_of
 
 MODELS = pytest.mark.parametrize("model", FOUND)
@@ -216,7 +217,7 @@ RELATIVES: dict[str, Shapes] = {
 }
 
 
-@pytest.mark.parametrize("name", RELATIVES)
+@each_case("name", RELATIVES)
 def test_relatives_of_published_models_are_told_apart(name: str) -> None:
     found = recognise_diffusion(RELATIVES[name])
     assert found is not None

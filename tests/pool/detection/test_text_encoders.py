@@ -20,6 +20,7 @@ from modelpool.pool.detection.text_encoders import (
     route,
 )
 from modelpool.pool.families.modules import defined_families
+from tests.each_case import each_case
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 ROUTING: dict[str, Any] = json.loads((GOLDEN / "text_encoder_routing.json").read_text())
@@ -77,7 +78,7 @@ def test_every_listed_encoder_is_what_it_is(name: str) -> None:
         assert found.name == ENCODERS.get(golden, golden.lower())
 
 
-@pytest.mark.parametrize("clip_type", list(ROUTING["clip_types"]))
+@each_case("clip_type", list(ROUTING["clip_types"]))
 def test_every_listed_route_leads_where_it_does(clip_type: str) -> None:
     """26 combinations of files for each of 23 kinds of model."""
     routes = {

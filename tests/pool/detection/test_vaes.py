@@ -18,6 +18,7 @@ from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import SIGNATURES, recognise_vae
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.formats.safetensors_file import Shape
+from tests.each_case import each_case
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 KEYS: dict[str, dict[str, tuple[list[int], str]]] = json.loads(
@@ -91,8 +92,8 @@ def test_every_listed_vae_is_what_it_is(entry: str) -> None:
             assert value == golden[field], field
 
 
-@pytest.mark.parametrize("entry", list(KEYS))
-@pytest.mark.parametrize(("dtype", "size"), [("float16", 2), ("float32", 4)])
+@each_case("entry", list(KEYS))
+@each_case(("dtype", "size"), [("float16", 2), ("float32", 4)])
 def test_memory_is_estimated_as_listed(entry: str, dtype: str, size: int) -> None:
     facts, golden = recognised(entry), FOUND[entry]
     assert facts.decode_bytes(tuple(golden["decode_shape"]), size) == pytest.approx(golden[f"mem_decode_{dtype}"])
@@ -105,7 +106,7 @@ def test_every_difference_is_of_a_listed_entry_that_was_tried() -> None:
     assert {entry for entry, _ in DIFFERENCES} <= set(KEYS)
 
 
-@pytest.mark.parametrize("golden_name", list(FORMAT_NAMES))
+@each_case("golden_name", list(FORMAT_NAMES))
 def test_latents_are_scaled_and_shifted_as_published(golden_name: str) -> None:
     """Exactly, in both directions, on the golden input."""
     tensors = load_file(GOLDEN / "misc.safetensors")

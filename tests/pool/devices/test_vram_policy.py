@@ -20,14 +20,15 @@ from modelpool.pool.devices.vram_policy import (
     reserve_for,
     rules_for,
 )
+from tests.each_case import each_case
 
 GIB = 1 << 30
 MIB = 1 << 20
 SIZES = st.integers(0, 1 << 40)
 
 
-@pytest.mark.parametrize("kind", DeviceKind)
-@pytest.mark.parametrize("flag", VramPolicy)
+@each_case("kind", DeviceKind)
+@each_case("flag", VramPolicy)
 def test_what_was_asked_for_holds_wherever_there_is_device_memory(kind: DeviceKind, flag: VramPolicy) -> None:
     found = choose_policy(flag, kind)
     assert found.value is (VramPolicy.DISABLED if kind is DeviceKind.CPU else flag)

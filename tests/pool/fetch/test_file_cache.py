@@ -17,6 +17,7 @@ from modelpool.pool.fetch.cache_eviction import CachedFile, eviction_order
 from modelpool.pool.fetch.fetch_errors import CacheFull, SourceFailed, WrongContent
 from modelpool.pool.fetch.file_cache import STALE_SECONDS, FileCache, FileLease, cache_key, checked_path
 from modelpool.pool.fetch.partial_file import PartialFile
+from tests.tiers import examples
 
 CHUNK = 1 << 18
 
@@ -151,7 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert lease.path.read_bytes() == content(number)
 
 
-CacheMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
 TestCache = CacheMachine.TestCase
 
 

@@ -18,6 +18,7 @@ from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.safetensors_file import DTYPE_BITS, Header, read_header
 from modelpool.pool.mapping.mapped_file import MappedFile
 from tests.pool.formats.damage import as_file, damaged
+from tests.tiers import examples
 
 MUTATIONS = 10_000
 BATCHES = 8
@@ -100,7 +101,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(300))
 @given(header=st.dictionaries(st.text(max_size=8), entries | json_values, max_size=4), data=st.binary(max_size=16))
 def test_any_json_as_a_header(tmp_path: Path, header: object, data: bytes) -> None:
     content = as_file(json.dumps(header).encode(), data)

@@ -24,6 +24,7 @@ from modelpool.pool.core.errors import CorruptFile, UnsafeFile
 from modelpool.pool.formats.torch_legacy import MAGIC
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
+from tests.tiers import examples
 
 MIB = 1 << 20
 base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
@@ -320,7 +321,7 @@ def whole_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]
     return files[0], files[1]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=400)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(400))
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_read_within_its_bytes(
     tmp_path: Path, whole_files: tuple[bytes, bytes], data: st.DataObject

@@ -21,6 +21,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from tests.each_case import each_case
 from tests.pool.changed_work import changed_work
 from tests.pool.sampling.one_image import denoise_image
 
@@ -48,7 +49,7 @@ def image(work: SampleParams = WORK, hooks: RunHooks = QUIET, uncond: Tensor | N
     return denoise_image(predict_noise, work, SHAPE, COND, uncond, CPU, hooks)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@each_case("sampler", SAMPLERS)
 def test_a_image_is_a_function_of_its_work(sampler: str) -> None:
     """Bit for bit the same when other images run before it and in the middle of it, and when torch is reseeded."""
     work = changed_work(WORK, sampler=sampler, noise_schedule=SAMPLERS[sampler].schedule)

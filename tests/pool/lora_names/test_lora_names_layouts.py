@@ -24,6 +24,7 @@ from modelpool.pool.lora_names.diffusion import base_names_of, model_names
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.lora_names.naming import generate_names, naming_of
 from modelpool.pool.models.common.diffusers_private import diffusion_converter
+from tests.each_case import each_case
 from tests.pool.loading import layouts
 from tests.pool.lora_names.test_lora_names_golden import golden
 
@@ -72,7 +73,7 @@ def map_of(model: str) -> KeyMap:
     return layout_map(FAMILY_OF.get(model, "generic"), published(model))
 
 
-@pytest.mark.parametrize("model", sorted(golden("detection_keys")))
+@each_case("model", sorted(golden("detection_keys")))
 def test_no_name_means_two_things(model: str) -> None:
     """In any published model, however many rules make the name, and with dots and underscores taken for each other."""
     names: dict[str, tuple[RowRange, ...]] = {}
@@ -82,7 +83,7 @@ def test_no_name_means_two_things(model: str) -> None:
     assert len(names) > 4 * sum(key.endswith(".weight") for key in published(model))
 
 
-@pytest.mark.parametrize("model", sorted(set(FAMILY_OF) - {"chroma_radiance"}))
+@each_case("model", sorted(set(FAMILY_OF) - {"chroma_radiance"}))
 def test_a_family_that_runs_has_the_namings_of_its_layout(model: str) -> None:
     """HunyuanImage had those of no layout, so that most of its LoRAs were refused."""
     found = recognise_diffusion(published(model))
@@ -129,7 +130,7 @@ NOT_A_PARAMETER = {"pixart_sigma_1024": {"caption_projection.y_embedding"}}
 
 
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed.*:FutureWarning")
-@pytest.mark.parametrize("model", MODULES)
+@each_case("model", MODULES)
 def test_names_are_those_of_the_modules_parameters(model: str) -> None:
     """All of them and no others, whatever the number of a block."""
     with torch.device("meta"):
@@ -170,7 +171,7 @@ CONVERTED = [
 ]
 
 
-@pytest.mark.parametrize("model", CONVERTED)
+@each_case("model", CONVERTED)
 def test_a_change_through_the_map_is_that_change_after_converting(model: str) -> None:
     """convert(W + D) == convert(W) + map(D), for a D under diffusers' names and for one under the checkpoint's."""
     family = FAMILY_OF[model]

@@ -11,6 +11,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.patcher.comfy_patches import patches_from, weight_wrapper
 from modelpool.pool.patches.patch_set import DeltaFunction, PatchSet
+from tests.each_case import each_case
 
 WEIGHTS = {"layer.weight": torch.zeros(4, 3)}
 ONES = torch.ones(4, 3)
@@ -63,10 +64,8 @@ def test_a_kind_that_cannot_be_read_is_named(value: Any) -> None:
 BAD = torch.tensor([[1.0, torch.nan, 0.0]]).expand(4, 3)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn]
-)
-@pytest.mark.parametrize(
+@each_case("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
+@each_case(
     "spelled",
     [
         lambda t: (t,),

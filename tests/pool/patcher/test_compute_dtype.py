@@ -27,6 +27,7 @@ from modelpool.pool.patcher.compute_dtype import (
 )
 from modelpool.pool.patcher.weight_form import ResidentForm, resident_form
 from modelpool.pool.specs.spec import Role
+from tests.each_case import each_case
 from tests.pool.golden_cards import CARDS, GIB, GOLDEN, card
 
 SUPPORTED = {
@@ -92,8 +93,8 @@ def test_names_of_cards(name: str, generation: tuple[int, int], float16: bool) -
     assert cuda_capabilities(name, generation, 8 * GIB).float16 is float16
 
 
-@pytest.mark.parametrize("role", list(Role))
-@pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.SIM])
+@each_case("role", list(Role))
+@each_case("kind", [DeviceKind.CPU, DeviceKind.SIM])
 def test_what_the_cpu_computes_is_float32_whatever_is_stored(role: Role, kind: DeviceKind) -> None:
     for stored in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn):
         assert compute_dtype(role, stored, host_capabilities(kind, GIB)) is torch.float32

@@ -20,6 +20,7 @@ from modelpool.pool.patcher.out_of_memory import (
     release_frames,
 )
 from modelpool.pool.specs.spec import OomStep
+from tests.each_case import each_case
 
 SIM, CPU = torch.device("meta"), torch.device("cpu")  # any device whose memory is not the host's
 
@@ -78,8 +79,8 @@ class NamedDevice:
         self.type = kind
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
-@pytest.mark.parametrize("said", SAID)
+@each_case("kind", [RuntimeError, torch.AcceleratorError])
+@each_case("said", SAID)
 def test_what_devices_say_in_other_errors_is_recognised(said: str, kind: type[RuntimeError]) -> None:
     """Found in a review: such runs skipped the ladder, and one AcceleratorError gave up the whole worker."""
     assert exhausted_memory(kind(said), NamedDevice(SAID[said])) is ExhaustedMemory.DEVICE

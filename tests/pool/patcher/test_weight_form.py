@@ -19,6 +19,7 @@ from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.specs.spec import ComponentKey, Role
+from tests.each_case import each_case
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for
 
 DEVICE = "sim:0"
@@ -201,9 +202,9 @@ def test_a_lora_beside_a_layer_takes_no_second_tensor_of_the_results_size() -> N
     assert peaks[1] - peaks[0] <= 4096 * rank * 4 + 4 * rank * (64 + 16) < result_bytes // 4
 
 
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streamed"])
-@pytest.mark.parametrize("storage", [*STORAGES, "int8"])
-@pytest.mark.parametrize("form", ResidentForm)
+@each_case("resident", [True, False], ids=["resident", "streamed"])
+@each_case("storage", [*STORAGES, "int8"])
+@each_case("form", ResidentForm)
 def test_bringing_patched_weights_in_takes_no_more_than_is_promised(
     form: ResidentForm, storage: str, resident: bool
 ) -> None:

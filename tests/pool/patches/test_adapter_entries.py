@@ -15,6 +15,7 @@ from modelpool.pool.core.errors import BadQuantization, CorruptFile
 from modelpool.pool.patches.adapter_entries import AdapterKind, UnmatchedEntry, read_adapters
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.quant.state_dict import save
+from tests.each_case import each_case
 from tests.pool.patches.golden_adapters import GOLDEN
 
 LOADED = json.loads((GOLDEN / "lora_formats.json").read_text())["load_lora"]
@@ -62,7 +63,7 @@ def golden_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("name", LOADED)
+@each_case("name", LOADED)
 def test_golden_spelling(tmp_path: Path, name: str) -> None:
     case = LOADED[name]
     path = write(tmp_path / "lora.safetensors", golden_tensors(case))

@@ -21,6 +21,7 @@ from modelpool.pool.patches.lora_file import match_lora
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import Role
 from tests.pool.patches.test_adapter_entries import write
+from tests.tiers import examples
 
 ROLE = Role.DIFFUSION_MODEL
 #: weights of the model by the name in the file; "split" is two parameters of it, "turned" is kept transposed
@@ -91,7 +92,7 @@ def numbers(part: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn((1,) if part == "alpha" else shape, generator=torch.Generator().manual_seed(math.prod(shape)))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FILES)
 def test_refused_or_applied(tmp_path: Path, held: tuple[str, dict[str, tuple[int, ...]]]) -> None:
     name, parts = held

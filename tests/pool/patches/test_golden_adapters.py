@@ -14,6 +14,7 @@ from torch import Tensor
 from modelpool.pool.patches.dora import DoRA
 from modelpool.pool.patches.oft import BOFT, OFT
 from modelpool.pool.patches.weight_patch import WeightPatch
+from tests.each_case import each_case
 from tests.pool.patches.golden_adapters import AdapterCase, adapter_cases
 
 CASES = adapter_cases()
@@ -44,7 +45,7 @@ def test_there_are_as_many_cases_as_the_readme_says() -> None:
     assert len(CASES) == 48
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in NAMED_FAULTS])
+@each_case("name", [n for n in CASES if n not in NAMED_FAULTS])
 def test_golden_case(name: str) -> None:
     case = CASES[name]
     assert error_of(case.patched(), case) <= 1e-6

@@ -18,6 +18,7 @@ from modelpool.pool.patches.full_weights import Difference, PatchedWeight, Repla
 from modelpool.pool.patches.low_rank import LowRankSum
 from modelpool.pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
 from modelpool.pool.specs.spec import UNPATCHED
+from tests.each_case import each_case
 from tests.pool.patches.golden_adapters import adapter_cases
 
 CPU = torch.device("cpu")
@@ -128,7 +129,7 @@ def test_order_matters() -> None:
     assert torch.equal(patched(one, weight), random(*SHAPE, seed=5) + random(*SHAPE, seed=1))
 
 
-@pytest.mark.parametrize("name", adapter_cases())
+@each_case("name", adapter_cases())
 def test_at_strength_zero_no_weight_passes_through_anything(name: str) -> None:
     """But for what acts at any strength: a replacement, and a shape that grows."""
     case = adapter_cases()[name]
@@ -140,7 +141,7 @@ def test_at_strength_zero_no_weight_passes_through_anything(name: str) -> None:
     assert len(idle.patches) == len(case.patches)
 
 
-@pytest.mark.parametrize("name", adapter_cases())
+@each_case("name", adapter_cases())
 def test_shapes_are_told_ahead_and_bytes_are_enough(name: str) -> None:
     """On the simulated device: the same numbers, the shape that was said, and no more scratch than was said."""
     case = adapter_cases()[name]
@@ -291,8 +292,8 @@ def test_a_sum_moves_its_factors_once_and_takes_what_it_said(
     assert torch.allclose(patched_there.cpu(), patched(PatchSet(patches), random(*SHAPE)), atol=1e-6)
 
 
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("kind", ["low rank", "difference", "dora", "padded"])
+@each_case("offset", OFFSETS)
+@each_case("kind", ["low rank", "difference", "dora", "padded"])
 def test_what_a_function_on_the_delta_takes_is_counted(kind: str, offset: Offset | None) -> None:
     device = open_device("sim", 0, None)
     shape = SHAPE if offset is None else offset.shape_of(SHAPE)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.patches import stochastic_rounding as rounding
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
+from tests.each_case import each_case
 from tests.pool.patches.golden_adapters import GOLDEN
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 448.0, 500.0, -1e5, 57344.0, 65504.0, 2**-6, 2**-9, 2**-10, 2**-14, 2**-16, 2**-17]
@@ -21,7 +22,7 @@ BYTES = load_file(GOLDEN / "stochastic_rounding.half.safetensors")
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
+@each_case("case", CASES, ids=[c["name"] for c in CASES])
 def test_golden_bytes(case: dict[str, Any]) -> None:
     if "edge" in case["name"]:
         values = torch.tensor(EDGES)

@@ -19,6 +19,7 @@ from modelpool.pool.plan.streaming_order import (
     pass_seconds,
     stall_seconds,
 )
+from tests.each_case import each_case
 
 SIZES = st.integers(0, 9).map(lambda size: size * TINY_BYTES // 2)
 MODULES = st.lists(st.tuples(SIZES, SIZES, st.integers(0, 3)), max_size=8).map(
@@ -232,9 +233,9 @@ def unet() -> list[ModuleBytes]:
     return found
 
 
-@pytest.mark.parametrize("modules", [transformer(), transformer(0.5), unet()], ids=["transformer", "8 bit", "unet"])
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("speeds", [(25e9, 200e12), (12e9, 60e12), (50e9, 400e12)], ids=["25", "12", "50 GB/s"])
+@each_case("modules", [transformer(), transformer(0.5), unet()], ids=["transformer", "8 bit", "unet"])
+@each_case("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+@each_case("speeds", [(25e9, 200e12), (12e9, 60e12), (50e9, 400e12)], ids=["25", "12", "50 GB/s"])
 def test_usual_models_stream_within_a_hundredth_of_what_no_choice_can_beat(modules, share, speeds) -> None:
     """Computing or copying, whichever is longer; and never worse than largest first."""
     link, rate = speeds

@@ -7,13 +7,13 @@ chance turns what it moves beyond the largest number into 4 where this project w
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from modelpool.pool.patches.stochastic_rounding import round_to
 from modelpool.pool.quant import kitchen
 from modelpool.pool.quant.formats import FORMATS
 from modelpool.pool.quant.quantize import quantize
+from tests.each_case import each_case
 from tests.pool.quant.golden_cases import NEWEST, OLDER, Case, as_bytes, cases, document
 
 CASES = [*cases(NEWEST), *(c for c in cases(OLDER) if c.seed is None)]
@@ -25,7 +25,7 @@ def test_the_package_has_all_that_is_used_of_it() -> None:
     assert kitchen.check() == ()
 
 
-@pytest.mark.parametrize("case", STORED, ids=str)
+@each_case("case", STORED, ids=str)
 def test_stored_parts_are_byte_equal(case: Case) -> None:
     scale = case.scale
     if (case.file, case.name) == (OLDER, "fp8_e4m3_recalc_bf16"):
@@ -38,7 +38,7 @@ def test_stored_parts_are_byte_equal(case: Case) -> None:
         assert torch.equal(as_bytes(packed.parts[name]), expected), name
 
 
-@pytest.mark.parametrize("case", STORED, ids=str)
+@each_case("case", STORED, ids=str)
 def test_values_are_equal(case: Case) -> None:
     scale = case.parts["weight_scale"] if "fp8" in case.name else case.scale
     packed = quantize(case.weight, case.format, case.settings, case.seed, scale)

@@ -29,6 +29,7 @@ from modelpool.pool.quant.state_dict import (
     marker_tensor,
     save,
 )
+from tests.each_case import each_case
 from tests.pool.quant.golden_cases import NEWEST, OLDER, document, draw
 
 PREFIX = "model.diffusion_model."
@@ -296,7 +297,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Tensor]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@each_case("name", BAD)
 def test_what_is_not_stored_as_it_says_is_refused(name: str) -> None:
     make, message = BAD[name]
     with pytest.raises(BadQuantization, match=rf"^flux\.safetensors: .*{message}"):

@@ -22,6 +22,7 @@ from torch import Tensor
 from modelpool.pool.sampling.sampler_step import SamplerSettings
 from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Noise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from tests.each_case import each_case
 from tests.pool.sampling import toy
 
 # diffusers hands torch tensors to numpy in a way that numpy 2 frowns upon
@@ -149,8 +150,8 @@ def test_dpmpp_2m(steps: int, schedule: str) -> None:
     follow_multistep("dpmpp_2m", oracle, make_sigmas(schedule, steps, TABLE))
 
 
-@pytest.mark.parametrize("schedule", ["normal", "karras", "simple"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 10, 25])
+@each_case("schedule", ["normal", "karras", "simple"])
+@each_case("steps", [1, 2, 3, 4, 5, 6, 10, 25])
 def test_uni_pc(steps: int, schedule: str) -> None:
     """The levels end above 0: diffusers' "bh1" divides infinity by itself in a step to 0."""
     oracle = UniPCMultistepScheduler(**SD1, solver_order=3, solver_type="bh1", lower_order_final=True)

@@ -27,6 +27,7 @@ from modelpool.pool.sampling import cosine_schedule as cosine
 from modelpool.pool.sampling.names import MAX_STEPS, SAMPLERS, SCHEDULES
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import SigmaTable, cosine_table, make_sigmas, sigma_table
+from tests.each_case import each_case
 
 QUIET = RunHooks(lambda done, steps: None, lambda: False)
 SHAPE = (4, 3, 5)
@@ -52,9 +53,9 @@ def test_levels_and_what_a_model_is_told_of_them_are_the_schedulers(steps: int) 
     assert table.time_input(float(sigmas[0])) == 1.0
 
 
-@pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"ays_svd"}))
-@pytest.mark.parametrize("steps", [1, 2, 3, 157, 442, MAX_STEPS])
+@each_case("shift", [0.5, 1.0, 2.0])
+@each_case("name", sorted(SCHEDULES.keys() - {"ays_svd"}))
+@each_case("steps", [1, 2, 3, 157, 442, MAX_STEPS])
 def test_the_levels_of_every_schedule_fall(name: str, steps: int, shift: float) -> None:
     """At both ends of the way the share of noise stands still."""
     sigmas = make_sigmas(name, steps, cosine_table(shift)).tolist()
@@ -115,7 +116,7 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     torch.testing.assert_close(ours, x_BCHW, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - {"dpm_fast", "dpm_adaptive"}))
+@each_case("sampler", sorted(SAMPLERS.keys() - {"dpm_fast", "dpm_adaptive"}))
 def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
     """A model that knows the image gives the image, but for the noise that drawing runs leave: a hundredth."""
     clean = torch.linspace(-1, 1, 60).view(1, *SHAPE)

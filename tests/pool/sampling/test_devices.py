@@ -16,6 +16,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+from tests.each_case import each_case
 from tests.pool.changed_work import changed_work
 from tests.pool.sampling.one_image import denoise_image
 
@@ -58,7 +59,7 @@ def test_an_image_has_the_bits_that_it_has_on_the_cpu(device: torch.device) -> N
         assert torch.equal(image(device, sampler, schedule), expected), (sampler, schedule)
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - {"dpm_adaptive"}))  # which reads its error back
+@each_case("sampler", sorted(SAMPLERS.keys() - {"dpm_adaptive"}))  # which reads its error back
 def test_only_the_result_is_read_back_from_the_device(sampler: str) -> None:
     sim.configure(0, budget_bytes=1 << 20)
     before = sim.memory_stats(0)

@@ -19,6 +19,7 @@ from modelpool.pool.sampling.predictions import clean_latent, input_scale, noise
 from modelpool.pool.sampling.sampler_step import SamplerSettings
 from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, sample_euler_ancestral
 from modelpool.pool.sampling.schedules import FlowTable, flow_table, make_sigmas, sigma_table
+from tests.each_case import each_case
 
 #: Flux's: `base_shift` and `max_shift` at `base_image_seq_len` and `max_image_seq_len` of its scheduler
 BY_SIZE = ShiftBySize((256, 4096), (0.5, 1.15))
@@ -84,8 +85,8 @@ def test_a_model_sees_its_input_as_it_is_and_its_answer_tells_the_clean_latent()
         assert input_scale(sigma, 1.0, Prediction.FLOW) == 1.0
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("schedule", ["normal", "simple", "sgm_uniform", "karras"])
+@each_case("name", FUNCTIONS)
+@each_case("schedule", ["normal", "simple", "sgm_uniform", "karras"])
 def test_every_sampler_finds_the_image_that_the_flow_points_at(name: str, schedule: str) -> None:
     clean = torch.linspace(-2, 2, 48).reshape(1, 3, 4, 4)
     sigmas = make_sigmas(schedule, 6, flow_table(3.0))

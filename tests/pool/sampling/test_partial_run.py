@@ -42,6 +42,7 @@ from modelpool.pool.sampling.partial_run import (
     sampler_states,
 )
 from modelpool.pool.sampling.schedules import flow_table, sd1_sigma_table
+from tests.each_case import each_case
 from tests.pool.changed_work import changed_work
 
 CPU = torch.device("cpu")
@@ -98,8 +99,8 @@ def travelled(halfway: SamplerState) -> SamplerState:
     return arrived
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - OWN_STEPS))
+@each_case("kind", KINDS)
+@each_case("sampler", sorted(SAMPLERS.keys() - OWN_STEPS))
 def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
     """Wherever it is cut: at the head, where a sampler has looked back to little yet, and in its last steps."""
     whole = changed_work(WORK, sampler=sampler)
@@ -170,8 +171,8 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - OWN_STEPS))
+@each_case("kind", KINDS)
+@each_case("sampler", sorted(SAMPLERS.keys() - OWN_STEPS))
 def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, kind: str) -> None:
     """At each single step, and after every step; steps are counted on."""
     for changes in ({}, {"first_step": 2, "conditions": (StartCondition(), MaskCondition())}):
@@ -203,7 +204,7 @@ def test_samplers_with_steps_of_their_own_resume_where_they_paused() -> None:
             assert torch.equal(found, expected), (sampler, kind)
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES.keys() - {"ays_svd"}))
+@each_case("schedule", sorted(SCHEDULES.keys() - {"ays_svd"}))
 def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
     for sampler in ("euler", "euler_ancestral", "uni_pc", "dpmpp_3m_sde", "lms"):
         work = changed_work(WORK, sampler=sampler, noise_schedule=schedule)

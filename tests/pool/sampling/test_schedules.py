@@ -25,6 +25,7 @@ from modelpool.pool.sampling.schedules import (
     sigma_table,
     zero_terminal_table,
 )
+from tests.each_case import each_case
 
 # diffusers hands torch tensors to numpy in a way that numpy 2 frowns upon
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -114,16 +115,16 @@ def test_every_schedule_falls_strictly_from_within_the_table_to_0(name: str, ste
     assert TABLE.sigma_min * 0.999 <= sigmas[-2] <= sigmas[0] <= TABLE.sigma_max
 
 
-@pytest.mark.parametrize("name", WITHIN)
-@pytest.mark.parametrize("steps", [1, MAX_STEPS])
+@each_case("name", WITHIN)
+@each_case("steps", [1, MAX_STEPS])
 def test_every_schedule_works_at_both_ends_of_the_range_of_steps(name: str, steps: int) -> None:
     levels = make_sigmas(name, steps, TABLE).tolist()
     assert len(levels) == steps + 1
     assert all(high > low for high, low in pairwise(levels))
 
 
-@pytest.mark.parametrize("name", sorted({*WITHIN} - {"ddim_uniform"}))
-@pytest.mark.parametrize("steps", [1, 2, 20])
+@each_case("name", sorted({*WITHIN} - {"ddim_uniform"}))
+@each_case("steps", [1, 2, 20])
 def test_all_but_ddim_uniform_begin_at_the_top_of_the_table(name: str, steps: int) -> None:
     assert float(make_sigmas(name, steps, TABLE)[0]) == TABLE.sigma_max
 
@@ -154,8 +155,8 @@ def test_karras_is_even_in_the_seventh_root_and_exponential_in_the_logarithm() -
         assert levels[-1] == pytest.approx(straight(TABLE.sigma_min), abs=1e-5)
 
 
-@pytest.mark.parametrize("steps", [2, 10, 20, 28, 50])
-@pytest.mark.parametrize("name", ["karras", "exponential", "normal", "ddim_uniform", "simple"])
+@each_case("steps", [2, 10, 20, 28, 50])
+@each_case("name", ["karras", "exponential", "normal", "ddim_uniform", "simple"])
 def test_schedules_are_those_of_diffusers(name: str, steps: int) -> None:
     """Where it has them: its linear spacing interpolates sigma and not its logarithm, its trailing one rounds,
     and one step begins at the bottom of the table."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import CLIPTokenizer
 
 from modelpool.pool.text.clip_tokenizer import VOCABULARY_FILE, ClipTokenizer, build_vocabulary, read_merges
+from tests.tiers import examples
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ texts = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(text=texts)
 def test_ids_are_those_of_transformers(tokenizer: ClipTokenizer, reference: CLIPTokenizer, text: str) -> None:
     assert tokenizer.encode(text) == reference(text, add_special_tokens=False)["input_ids"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.text.prompt_weights import WeightedText, parse_weights
+from tests.each_case import each_case
 
 
 def parsed(text: str) -> list[tuple[str, float]]:
@@ -69,7 +70,7 @@ def test_notation(text: str) -> None:
     assert parsed(text) == NOTATION[text]
 
 
-@pytest.mark.parametrize("text", TEXT)
+@each_case("text", TEXT)
 def test_what_is_no_notation_is_text(text: str) -> None:
     assert parsed(text) == TEXT[text]
 

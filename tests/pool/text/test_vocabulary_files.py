@@ -17,6 +17,7 @@ from modelpool.pool.core.errors import CorruptFile, UnusableField
 from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
 from modelpool.pool.text.tekken_file import tekken_tokenizer
 from modelpool.pool.text.text_tokenizer import TextTokenizer
+from tests.each_case import each_case
 from tests.pool.text.tiny_tokenizers import SENTENCES, tiny
 from tests.pool.text.vocabulary_files import (
     TEKKEN_PATTERN,
@@ -26,12 +27,13 @@ from tests.pool.text.vocabulary_files import (
     tekken_file,
     unigram_file,
 )
+from tests.tiers import examples
 
 words = st.lists(st.sampled_from(" ".join(SENTENCES).split()), max_size=12).map(" ".join)
 texts = st.one_of(words, st.text(st.characters(exclude_characters="<>", exclude_categories=("Cs",)), max_size=40))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(text=texts)
 def test_a_unigram_file_gives_the_ids_of_its_tokenizer(text: str) -> None:
     mine = sentencepiece_tokenizer(unigram_file(), "a file")
@@ -50,13 +52,13 @@ GEMMA = gemma()
 BYTE_PAIRS = sentencepiece_tokenizer(byte_pair_file(), "a file")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(text=texts)
 def test_a_file_of_byte_pairs_gives_the_ids_of_gemma(text: str) -> None:
     assert BYTE_PAIRS.encode(text, add_special_tokens=False).ids == GEMMA.encode(text, add_special_tokens=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(text=texts)
 def test_a_tekken_file_gives_the_tokens_of_its_merges_after_the_special_ones(text: str) -> None:
     mine = TextTokenizer(tekken_tokenizer(tekken_file(), "a file"), "mistral")
@@ -83,7 +85,7 @@ def test_special_tokens_of_a_template_are_one_token_each() -> None:
     assert special == [mine.id_of(t) for t in ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]")]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_a_damaged_file_is_refused_by_name_or_read(data: st.DataObject) -> None:
     """Cut short, or with bytes changed: never anything but CorruptFile."""
@@ -108,7 +110,7 @@ def test_a_damaged_file_is_refused_by_name_or_read(data: st.DataObject) -> None:
     assert refusal.startswith("the file: ")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(characters=st.binary(min_size=1, max_size=60), length=st.sampled_from([None, 0, 4, 8, 1 << 31]))
 def test_a_damaged_table_of_signs_is_refused_by_name_or_read(characters: bytes, length: int | None) -> None:
     """The library panics at some; no text that is read makes it give up in another way either."""
@@ -127,8 +129,8 @@ def test_a_score_that_is_no_number_is_refused() -> None:
         sentencepiece_tokenizer(piece_file(["a"], scores=math.nan), "a file")
 
 
-@pytest.mark.parametrize("number", [1e400, 10**400, -1, 1.5, "7", None, True, 1 << 40])
-@pytest.mark.parametrize("place", ["default_vocab_size", "default_num_special_tokens", "vocab", "special_tokens"])
+@each_case("number", [1e400, 10**400, -1, 1.5, "7", None, True, 1 << 40])
+@each_case("place", ["default_vocab_size", "default_num_special_tokens", "vocab", "special_tokens"])
 def test_a_number_of_a_tekken_file_that_cannot_be_is_refused(place: str, number: object) -> None:
     """A rank below 0 would be a special token's number, one beyond the vocabulary no row of an encoder's."""
     said = json.loads(tekken_file())

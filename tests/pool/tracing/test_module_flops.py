@@ -7,7 +7,6 @@ the zoo gives an order of all its modules that run; the module is as it was.
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -16,6 +15,7 @@ from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.patcher.weight_bytes import module_weights
 from modelpool.pool.tracing.dry_run import META
 from modelpool.pool.tracing.module_flops import module_work
+from tests.each_case import each_case
 from tests.pool.zoo import FAMILIES, build
 from tests.pool.zoo.case import quiet_libraries
 from tests.pool.zoo.peaks import call_on_meta
@@ -107,7 +107,7 @@ def test_casting_modules_with_weight_functions_count_as_plain_ones_and_keep_them
     assert casting.last.__dict__["_weight_functions"] == {"weight": functions}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_every_architecture_gives_an_order_of_all_that_runs(family: str) -> None:
     case = build(family)
     with quiet_libraries():

@@ -32,6 +32,7 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.vram.vram_manager import Lease, VramManager
 from tests.pool.toy import make_toy, patches_for
+from tests.tiers import examples
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
 WEIGHTS = ("wide.weight", "conv.weight")
@@ -355,4 +356,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestManager.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

@@ -49,6 +49,7 @@ from tests.scheduler.world import (
     image,
     sample,
 )
+from tests.tiers import examples
 
 NAMES = ["a", "b", "c"]
 NODES = ["", "", "n1", "n2"]
@@ -596,11 +597,11 @@ COMPONENT_UNKNOWN = ComponentUse(ComponentKey("nothing"), 1)
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(200), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSendAhead = SendAheadMachine.TestCase
 TestSendAhead.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestFollower = FollowerMachine.TestCase
 TestFollower.settings = TestSendAhead.settings

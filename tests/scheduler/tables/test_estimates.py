@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.scheduler.tables.estimates import MOST_APART, REMEMBERED, Estimate
+from tests.each_case import each_case
 
 
 def after(*measured: float) -> float:
@@ -24,8 +25,8 @@ def test_nothing_is_known_before_the_first_measurement() -> None:
     assert after(3.0) == 3.0
 
 
-@pytest.mark.parametrize("factor", [100.0, 0.01])
-@pytest.mark.parametrize("others", range(2, 12))
+@each_case("factor", [100.0, 0.01])
+@each_case("others", range(2, 12))
 def test_one_outlier_moves_it_little_wherever_it_comes(factor: float, others: int) -> None:
     for place in range(others + 1):
         measured = [1.0 + 0.01 * (n % 3) for n in range(others)]

@@ -6,9 +6,10 @@ import pytest
 
 from modelpool.pool.core.errors import GIB
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, kind_of
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("device_name", "kind"),
     [
         ("NVIDIA H100 80GB HBM3", "H100"),

@@ -8,8 +8,6 @@ import typing
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
-import pytest
-
 from modelpool.pool.specs import resident, spec
 from modelpool.pool.specs.resident import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, TaskId, WorkerId
@@ -18,6 +16,7 @@ from modelpool.scheduler.record.plain_values import plain, read
 from modelpool.scheduler.tables import messages, placement_record
 from modelpool.scheduler.tables.messages import BatchMate, EndWorker, Prefetch, Preload, RunTask
 from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, PreloadNote, TaskStart, Why
+from tests.each_case import each_case
 
 MODULES = (resident, spec, messages, placement_record)
 KINDS = [kind for module in MODULES for kind in vars(module).values() if is_dataclass(kind)]
@@ -69,13 +68,13 @@ def test_what_is_left_out_where_it_is_the_default_is_read_back() -> None:
     assert read(Residency, plain(there)) == there
 
 
-@pytest.mark.parametrize("kind", WRITTEN)
+@each_case("kind", WRITTEN)
 def test_nobody_writes_to_one_that_is_made(kind: type[Any]) -> None:
     """Which the type checker sees to: every field is `Final`, and `__init__` alone sets it."""
     assert all(field.type.startswith("Final[") for field in fields(kind)), kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_the_fields_are_the_arguments_in_order(kind: type[Any]) -> None:
     """By which a `WireValue` is pickled, and a changed copy made of any."""
     given = inspect.signature(kind).parameters

@@ -31,6 +31,7 @@ from modelpool.scheduler.workloads.mix import Mix
 from modelpool.scheduler.workloads.models import InventedModel
 from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
 from modelpool.scheduler.workloads.workload import Workload
+from tests.each_case import each_case
 
 NAMES = st.text(min_size=1, max_size=6)
 COUNTS = st.integers(0, 2**40)
@@ -236,7 +237,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@each_case("what", BAD)
 def test_what_is_wrong_is_refused_by_line_and_field(what: str) -> None:
     lines, words = BAD[what]
     with pytest.raises(UserError, match=words):

@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.operations import DIRECT_METHODS
 from modelpool.pool.devices.sim.tensor import linear as direct_linear
+from tests.each_case import each_case
 
 INDEX = 6  # of a device that no other test uses
 DEVICE = "sim:6"
@@ -48,7 +49,7 @@ def _results(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else list(value)
 
 
-@pytest.mark.parametrize("name", DIRECT_METHODS)
+@each_case("name", DIRECT_METHODS)
 def test_a_direct_method_does_what_the_dispatcher_does(name: str) -> None:
     sim.configure(INDEX, 1 << 20)
     host = torch.arange(48.0).view(2, 4, 6)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.operations import factory_ops
+from tests.each_case import each_case
 
 BUDGET_BYTES = 1 << 20
 INDEX = 6  # of a device that no other test uses
@@ -60,8 +61,8 @@ MIXES: dict[str, Callable[[Tensor, Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
-@pytest.mark.parametrize("places", [(DEVICE, "cpu"), ("cpu", DEVICE), (DEVICE, OTHER)], ids="-".join)
+@each_case("mix", MIXES.values(), ids=MIXES.keys())
+@each_case("places", [(DEVICE, "cpu"), ("cpu", DEVICE), (DEVICE, OTHER)], ids="-".join)
 def test_mixed_devices_raise(mix: Callable[[Tensor, Tensor], object], places: tuple[str, str]) -> None:
     first, second = (torch.ones(4, 4).to(place) for place in places)
     mix(first, first.clone())

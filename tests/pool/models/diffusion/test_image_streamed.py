@@ -10,6 +10,7 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
+from tests.each_case import each_case
 from tests.pool.models.diffusion.image_cases import CASES, Case
 from tests.pool.models.diffusion.test_image_build import level
 from tests.pool.zoo.case import quiet_libraries
@@ -47,7 +48,7 @@ def test_streamed_weights_give_what_resident_ones_do(case: Case, storage: torch.
 
 # Krea 2 norms in full precision, by weights that are in half
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
-@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+@each_case("case", list(CASES.values()), ids=list(CASES))
 def test_half_precision_is_near_full_precision(case: Case) -> None:
     """Computed in bfloat16, as most models are: no dtype meets another, and time keeps its digits.
 

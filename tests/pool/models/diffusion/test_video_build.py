@@ -28,6 +28,7 @@ from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.diffusion.audio_seconds import plan_seconds
 from modelpool.pool.models.diffusion.build import architecture_of, plan_diffusion_model
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
+from tests.each_case import each_case
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.families.modules.in_tables import video_facts_in_tables
@@ -193,7 +194,7 @@ def _pattern(key: str) -> str:
     return re.sub(r"\d+", "#", key)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.golden])
+@each_case("name", [name for name, case in CASES.items() if case.golden])
 def test_the_layouts_of_these_tests_are_the_published_ones(name: str) -> None:
     """Every key that the test's file has is one of the published list, numbers aside, and the whole list is there."""
     case = CASES[name]
@@ -203,7 +204,7 @@ def test_the_layouts_of_these_tests_are_the_published_ones(name: str) -> None:
     assert {key for key in listed - ours if not re.match(NOT_IN_TESTS.get(case.name, "$"), key)} == set()
 
 
-@pytest.mark.parametrize("entry", BUILT)
+@each_case("entry", BUILT)
 def test_published_sizes_are_planned_whole(entry: str) -> None:
     """The module of the configuration that the shapes tell has the keys and shapes that the file becomes."""
     plan = plan_diffusion_model({key: tuple(shape) for key, shape in KEYS[entry].items()})
@@ -343,7 +344,7 @@ OTHER_SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", BUILT)
+@each_case("entry", BUILT)
 def test_noise_is_what_another_implementation_has(entry: str) -> None:
     golden = DETECTION[entry]["sampling_settings"] or {}
     found = recognise_diffusion(KEYS[entry])

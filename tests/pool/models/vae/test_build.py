@@ -28,6 +28,7 @@ from modelpool.pool.models.common.diffusers_private import ConverterChangedError
 from modelpool.pool.models.vae import classes
 from modelpool.pool.models.vae.build import plan_vae
 from modelpool.pool.models.vae.classes import ARCHITECTURES, VaeArchitecture, self_test
+from tests.each_case import each_case
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.models.vae import published
@@ -280,8 +281,8 @@ def file_shapes(name: str) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in CASES[name].publish(state).items()}
 
 
-@pytest.mark.parametrize("extra", ["surplus.weight", "decoder.surplus.weight", "encoder.surplus", "loss.logvar"])
-@pytest.mark.parametrize("name", CASES)
+@each_case("extra", ["surplus.weight", "decoder.surplus.weight", "encoder.surplus", "loss.logvar"])
+@each_case("name", CASES)
 def test_tensors_that_no_module_has_are_ignored_in_every_family(name: str, extra: str) -> None:
     """The VAEs of Flux 2, LTX-Video, Wan 2.2, HunyuanVideo 1.5 and Stable Cascade refused a file for one of them."""
     shapes = file_shapes(name)

@@ -16,6 +16,7 @@ from modelpool.pool.options.transformer_options import RopeOptions, TransformerO
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.patcher.blocks.applied import applied
 from modelpool.pool.patcher.blocks.diffusers_names import block_lists, self_test
+from tests.each_case import each_case
 from tests.pool.patcher.blocks.tiny import flux, overlaid, run, sd3, wan
 from tests.pool.zoo import build
 from tests.pool.zoo.denoisers import DENOISERS
@@ -283,7 +284,7 @@ WITHOUT_BLOCKS = {"unet", "unet_sdxl", "unet_svd", "controlnet", "cascade_b", "c
 TRANSFORMERS = sorted({*DENOISERS, *IMAGE_TRANSFORMERS, *VIDEO_TRANSFORMERS} - WITHOUT_BLOCKS)
 
 
-@pytest.mark.parametrize("family", TRANSFORMERS)
+@each_case("family", TRANSFORMERS)
 def test_identity_changes_no_bit_of_any_transformer(family: str) -> None:
     """Whatever its blocks call their arguments and in which order they return them."""
     case = build(family)

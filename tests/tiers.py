@@ -1,0 +1,101 @@
+"""Which tests run: the usual ones, or all of them with --nightly.
+
+Two markers take tests out of the usual run:
+
+- `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
+- `rotates`: one third runs usually, and another third with the next rotation, so that three rotations run all. Each
+  parametrized function runs a third of its cases, and each file a third of its functions without parameters; at least
+  one of each. The folders and files of `COMPARISONS` rotate, too.
+
+A test that the command line names with "::" always runs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+#: Tests that run the tiny models of all families, most of them beside diffusers: more than half the time of all tests
+#: without Ray.
+COMPARISONS = (
+    "tests/pool/conditioning/test_image_concat.py",
+    "tests/pool/estimates/test_stage_peak_bytes.py",
+    "tests/pool/families/",
+    "tests/pool/image_prompts/",
+    "tests/pool/loading/test_diffusers_folders.py",
+    "tests/pool/loading/test_separate_files.py",
+    "tests/pool/models/",
+    "tests/pool/quant/test_checkpoints.py",
+    "tests/pool/saving/",
+)
+#: files of these folders whose tests are fast
+FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/modules/test_definitions.py")
+#: rotations after which every test has run
+ROTATIONS = 3
+ROOT = Path(__file__).parents[1]
+#: examples of a property that states no number of its own
+USUAL_EXAMPLES, NIGHTLY_EXAMPLES = 30, 100
+
+
+def examples(nightly: int) -> int:
+    """Return the number of examples in this run of a property that tries `nightly` of them in a nightly run."""
+    return max(4, nightly * settings().max_examples // NIGHTLY_EXAMPLES)
+
+
+def rotation_of_commit() -> int:
+    """Return a number that grows by one with each commit of the main line, so that a commit determines its tests.
+
+    A shallow clone does not know its number of commits, and takes the time of the last one. Without git it is 0.
+    """
+    if _git("rev-parse", "--is-shallow-repository") == "false":
+        return int(_git("rev-list", "--count", "--first-parent", "HEAD") or 0)
+    return int(_git("log", "-1", "--format=%ct") or 0)
+
+
+def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
+    """Return the tests that run in nightly runs alone, or with another rotation."""
+    out: set[pytest.Item] = set()
+    groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            out.add(item)
+        elif rotates(item):
+            function, _, case = item.nodeid.partition("[")
+            groups[function if case else item.nodeid.partition("::")[0]].append(item)
+    for name, group in groups.items():
+        # by a hash, so that a third contains cases of all kinds
+        group.sort(key=lambda item: (_hash(item.nodeid), item.nodeid))
+        count = min(ROTATIONS, len(group))
+        turn = (rotation + _hash(name)) % count
+        out.update(item for index, item in enumerate(group) if index % count != turn)
+    return out
+
+
+def rotates(item: pytest.Item) -> bool:
+    """Whether this test runs in one of three rotations."""
+    if item.get_closest_marker("rotates"):
+        return True
+    return item.nodeid.startswith(COMPARISONS) and not item.nodeid.startswith(FAST)
+
+
+def is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:
+    """Whether the command line names this test or its function."""
+    return any("::" in each and item.nodeid.startswith(each.removeprefix("./")) for each in arguments)
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
