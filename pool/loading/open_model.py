@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
+from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.modules.cogvideox import fixed_extent
 from modelpool.pool.families.parts.text_reading import Reading
@@ -31,6 +33,7 @@ from modelpool.pool.ops.packed import stored_bytes
 from modelpool.pool.patcher.compute_dtype import compute_dtype
 from modelpool.pool.patcher.weight_bytes import ModuleWeights, component_spec, component_use, module_weights
 from modelpool.pool.patcher.weight_form import WeightForm, resident_form
+from modelpool.pool.patches.adapter_entries import NoAdapter
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
@@ -164,13 +167,16 @@ class OpenModel:
             # both experts have the same weight names and shapes
             left_out = (Role.VAE, Role.DIFFUSION_MODEL_2)
             components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
-            match = match_lora(
-                Path(lora.path),
-                lora.sha256,
-                {c.role: lora_key_map(c.built) for c in components},
-                {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components},
-                has_experts=Role.DIFFUSION_MODEL_2 in self.checkpoint.roles,
-            )
+            try:
+                match = match_lora(
+                    Path(lora.path),
+                    lora.sha256,
+                    {c.role: lora_key_map(c.built) for c in components},
+                    {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components},
+                    has_experts=Role.DIFFUSION_MODEL_2 in self.checkpoint.roles,
+                )
+            except NoAdapter as found:
+                raise CorruptFile(f"{found.path}: {mistaken(found.shapes, 'a LoRA', found.problem)}") from None
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
             return match
 

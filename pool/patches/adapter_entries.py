@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.detection.recognize import mistaken
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.adapter_keys import adapter_of, bundled_name, normalized_keys, split_key
 from modelpool.pool.mapping.open_weights import open_weights
@@ -33,6 +32,14 @@ SHARED_PROJECTIONS = ("vera_A", "vera_B")
 _END = re.compile(r".*?(\.[^.\d]*(?:\.(?:weight|bias|default))?)$", re.DOTALL)
 #: words in the keys of adapters of any kind
 _ADAPTER_WORDS = re.compile(r"lora|dora|hada|lokr|oft_|vera|ia3|lycoris|adapter", re.IGNORECASE)
+
+
+class NoAdapter(CorruptFile):
+    """A file without a known kind of adapter. `shapes` are the tensors that it has instead."""
+
+    def __init__(self, path: Path, problem: str, shapes: Mapping[str, Shape]) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path, self.problem, self.shapes = path, problem, shapes
 
 
 class AdapterKind(Enum):
@@ -204,8 +211,7 @@ def read_adapters(path: Path) -> AdapterFile:
             )
         factors[split[1]] = original
     if not grouped:
-        unknown = _none_known(unmatched, shared)
-        raise CorruptFile(f"{path}: {mistaken(weights.header.shapes, 'a LoRA', unknown)}")
+        raise NoAdapter(path, _none_known(unmatched, shared), weights.header.shapes)
     if not any("vera_lambda_b" in parts for parts in grouped.values()):
         unmatched += (UnmatchedEntry(key, "shared by VeRAs, of which the file has none") for key in shared.values())
     entries: list[AdapterEntry] = []
