@@ -1,4 +1,4 @@
-"""Writes docs/reference/families.md, and its summary in README.md, from the detection tables and the tests.
+"""Writes docs/reference/families.md from the detection tables and the tests.
 
 python scripts/write_families.py           after adding a family, or a test of one
 python scripts/write_families.py --check   exit code 1 if a page is out of date (a test runs this)
@@ -34,7 +34,7 @@ from modelpool.pool.families.text_readings import readings_of  # noqa: E402
 from modelpool.pool.families.two_experts import TWO_EXPERTS  # noqa: E402
 from modelpool.pool.loading.vision_fit import vision_encoder_name  # noqa: E402
 
-PAGE, README = ROOT / "docs" / "reference" / "families.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "reference" / "families.md"
 TESTS = tuple(ROOT / "tests" / "pool" / folder for folder in ("families", "conditioning"))
 BEGIN, END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
 #: tables whose keys are families, or names that start with one
@@ -60,13 +60,12 @@ class Proof:
 
 
 def main() -> int:
-    """Write both pages; with --check, return 1 if one of them is out of date."""
+    """Write the page; with --check, return 1 if it is out of date."""
     proof = read_tests()
-    pages = {PAGE: page(proof), README: _between(README.read_text(encoding="utf-8"), summary(proof))}
+    new = page(proof)
     if "--check" in sys.argv[1:]:
-        return int(any(not path.is_file() or path.read_text(encoding="utf-8") != new for path, new in pages.items()))
-    for path, new in pages.items():
-        path.write_text(new, encoding="utf-8")
+        return int(not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != new)
+    PAGE.write_text(new, encoding="utf-8")
     return 0
 
 
@@ -83,6 +82,8 @@ def page(proof: Proof) -> str:
             f"The tests in `tests/pool` compare {compared} of these with complete pipelines of diffusers: "
             "text, latent and pixels of a tiny model with the same weights, texts and noise."
         ), "",
+        "## By output", "",
+        *summary(proof), "",
         "## Families that run", "",
         "| family | output | encoders | latent | guidance, steps | equal to, in diffusers | LoRA = merged |",
         "|---|---|---|---|---|---|---|",
@@ -105,8 +106,8 @@ def page(proof: Proof) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(proof: Proof) -> str:
-    """Return the README's list of families that run, by output."""
+def summary(proof: Proof) -> list[str]:
+    """Return the lists of families that run, by output."""
     made: dict[str, list[str]] = defaultdict(list)
     running, rows = running_families(), _unique(SIGNATURES)
     for row in rows:
@@ -115,9 +116,7 @@ def summary(proof: Proof) -> str:
     lines = []
     for kind in ("image", "layers of an image", "video", "audio"):
         lines += [_wrapped(f"- **{kind}**: {', '.join(made[kind])}", "  "), ""]
-    rest = len(rows) - sum(map(len, made.values()))
-    lines.append(f"(\\*) not compared with a complete pipeline of diffusers. {rest} more families are recognized:")
-    return "\n".join([*lines, "[Families](docs/reference/families.md)."])
+    return [*lines, "(\\*) not compared with a complete pipeline of diffusers."]
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -169,11 +168,6 @@ def _makes(family: Family) -> str:
 
 def _unique(rows: Iterable[Signature]) -> list[Signature]:
     return list({row.name: row for row in rows}.values())
-
-
-def _between(text: str, written: str) -> str:
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}"
 
 
 def read_tests() -> Proof:
