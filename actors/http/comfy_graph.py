@@ -40,7 +40,7 @@ from modelpool.actors.http.comfy_values import (
     ScaledLatent,
     TextValue,
 )
-from modelpool.actors.http.shown_names import shown_name
+from modelpool.actors.http.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.shift_by_size import ShiftBySize
@@ -249,7 +249,8 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     nodes: dict[str, Mapping[str, Any]] = {}
     for node_id, node in prompt.items():
         kind = node.get("class_type") if isinstance(node, dict) else None
-        inputs = (node.get("inputs") or {}) if isinstance(node, dict) else None
+        inputs = node.get("inputs") if isinstance(node, dict) else None
+        inputs = {} if inputs is None else inputs
         if not isinstance(kind, str) or not isinstance(inputs, dict):
             damaged = "expected a table with class_type and inputs" if not isinstance(kind, str) else "expected a table"
             name = "inputs" if isinstance(kind, str) else ""
@@ -379,7 +380,7 @@ def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
         return file_stem(value)
     if given.choices != IMAGES:
         return value
-    plain = value.removesuffix(" [input]")
+    plain = value.removesuffix(INPUT_MARK)
     return shown if (shown := shown_name(plain)) in choices else plain
 
 
