@@ -320,9 +320,9 @@ def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
         return None
     if unit.module.lower() not in ("none", ""):
         raise unusable_field("module", unit.module, "none: control images are preprocessed by the caller")
-    source, mask = unit.image, unit.mask
-    if isinstance(source, Mapping):  # the two of the canvas, on which masks are drawn
-        source, mask = source.get("image"), mask or source.get("mask")
+    # a canvas, on which masks are drawn, has both
+    canvas: Mapping[str, Any] = unit.image if isinstance(unit.image, Mapping) else {"image": unit.image}
+    source, mask = canvas.get("image"), unit.mask or canvas.get("mask")
     control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
     control |= {"start": unit.guidance_start, "end": unit.guidance_end}
     control |= {"image": images.decode("ControlNet.image", source).on_white()} if source else {}
