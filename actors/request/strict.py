@@ -18,11 +18,16 @@ from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
 
 
 class WrongValue(UnusableField):
-    """A field with a value of the wrong type or range, by its name in the model that has it. `within` adds the field of
-    the model around it."""
+    """A field with a value of the wrong type or range. `is_relative`: by its name in the model that has it, so that the
+    model around it adds its own; not if the message was written again with a place."""
+
+    def __init__(self, message: str, is_relative: bool = False) -> None:
+        super().__init__(message)
+        self.is_relative = is_relative
 
     def within(self, place: str) -> WrongValue:
-        return WrongValue(f"{place}.{self}")
+        """Return the same error with the place of the model that has the field."""
+        return WrongValue(f"{place}.{self}", is_relative=True)
 
 
 class Strict(BaseModel):
@@ -49,7 +54,7 @@ class Strict(BaseModel):
         for name, value in set_fields.items():
             # pydantic takes true for 1
             if isinstance(value, bool) and name in known and _takes_only_numbers(known[name].annotation):
-                raise WrongValue(str(unusable_field(name, value, "a number")))
+                raise WrongValue(str(unusable_field(name, value, "a number")), is_relative=True)
 
 
 def _takes_only_numbers(annotation: Any) -> bool:
@@ -75,7 +80,8 @@ def _raised(detail: ErrorDetails) -> UserError | None:
     problem = detail.get("ctx", {}).get("error")
     if not isinstance(problem, UserError):
         return None
-    return problem.within(_place(detail)) if isinstance(problem, WrongValue) and detail["loc"] else problem
+    is_relative = isinstance(problem, WrongValue) and problem.is_relative and detail["loc"]
+    return problem.within(_place(detail)) if is_relative else problem
 
 
 def _place(detail: ErrorDetails) -> str:
@@ -84,6 +90,6 @@ def _place(detail: ErrorDetails) -> str:
 
 def _to_user_error(detail: ErrorDetails) -> UserError:
     if detail["type"] == "missing":
-        return WrongValue(f"{_place(detail)}: missing; this field is required")
+        return WrongValue(f"{_place(detail)}: missing; this field is required", is_relative=True)
     message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return WrongValue(str(unusable_field(_place(detail), detail["input"], message)))
+    return WrongValue(str(unusable_field(_place(detail), detail["input"], message)), is_relative=True)
