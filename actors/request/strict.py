@@ -80,8 +80,9 @@ def _raised(detail: ErrorDetails) -> UserError | None:
     problem = detail.get("ctx", {}).get("error")
     if not isinstance(problem, UserError):
         return None
-    is_relative = isinstance(problem, WrongValue) and problem.is_relative and detail["loc"]
-    return problem.within(_place(detail)) if is_relative else problem
+    if isinstance(problem, WrongValue) and problem.is_relative and detail["loc"]:
+        return problem.within(_place(detail))
+    return problem
 
 
 def _place(detail: ErrorDetails) -> str:
