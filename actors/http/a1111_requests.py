@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, Prediction, SamplingFacts
 from modelpool.pool.sampling.names import READS_ETA, resolve_sampler
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 #: most images of one call
 MAX_IMAGES = 100
@@ -94,7 +97,7 @@ class ImageCall(Strict):
     init_images: tuple[str, ...] = ()
     mask: str | None = None
     mask_blur: Annotated[float, Field(ge=0, le=64)] = 4
-    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] = 0
+    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] | bool = 0
     resize_mode: Annotated[int, Field(ge=0, le=3)] = 0
     override_settings: dict[str, Any] = Field(default_factory=dict)
     alwayson_scripts: dict[str, Any] = Field(default_factory=dict)
@@ -271,18 +274,26 @@ def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
     size = (call.width, call.height)
     image = images.decode("init_images", call.init_images[0]).on_white()
     if call.resize_mode == _JUST_RESIZE and image.size != size:
-        _check_sides(call)
-        image = image.resize(size)
+        image = _resized(call, image)
     found = {"image": image, "strength": 0.75 if call.denoising_strength is None else call.denoising_strength}
     if call.mask is not None:
         from PIL import ImageFilter, ImageOps
 
-        _check_sides(call)
-        mask = images.decode("mask", call.mask).as_mask().resize(size)
+        mask = _resized(call, images.decode("mask", call.mask).as_mask())
         mask = ImageOps.invert(mask) if call.inpainting_mask_invert else mask
         found["mask"] = mask.filter(ImageFilter.GaussianBlur(call.mask_blur)) if call.mask_blur else mask
-        found["image"] = image.resize(size)
+        found["image"] = _resized(call, image)
     return found
+
+
+def _resized(call: ImageCall, image: Image) -> Image:
+    """Return an image, or a mask, at the size of the call: stretched, or cropped in the middle, as `resize_mode` says.
+    Raises UnusableField."""
+    from PIL import ImageOps
+
+    _check_sides(call)
+    size = (call.width, call.height)
+    return image.resize(size) if call.resize_mode == _JUST_RESIZE else ImageOps.fit(image, size)
 
 
 def _check_sides(call: ImageCall) -> None:
@@ -310,15 +321,17 @@ def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str
 def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
     if not isinstance(given, Mapping):
         raise unusable_field("alwayson_scripts.ControlNet", given, "a table for each unit")
-    renamed = {"input_image": "image", "lowvram": "low_vram"}
-    values = {renamed.get(name, name): value for name, value in given.items()}
-    unit = ControlUnit(**{name: values[name] for name in ControlUnit.model_fields if values.get(name) is not None})
+    renamed = {"input_image": "image", "mask_image": "mask", "guidance": "guidance_end"}
+    values = {renamed.get(name, name): value for name, value in given.items() if value is not None}
+    unit = ControlUnit(**{name: values[name] for name in ControlUnit.model_fields if name in values})
     if not unit.enabled or unit.model in ("None", ""):
         return None
     if unit.module.lower() not in ("none", ""):
         raise unusable_field("module", unit.module, "none: control images are preprocessed by the caller")
-    source = unit.image.get("image") if isinstance(unit.image, Mapping) else unit.image
+    # a canvas, on which masks are drawn, has both
+    canvas: Mapping[str, Any] = unit.image if isinstance(unit.image, Mapping) else {"image": unit.image}
+    source, mask = canvas.get("image"), unit.mask or canvas.get("mask")
     control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
     control |= {"start": unit.guidance_start, "end": unit.guidance_end}
     control |= {"image": images.decode("ControlNet.image", source).on_white()} if source else {}
-    return control | ({"mask": images.decode("ControlNet.mask", unit.mask).as_mask()} if unit.mask else {})
+    return control | ({"mask": images.decode("ControlNet.mask", mask).as_mask()} if mask else {})

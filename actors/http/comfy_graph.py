@@ -42,7 +42,7 @@ from modelpool.actors.http.comfy_values import (
     ScaledLatent,
     TextValue,
 )
-from modelpool.actors.http.shown_names import shown_name
+from modelpool.actors.http.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
@@ -271,7 +271,8 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     nodes: dict[str, Mapping[str, Any]] = {}
     for node_id, node in prompt.items():
         kind = node.get("class_type") if isinstance(node, dict) else None
-        inputs = (node.get("inputs") or {}) if isinstance(node, dict) else None
+        inputs = node.get("inputs") if isinstance(node, dict) else None
+        inputs = {} if inputs is None else inputs
         if not isinstance(kind, str) or not isinstance(inputs, dict):
             damaged = "expected a table with class_type and inputs" if not isinstance(kind, str) else "expected a table"
             name = "inputs" if isinstance(kind, str) else ""
@@ -403,7 +404,7 @@ def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
         return file_stem(value)
     if given.choices != IMAGES:
         return value
-    plain = value.removesuffix(" [input]")
+    plain = value.removesuffix(INPUT_MARK)
     return shown if names.has(given, shown := shown_name(plain)) else plain
 
 

@@ -99,8 +99,9 @@ class ParsedCall:
                 raise unusable_field(_COUNT, count, "it or n, which is the same field, not both")
             own["n"] = count
         known = {*REQUEST_FIELDS, *SPELLINGS} - set(_IGNORED)
-        fields = {name: value for name, value in others.items() if name in known}
-        unknown = [name for name in others if name not in fields and name not in _IGNORED]
+        # a null does not replace the width of a size
+        fields = {name: value for name, value in others.items() if name in known and value is not None}
+        unknown = [name for name in others if name not in known and name not in _IGNORED]
         if unknown:
             raise unknown_field(
                 "field of the images API or of a request", unknown[0], {*ImagesCall.model_fields, *known}
@@ -191,7 +192,9 @@ def _edit_requests(
     if not files:
         raise unusable_field("image", "none", "at least one image file")
     images = [decoder.of_bytes("image", content).on_white() for _, content in files]
-    masks = form.files.get("mask", ())
+    masks = [*form.files.get("mask", ()), *form.files.get("mask[]", ())]
+    if len(masks) > 1:
+        raise unusable_field("mask", f"{len(masks)} masks", "one mask")
     if masks:
         if len(images) > 1:
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")

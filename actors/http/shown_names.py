@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 from modelpool.pool.core.errors import unusable_field
@@ -25,7 +26,13 @@ _SEPARATORS = frozenset("/\\")
 _ESCAPED = re.compile(r'[<>:"|?*%]|[. ]$')
 #: names that Windows reserves for devices, with any ending
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
-_EXPECTED = f"a name of up to {MOST_BYTES} bytes, not with a dot first, without / \\ and control characters"
+#: what ComfyUI writes behind the name of an uploaded image in a workflow: it is no part of the name
+INPUT_MARK = " [input]"
+_EXPECTED = (
+    f"a name of up to {MOST_BYTES} bytes, not with a dot first or{INPUT_MARK} last, without / \\ and control characters"
+)
+#: characters of an ending, with its dot; what is longer is a part of the name
+_LONGEST_ENDING = 10
 
 
 def shown_name(name: str) -> str:
@@ -37,14 +44,24 @@ def shown_name(name: str) -> str:
 def name_on_disk(field: str, name: str) -> str:
     """Return the name on disk of the file or folder that callers see as `name`. Raises UnusableField naming `field`."""
     shown = shown_name(name)
-    if not shown.strip() or shown.startswith(".") or any(map(_is_refused, shown)):
+    is_marked = shown.endswith(INPUT_MARK)
+    if not shown.strip() or shown.startswith(".") or is_marked or any(map(_is_refused, shown)):
         raise unusable_field(field, name[:100].encode(errors="replace").decode(), _EXPECTED)
-    stored = _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", shown)
-    if _RESERVED.match(stored):
-        stored = f"%{ord(stored[0]):02X}{stored[1:]}"
+    stored = _escaped(shown)
     if len(stored.encode()) > MOST_BYTES:
         raise unusable_field(field, f"{name[:100]}... ({len(stored.encode())} bytes)", _EXPECTED)
     return stored
+
+
+def numbered_name(name: str, number: int) -> str:
+    """Return a name for another image with the same name: with a number, and shortened if it would be too long."""
+    stem, ending = PurePosixPath(name).stem, PurePosixPath(name).suffix
+    if len(ending) > _LONGEST_ENDING:
+        stem, ending = name, ""
+    tail = f" ({number}){ending}"
+    while stem and len(_escaped(stem + tail).encode()) > MOST_BYTES:
+        stem = stem[:-1]
+    return stem + tail
 
 
 def folders_on_disk(field: str, subfolder: str) -> tuple[str, ...]:
@@ -58,6 +75,11 @@ def folders_on_disk(field: str, subfolder: str) -> tuple[str, ...]:
 def name_of_disk(stored: str) -> str:
     """Return the name that callers see, from the one on disk."""
     return unquote(stored)
+
+
+def _escaped(shown: str) -> str:
+    stored = _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", shown)
+    return f"%{ord(stored[0]):02X}{stored[1:]}" if _RESERVED.match(stored) else stored
 
 
 def _is_refused(character: str) -> bool:

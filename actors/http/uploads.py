@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.shown_names import folders_on_disk, name_of_disk, name_on_disk, shown_name
+from modelpool.actors.http.shown_names import (
+    INPUT_MARK,
+    folders_on_disk,
+    name_of_disk,
+    name_on_disk,
+    numbered_name,
+    shown_name,
+)
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -40,7 +47,7 @@ class Uploads:
             self._make_folder(path, subfolder)
             number, stored = 1, name
             while path.exists() and not overwrite and path.read_bytes() != content:
-                stored = f"{Path(name).stem} ({number}){Path(name).suffix}"
+                stored = numbered_name(name, number)
                 path = self._path(owner, stored, subfolder)
                 number += 1
             write_atomically(path, content)
@@ -54,7 +61,7 @@ class Uploads:
 
     def content(self, owner: str, name: str) -> bytes:
         """Return the file of an image. Raises UserError."""
-        subfolder, _, file = name.removesuffix(" [input]").rpartition("/")
+        subfolder, _, file = name.removesuffix(INPUT_MARK).rpartition("/")
         try:
             return self._path(owner, file, subfolder).read_bytes()
         except OSError:

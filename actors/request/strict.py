@@ -7,13 +7,27 @@ value expected, and suggests the nearest name for an unknown field.
 
 from __future__ import annotations
 
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from modelpool.actors.request.other_names import unknown_field
 from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
+
+
+class WrongValue(UnusableField):
+    """A field with a value of the wrong type or range. `is_relative`: by its name in the model that has it, so that the
+    model around it adds its own; not if the message was written again with a place."""
+
+    def __init__(self, message: str, is_relative: bool = False) -> None:
+        super().__init__(message)
+        self.is_relative = is_relative
+
+    def within(self, place: str) -> WrongValue:
+        """Return the same error with the place of the model that has the field."""
+        return WrongValue(f"{place}.{self}", is_relative=True)
 
 
 class Strict(BaseModel):
@@ -37,6 +51,16 @@ class Strict(BaseModel):
         # must not refer to it as its context
         if problem is not None:
             raise problem
+        for name, value in set_fields.items():
+            # pydantic takes true for 1
+            if isinstance(value, bool) and name in known and _takes_only_numbers(known[name].annotation):
+                raise WrongValue(str(unusable_field(name, value, "a number")), is_relative=True)
+
+
+def _takes_only_numbers(annotation: Any) -> bool:
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    plain = {get_args(option)[0] if get_origin(option) is Annotated else option for option in options}
+    return bool(plain & {int, float}) and not plain & {bool, Any}
 
 
 def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:
@@ -45,16 +69,28 @@ def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:
     unknown = next((d for d in details if d["type"] == "extra_forbidden"), None)
     if unknown is not None:
         return unknown_field(f"field of {model.__name__}", str(unknown["loc"][-1]), model.model_fields)
-    raised = next((d["ctx"]["error"] for d in details if isinstance(d.get("ctx", {}).get("error"), UserError)), None)
+    raised = next((problem for detail in details if (problem := _raised(detail)) is not None), None)
     if raised is not None:
-        assert isinstance(raised, UserError)
         return raised
     return _to_user_error(details[0])
 
 
+def _raised(detail: ErrorDetails) -> UserError | None:
+    """Return the UserError that a validator raised, with the place of the part of a request in which it was."""
+    problem = detail.get("ctx", {}).get("error")
+    if not isinstance(problem, UserError):
+        return None
+    if isinstance(problem, WrongValue) and problem.is_relative and detail["loc"]:
+        return problem.within(_place(detail))
+    return problem
+
+
+def _place(detail: ErrorDetails) -> str:
+    return ".".join(str(part) for part in detail["loc"])
+
+
 def _to_user_error(detail: ErrorDetails) -> UserError:
-    field = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "missing":
-        return UnusableField(f"{field}: missing; this field is required")
+        return WrongValue(f"{_place(detail)}: missing; this field is required", is_relative=True)
     message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return unusable_field(field, detail["input"], message)
+    return WrongValue(str(unusable_field(_place(detail), detail["input"], message)), is_relative=True)

@@ -281,6 +281,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     _not_running("the vision part of a language model (mmproj)", _any("v.patch_embd.", "v.blk.0.")),
     # images to images, and what sees them
     OtherFile("an upscaler", FileKind.UPSCALER, _any(*_UPSCALER, without=_T2I)),
+    _not_running("the safety checker of Stable Diffusion", _all("concept_embeds", "vision_model.")),
     _not_running("an upscaler of latents", _all("initial_conv.", "upsampler.", "final_conv.")),
     _not_running("a SAM 3 segmentation model", _any("detector.backbone.vision_backbone.trunk.")),
     _not_running("an RT-DETR v4 detector", _any("encoder.pan_blocks.")),
@@ -318,6 +319,9 @@ FOLDER_PARTS: tuple[tuple[str, str], ...] = (
     ("transformer_blocks.0.attn.to_q.weight", "a transformer in the naming of diffusers, one part of a model folder"),
     ("decoder.conv_in.weight", "a VAE on its own"),
     ("first_stage_model.decoder.conv_in.weight", "a VAE on its own"),
+    ("vision_model.head.probe", "a SigLIP model, of a size that is not known here"),
+    *((f"{level}head.weight", "a SigLIP text encoder on its own") for level in ("text_model.", "")),
+    ("embeddings.patch_embedding.", "a vision encoder on its own"),
     ("text_model.encoder.layers.0.", "a CLIP text encoder on its own"),
     ("encoder.block.0.layer.0.SelfAttention.", "a T5 text encoder on its own"),
     ("decoder.conv_in.conv.weight", "a VAE on its own"),

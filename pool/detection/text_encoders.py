@@ -53,13 +53,20 @@ class TextEncoderSignature:
     sizes: tuple[Size, ...] = ()
 
 
+#: of SigLIP's text encoder, and of vision encoders, which share the names of their layers with CLIP's
+_SIGLIP_TEXT = ("text_model.head.weight",)
+_NOT_CLIP = ("head.weight", "embeddings.patch_embedding.weight")
+
+
 def _clip(name: str, title: str, deepest: int, **more: str) -> tuple[TextEncoderSignature, ...]:
     """Return the signatures of a CLIP text model with a layer `deepest`, in either naming."""
     facts = TextEncoderFacts(name, title, "clip")
     open_clip = f"transformer.resblocks.{deepest}.mlp.c_fc.weight"
     return (
-        TextEncoderSignature(facts, (f"text_model.encoder.layers.{deepest}.mlp.fc1.weight",)),
-        TextEncoderSignature(facts, (f"encoder.layers.{deepest}.mlp.fc1.weight",)),
+        TextEncoderSignature(
+            facts, (f"text_model.encoder.layers.{deepest}.mlp.fc1.weight",), ("text_model.head.weight",)
+        ),
+        TextEncoderSignature(facts, (f"encoder.layers.{deepest}.mlp.fc1.weight",), _NOT_CLIP),
         TextEncoderSignature(replace(facts, layout="open_clip"), (open_clip,)),
     )
 

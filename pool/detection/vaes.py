@@ -97,6 +97,12 @@ _KL_PARTS = re.compile(
 )
 #: beginnings of names that only classes of diffusers have
 _DIFFUSERS_PARTS = ("encoder.mid_block.", "decoder.mid_block.", "encoder.down_blocks.", "decoder.up_blocks.")
+#: of KVAE, whose other names are those of Stable Diffusion's
+_KVAE_PARTS = ("encoder.down.0.downsample.spatial_conv.", "decoder.up.1.upsample.spatial_conv.")
+#: of VidTok and of KVAE for videos, whose other names are those of HunyuanVideo's
+_WRAPPED_NORMS = tuple(f"decoder.mid.block_1.norm1.{norm}.weight" for norm in ("norm", "norm_layer.norm_layer"))
+#: dimensions of the kernels of an autoencoder of videos; one of sounds has fewer
+_VIDEO_KERNEL = 5
 #: discrete latents, which no diffusion model here has
 _CODEBOOK = "quantize.embedding.weight"
 
@@ -108,7 +114,7 @@ def _is_of_diffusers(shapes: Shapes) -> bool:
 def _with_plain_convolutions(shapes: Shapes) -> VaeFacts | None:
     """Return the facts of latent diffusion autoencoders, and of later ones with the same key names; None for classes of
     diffusers, which share the first of them."""
-    if _is_of_diffusers(shapes):
+    if _is_of_diffusers(shapes) or any(key.startswith(_KVAE_PARTS) for key in shapes):
         return None
     channels = _dimension(shapes, "decoder.conv_in.weight", 1) or _dimension(shapes, "encoder.conv_out.weight", 0) // 2
     if len(shapes.get("decoder.conv_in.weight", shapes.get("encoder.conv_in.weight", ()))) == 5:
@@ -168,7 +174,8 @@ def _ltx(shapes: Shapes) -> VaeFacts:
 
 
 def _with_causal_convolutions(shapes: Shapes) -> VaeFacts | None:
-    if _is_of_diffusers(shapes):
+    is_video = len(shapes["decoder.conv_in.conv.weight"]) == _VIDEO_KERNEL
+    if not is_video or _is_of_diffusers(shapes) or any(key in shapes for key in _WRAPPED_NORMS):
         return None
     channels = _dimension(shapes, "decoder.conv_in.conv.weight", 1)
     facts = _HUNYUAN_VIDEO_15 if _has_channel_shortcuts_3d(shapes) else _HUNYUAN
@@ -350,7 +357,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     # in the naming of diffusers, and of the original code
     VaeSignature(
         ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "decoder.mid.block_1.norm1.norm_layer.weight"),
-        _COGVIDEOX,
+        lambda shapes: _COGVIDEOX if "decoder.conv_in.conv.weight" in shapes else None,  # KVAE has plain convolutions
     ),
     VaeSignature(("decoder.conv_in.conv.weight",), _with_causal_convolutions),
     VaeSignature(("decoder.unpatcher3d.wavelets",), _COSMOS),

@@ -30,14 +30,18 @@ _SIZES: Mapping[tuple[str, int, int], tuple[str, str]] = {
     ("dino2", 1024, 14): ("dino2_large", "DINOv2 large"),
     ("dino2", 1536, 14): ("dino2_giant", "DINOv2 giant"),
 }
+#: SigLIP pools its states with attention; its smaller models have sizes of CLIP's
+_SIGLIP_HEAD = "vision_model.head.probe"
 
 
 def recognise_vision(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
     """Return name and title of the vision encoder with tensors of `shapes`; None if unknown."""
+    is_siglip = _SIGLIP_HEAD in shapes
     for key, code in _PATCHES:
         shape = shapes.get(key, ())
         if len(shape) == 4 and shape[1] == 3:
-            return _SIZES.get((code, shape[0], shape[2]))
+            found = _SIZES.get((code, shape[0], shape[2]))
+            return None if found is not None and is_siglip and not found[0].startswith("siglip") else found
     return None
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from modelpool.actors.http.a1111_requests import parse_call, requests_of
 from modelpool.actors.http.application import application
+from modelpool.actors.http.bodies import FormBody
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.openai_api import ParsedCall
+from modelpool.actors.http.comfy_graph import WorkflowRejected, check_nodes
+from modelpool.actors.http.openai_api import ParsedCall, _edit_requests
+from modelpool.actors.http.services import Services
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
@@ -73,6 +81,64 @@ def test_openai_errors_name_their_parameter(tmp_path: Path) -> None:
     body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 3, "num_inference_steps": 4}
     (request,) = ParsedCall.of(body).requests("shapes", {}, frozenset())
     assert (request.negative, request.cfg, request.steps) == ("y", 3.0, 4)
+
+
+def test_a_null_side_leaves_the_size_and_a_mask_in_brackets_is_read() -> None:
+    (request,) = ParsedCall.of({"prompt": "x", "size": "64x72", "width": None}).requests("shapes", {}, frozenset())
+    assert (request.width, request.height) == (64, 72)
+    content = BytesIO()
+    Image.new("RGBA", (64, 64)).save(content, "PNG")
+    services, images = cast(Services, None), CallerImages((), 1 << 20)
+    for name in ("mask", "mask[]"):
+        form = FormBody({}, {"image": (("a", content.getvalue()),), name: (("m", content.getvalue()),)})
+        call = ParsedCall.of({"prompt": "x"})
+        (made,) = _edit_requests(services, call, "shapes", form, frozenset(), images)
+        assert made.mask is not None, name
+    form = FormBody({}, {"image": (("a", content.getvalue()),), "mask": (("m", b"1"), ("o", b"2"))})
+    with pytest.raises(UserError, match="mask: found '2 masks', expected one mask"):
+        _edit_requests(services, call, "shapes", form, frozenset(), images)
+
+
+def test_true_is_no_number_and_fields_of_parts_are_named_with_their_part() -> None:
+    for fields, named in (
+        ({"hires": {"steps": 5000}}, "hires.steps: found 5000"),
+        ({"hires": {"steps": True}}, "hires.steps: found True, expected a number"),
+        ({"upscale": {}}, "upscale.model: missing"),
+        ({"loras": [{"name": "a", "strength": True}]}, "loras.0.strength: found True"),
+        ({"regions": [{"box": [0, 0, 8, 8]}]}, "regions.0.prompt: missing"),
+    ):
+        with pytest.raises(UserError) as refused:
+            GenerateRequest(**{"model": "shapes", "prompt": "x", **fields})
+        assert str(refused.value).startswith(named), str(refused.value)
+    for wrong in ("steps", "batch_size", "cfg_scale", "resize_mode"):
+        with pytest.raises(UserError, match=f"{wrong}: found True"):
+            parse_call({wrong: True}, False)
+    assert parse_call({"inpainting_mask_invert": True, "enable_hr": 1}, False).inpainting_mask_invert
+    with pytest.raises(UserError, match="n: found True"):
+        ParsedCall.of({"prompt": "x", "n": True})
+    with pytest.raises(WorkflowRejected, match=r"node 1 \(EmptyLatentImage\)"):
+        check_nodes({"1": {"class_type": "EmptyLatentImage", "inputs": []}})
+
+
+def test_a1111_crops_a_masked_image_as_resize_mode_says_and_reads_every_name_of_a_unit_s_mask() -> None:
+    content = BytesIO()
+    whole = np.zeros((64, 128, 3), np.uint8)
+    whole[:, 32:96] = 255
+    Image.fromarray(whole).save(content, "PNG")
+    text = base64.b64encode(content.getvalue()).decode()
+    body = {"init_images": [text], "mask": text, "mask_blur": 0, "width": 64, "height": 64}
+    for mode, shares in ((0, 0.5), (1, 1.0)):
+        (made,) = requests_of(parse_call({**body, "resize_mode": mode}, True), "shapes", 1, CallerImages((), 1 << 20))
+        for pixels in (made.image.pixels, made.mask.pixels):
+            assert abs(pixels.mean() / 255 - shares) < 0.02, mode
+    for unit in ({"mask_image": text}, {"mask": text}, {"image": {"image": text, "mask": text}}):
+        scripts = {"controlnet": {"args": [{"model": "canny", "image": text, **unit}]}}
+        call = parse_call({"alwayson_scripts": scripts}, False)
+        (made,) = requests_of(call, "shapes", 1, CallerImages((), 1 << 20))
+        assert made.controls[0].mask is not None, unit
+    scripts = {"controlnet": {"args": [{"model": "canny", "image": text, "guidance": 0.5}]}}
+    (made,) = requests_of(parse_call({"alwayson_scripts": scripts}, False), "shapes", 1, CallerImages((), 1 << 20))
+    assert made.controls[0].end == 0.5
 
 
 def test_a1111_errors_name_the_fields_of_a1111() -> None:

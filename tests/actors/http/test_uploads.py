@@ -30,6 +30,24 @@ def test_another_image_of_the_same_name_gets_a_number(tmp_path: Path) -> None:
     assert uploads.image("ann", "a.png [input]").getpixel((0, 0)) == (0, 128, 0)
 
 
+def test_the_number_of_an_image_fits_a_long_name(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path)
+    for name in ("a" * 236 + ".png", "\u00e9" * 118 + ".png", "?" * 78 + ".png", "a." + "b" * 238):
+        assert uploads.add("ann", name, png("red")) == name
+        numbered = uploads.add("ann", name, png("blue"))
+        assert " (1)" in numbered
+        assert (uploads.image("ann", name).getpixel((0, 0)), uploads.image("ann", numbered).getpixel((0, 0))) == (
+            (255, 0, 0),
+            (0, 0, 255),
+        )
+
+
+def test_a_name_that_workflows_write_for_another_image_is_refused(tmp_path: Path) -> None:
+    """LoadImage reads "a.png [input]" as a.png."""
+    with pytest.raises(UserError, match=r"filename: found 'a.png \[input\]', expected a name .* \[input\] last"):
+        Uploads(tmp_path).add("ann", "a.png [input]", png("red"))
+
+
 def test_owners_see_their_own_images(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path)
     uploads.add("ann", "a.png", png("red"), "mine")

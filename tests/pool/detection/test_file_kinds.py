@@ -9,6 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import diffusers
+import torch
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
+from transformers import (
+    CLIPConfig,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    SiglipConfig,
+    SiglipModel,
+    SiglipTextConfig,
+    SiglipTextModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
 from modelpool.actors.cli.inspect_weights import file_facts, verdict
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.controlnets.build import plan_controlnet
@@ -27,6 +44,7 @@ from tests.pool.detection.file_examples import diffusers_controls, models, named
 from tests.pool.detection.published import Shapes, shapes_of
 from tests.pool.loading.test_detect_family import refusal
 from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint
+from tests.pool.zoo.case import quiet_libraries
 
 
 def test_every_controlnet_of_diffusers_is_an_example() -> None:
@@ -175,3 +193,35 @@ def test_what_is_inside_of_a_wrapper_or_of_one_shard_is_said() -> None:
     shard = {key: shape for key, shape in shard.items() if not key.startswith(("single_blocks.1.", "single_blocks.2."))}
     assert what_is(shard).startswith("a part of a model in several files (single_blocks.10 to 29)")
     assert what_is(named("strange", shape=(3, 3))) == ""
+
+
+def test_parts_that_share_names_with_known_ones_are_not_taken_for_them() -> None:
+    """Found: SigLIP and CLIP's vision part as CLIP-H and CLIP-L, the safety checker as a vision encoder, KVAE as Stable
+    Diffusion 3, VidTok and the audio VAE of LTX-2 as HunyuanVideo."""
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    with torch.device("meta"), quiet_libraries():
+        built = {
+            "KVAE": diffusers.AutoencoderKLKVAE(),
+            "KVAE of videos": diffusers.AutoencoderKLKVAEVideo(),
+            "VidTok": diffusers.AutoencoderVidTok(),
+            "audio of LTX-2": diffusers.AutoencoderKLLTX2Audio(),
+            "SigLIP vision": SiglipVisionModel(SiglipVisionConfig(**small, num_hidden_layers=24)),
+            "SigLIP text": SiglipTextModel(SiglipTextConfig(**small, num_hidden_layers=3)),
+            "SigLIP": SiglipModel(SiglipConfig()),
+            "CLIP vision": CLIPVisionModel(CLIPVisionConfig(**small, num_hidden_layers=2)),
+            "safety checker": StableDiffusionSafetyChecker(CLIPConfig()),
+        }
+        known = {
+            "CLIP-L": CLIPTextModel(CLIPTextConfig(**small)),
+            "CogVideoX": diffusers.AutoencoderKLCogVideoX(),
+        }
+    failures = []
+    for name, module in built.items():
+        facts = recognise_contents(Contents({key: tuple(value.shape) for key, value in module.state_dict().items()}))
+        if facts.components or "does not run" not in verdict(facts):
+            failures.append((name, verdict(facts)))
+    for name, module in known.items():
+        facts = recognise_contents(Contents({key: tuple(value.shape) for key, value in module.state_dict().items()}))
+        if name not in verdict(facts):
+            failures.append((name, verdict(facts)))
+    assert not failures
