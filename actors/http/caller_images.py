@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.atomic_write import make_private_folder, write_atomically
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import pixels_digest
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -33,6 +33,7 @@ PART_FIELDS: Mapping[str, tuple[str, ...]] = {
 #: take three bytes each
 MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
+MAX_URL_CHARACTERS = 2048
 _EXPECTED = "an image file as base64, or as a data URL (paths of the server are not read)"
 #: characters of what is no image that a message has
 _MOST_SHOWN = 40
@@ -136,6 +137,9 @@ def check_url(name: str, url: Any, hosts: Sequence[str] | frozenset[str]) -> str
     expected = f"a URL of {', '.join(sorted(hosts))}" if hosts else "no URL: [serve] url_hosts permits none"
     if not isinstance(url, str):
         raise unusable_field(name, url, expected)
+    # urlsplit leaves out line breaks and tabs, which would be sent or refused later
+    if len(url) > MAX_URL_CHARACTERS or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise unusable_field(name, url, f"a URL of up to {MAX_URL_CHARACTERS} printable ASCII characters")
     try:
         parts = urlsplit(url)
         place = parts.netloc.lower()
@@ -175,7 +179,7 @@ def _saved(name: str, image: Image, folder: Path) -> str:
 
         content = BytesIO()
         PIL.Image.fromarray(pixels).save(content, "PNG")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         try:
             write_atomically(path, content.getvalue())
         except FileNotFoundError:  # another call has just written the same image

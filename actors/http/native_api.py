@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy_export import is_workflow
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import ClientGone, Services, caller_of
+from modelpool.actors.http.shown_messages import shown_values
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
@@ -206,13 +207,14 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     @router.get("/api/jobs/{submission_id}/why", summary="Explain where the tasks of a job ran")
     async def why(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        return history_json(await services.history(caller_of(request), _job_id(submission, index)))
+        history = await services.history(caller_of(request), _job_id(submission, index))
+        return as_object(shown_values(history_json(history)))
 
     @router.get("/api/jobs/{submission_id}/story", summary="Show the event log of a job")
     async def story(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
         history = await services.history(caller_of(request), _job_id(submission, index))
-        return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
+        return {"job": history.job_id, "lines": shown_values([dataclasses.asdict(line) for line in history.lines])}
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
     async def output(
@@ -246,7 +248,9 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
             jobs = {job.job_id for job in now.failures}
             own = {job_id for job_id in jobs if services.submissions.has_job(user, job_id)}
             now = status_for(now, user, own)
-        return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
+        return as_object(
+            shown_values({**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)})
+        )
 
     @router.get("/metrics", summary="Metrics of the pool for Prometheus")
     async def metrics(request: Request) -> Response:

@@ -25,6 +25,7 @@ from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_si
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_decoding import UprightImage
@@ -269,7 +270,7 @@ async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) ->
                     _check_succeeded(end)
                     text = await asyncio.to_thread(_text_of, end, call)
                 except HttpProblem as problem:
-                    yield _error_event(str(problem))
+                    yield _error_event(shown_message(str(problem)))
                     return
                 size = await asyncio.to_thread(_size_of, end)
                 about = {**_about(call, size), "quality": "auto", "background": "opaque"}

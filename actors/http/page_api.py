@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from modelpool.actors.http.bodies import as_object
 from modelpool.actors.http.event_stream import EVENT_STREAM, with_pings
 from modelpool.actors.http.gate import PAGE_FILES_PATH, PAGE_PATH
 from modelpool.actors.http.live_entries import end_entry
@@ -27,6 +28,7 @@ from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.native_api import INTERFACE, submission_json
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.shown_messages import shown_values
 from modelpool.actors.http.submissions import HttpSubmission
 from modelpool.actors.http.thumbnails import MEDIA_TYPE, Thumbnails
 from modelpool.actors.request.requests import GenerateRequest
@@ -183,7 +185,8 @@ def page_router(services: Services, live: LiveView) -> Any:
     @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
     async def history(request: Request, job_id: str) -> dict[str, Any]:
         found = await services.history(caller_of(request), job_id)
-        return {**history_json(found), "lines": [dataclasses.asdict(line) for line in found.lines]}
+        lines = [dataclasses.asdict(line) for line in found.lines]
+        return as_object(shown_values({**history_json(found), "lines": lines}))
 
     return router
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
     from modelpool.scheduler.core.history import JobHistory
 
+#: folders of what callers send, and of their outputs, in the folder of a server
+OWN_FOLDERS = ("uploads", "inputs", "users")
 #: how long a signed address of an output is valid, as those of the OpenAI API
 SIGNED_SECONDS = 3600
 #: how long the lists of models and LoRAs are used: reading them asks the controller
@@ -93,6 +96,7 @@ class Services:
         #: requests are built in threads, which other calls need, too
         self.building = Turns(MOST_BUILDING, MOST_BUILDING_OF_OWNER)
         self._secret = secret
+        _keep_private(folder)
         self._listings: Listings | None = None
         #: reads the lists, once for all callers
         self._listing: asyncio.Task[Listings] | None = None
@@ -295,6 +299,13 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     if not end.path.is_file():
         raise HttpProblem(410, f"the output of job {index} was removed from the server")
     return end
+
+
+def _keep_private(folder: Path) -> None:
+    """Close the folders of callers' files to other users of the machine, where an earlier version has made them."""
+    for name in OWN_FOLDERS:
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            (folder / name).chmod(0o700)
 
 
 def _history_without_the_pool(submission: HttpSubmission, index: int, job_id: str) -> JobHistory:

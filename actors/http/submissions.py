@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.detached.records import name_of
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shown_messages import shown_message
+from modelpool.actors.outputs.atomic_write import make_private_folder
 from modelpool.actors.request.control_video_fields import Frames
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
@@ -179,8 +181,8 @@ class HttpSubmission:
         self._counts.update(end.state for end in new)
         self._by_index.update((end.index, end) for end in new)
         self._by_file.update((end.path.name, end) for end in new if end.path is not None)
-        self.lost = self.lost or lost
-        self.running, self.held = (() if self.over else running), held
+        self.lost = self.lost or shown_message(lost)
+        self.running, self.held = (() if self.over else running), shown_message(held)
         if self.over:
             self._release()
         changed, self._changed = self._changed, asyncio.Event()
@@ -304,7 +306,13 @@ class Submissions:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
         user = owner or None
         folder = owner_folder(self._folder, owner)
-        jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=folder, user=user)
+
+        def submitted() -> HttpJobs:
+            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+                make_private_folder(folder)
+            return self._pool.submit(list(requests), output=folder, user=user)
+
+        jobs = await asyncio.to_thread(submitted)
         submission = HttpSubmission(
             jobs.id,
             owner,
@@ -328,13 +336,14 @@ class Submissions:
         """Hand requests over to the pool's journal, under an id: again under the same id returns the same submission.
         Raises UserError, and PoolLost.
         """
-        jobs = await asyncio.to_thread(
-            self._pool.submit_detached,
-            list(requests),
-            output=owner_folder(self._folder, owner),
-            jobs_id=submission_id,
-            user=owner or None,
-        )
+        folder = owner_folder(self._folder, owner)
+
+        def submitted() -> HttpDetachedJobs:
+            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+                make_private_folder(folder)
+            return self._pool.submit_detached(list(requests), output=folder, jobs_id=submission_id, user=owner or None)
+
+        jobs = await asyncio.to_thread(submitted)
         return await self._adopt(jobs, owner, interface, requests)
 
     async def find(self, submission_id: str, owner: str) -> HttpSubmission:
@@ -535,14 +544,14 @@ def _end_of(result: OutputResult | JobFailure) -> JobEnd:
     if isinstance(result, JobFailure):
         state = "cancelled" if result.cancelled else "failed"
         seed = None if result.request is None else result.request.seed
-        kind, message = result.kind.value, result.message
+        kind, message = result.kind.value, shown_message(result.message)
         labels = NO_LABELS if result.request is None else labels_of(result.request)
         return JobEnd(result.index, result.job_id, state, seed=seed, kind=kind, message=message, labels=labels)
     facts = {
         "worker": result.worker,
         "seconds": round(result.seconds, 4),
         "sha256": result.pixels_sha256,
-        "warnings": list(result.recipe.warnings),
+        "warnings": [shown_message(each) for each in result.recipe.warnings],
     }
     labels = labels_of(result.request)
     return JobEnd(result.index, result.job_id, "succeeded", result.path, seed=result.seed, facts=facts, labels=labels)
@@ -555,7 +564,7 @@ def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
     facts = {"sha256": outcome.pixels_sha256} if outcome.file else {}
     job_id = f"{outcome.submission_id}-{outcome.place}"
     state = outcome.outcome.value
-    kind, message = outcome.error_kind, outcome.message
+    kind, message = outcome.error_kind, shown_message(outcome.message)
     return JobEnd(
         outcome.place, job_id, state, path, address, kind=kind, message=message, facts=facts, labels=outcome.labels
     )

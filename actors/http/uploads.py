@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.shown_names import folders_on_disk, name_of_disk, name_on_disk, shown_name
-from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.atomic_write import make_private_folder, write_atomically
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.core.errors import UserError, unusable_field
 
@@ -75,7 +75,7 @@ class Uploads:
     def _make_folder(self, path: Path, subfolder: str) -> None:
         """Make the folder of an image. Raises UnusableField if a file has the name of a folder, or a folder its."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path.parent)
         except (FileExistsError, NotADirectoryError):
             raise unusable_field("subfolder", subfolder[:100], "another name: a file has it") from None
         if path.is_dir():

@@ -18,6 +18,7 @@ from modelpool.pool.core.errors import UserError, parse_bytes, unusable_field
 
 #: shortest key and secret: 16 characters of base 64 have 96 bits
 MIN_KEY_LENGTH = 16
+MAX_PORT = 65535
 #: prefix of a key of which only the hash is in the file
 HASHED = "sha256:"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
@@ -140,7 +141,8 @@ class ServeSection(Strict):
     @classmethod
     def _url_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for host in value:
-            if not _HOST_NAME.fullmatch(host):
+            port = host.partition(":")[2]
+            if not _HOST_NAME.fullmatch(host) or not 0 < int(port or 80) <= MAX_PORT:
                 raise unusable_field("url_hosts", host, "names of hosts such as example.org or example.org:8443")
         return tuple(host.lower() for host in value)
 
