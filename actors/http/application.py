@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from modelpool.actors.http.a1111_api import a1111_router
 from modelpool.actors.http.a1111_controls import controlnet_router
-from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER
+from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER, shares_of_bodies
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.docs_page import DOCS_HEADERS, docs_page
@@ -87,6 +87,7 @@ def application(
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
+    app.state.arriving = shares_of_bodies(settings.upload_bound_bytes)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))
     app.include_router(native_router(services, webhooks, start))

@@ -29,8 +29,8 @@ PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "image_prompts": ("image", "mask"),
     "regions": ("mask",),
 }
-#: most pixels of all images of one call: 64 images of 2048x2048. A file of some KB may have millions of pixels, which
-#: take three bytes each
+#: most pixels of all images of one call, unless a server sets less. A file of some KB may have millions of pixels, of
+#: three bytes each
 MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
 MAX_URL_CHARACTERS = 2048
@@ -43,12 +43,19 @@ _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
 class CallerImages:
     """Decodes the images of one call. Blocks while it fetches one: call it in a thread."""
 
-    def __init__(self, url_hosts: Sequence[str], max_bytes: int, max_pixels: int = MAX_CALL_PIXELS) -> None:
+    def __init__(
+        self,
+        url_hosts: Sequence[str],
+        max_bytes: int,
+        max_pixels: int = MAX_CALL_PIXELS,
+        take: Callable[[int], None] | None = None,
+    ) -> None:
         """`url_hosts` are those from which images are fetched, of up to `max_bytes`; all images together may have
-        `max_pixels`.
+        `max_pixels`. `take` gets the pixels of each image before it is decoded, and may refuse them.
         """
         self._url_hosts = frozenset(url_hosts)
         self._max_bytes = max_bytes
+        self._take = take
         self._max_pixels = self._left_pixels = max_pixels
 
     def decode(self, name: str, value: Any) -> UprightImage:
@@ -79,6 +86,8 @@ class CallerImages:
         if self._left_pixels < 0:
             expected = f"up to {self._max_pixels} pixels in all images of one call"
             raise unusable_field(name, f"an image of {image.width}x{image.height} pixels after others", expected)
+        if self._take is not None:
+            self._take(image.width * image.height)
         return image
 
     def in_fields(self, fields: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            fields = services.images_of_call().in_fields(parsed.fields)
+            fields = services.images_of_call(caller_of(request)).in_fields(parsed.fields)
             return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
         return await _answer(services, request, parsed.call, build, "image_generation")
@@ -152,7 +152,7 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            images = services.images_of_call()
+            images = services.images_of_call(caller_of(request))
             call = ParsedCall(parsed.call, images.in_fields(parsed.fields))
             return _edit_requests(services, call, model_name, form, listed, images)
 

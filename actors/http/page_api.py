@@ -161,8 +161,9 @@ def page_router(services: Services, live: LiveView) -> Any:
     async def thumbnail(
         request: Request, submission_id: str, index: int, file: str = Query("", max_length=300)
     ) -> Response:
-        path = await services.output_path(submission_id, index, caller_of(request).owner, file)
-        return Response(await thumbnails.of(path), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
+        owner = caller_of(request).owner
+        path = await services.output_path(submission_id, index, owner, file)
+        return Response(await thumbnails.of(path, owner), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
 
     @router.get("/api/jobs/{submission_id}/requests/{index}", summary="Show the main fields of a request")
     async def job_request(request: Request, submission_id: str, index: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import re
+import shutil
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.detached.records import name_of
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shares import HeldShare, of_the_largest
 from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.outputs.atomic_write import make_private_folder
 from modelpool.actors.request.control_video_fields import Frames
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from modelpool.actors.detached.job_service import JobsProgress
     from modelpool.actors.detached.records import RequestOutcome
 
+#: images of detached submissions, in a folder for each
+INPUTS_FOLDER = "inputs"
 #: ended jobs that are remembered, over all submissions
 MOST_KEPT_JOBS = 200_000
 #: how long previews are made for a caller who asked for one, and may ask again
@@ -137,6 +141,7 @@ class HttpSubmission:
         self._want_previews = want_previews
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
+        self._pixels: HeldShare | None = None
         self._by_index: dict[int, JobEnd] = {}
         self._by_file: dict[str, JobEnd] = {}
         self._counts: Counter[str] = Counter()
@@ -194,8 +199,17 @@ class HttpSubmission:
         """Forget what is not read any more: requests with decoded images can take much memory."""
         self._cancel = _nothing
         self._want_previews = None
+        self.hold(None)
         if any(map(_holds_pixels, self.requests)):
             self.requests = ()
+
+    def hold(self, pixels: HeldShare | None) -> None:
+        """Keep the decoded pixels of the requests until the submission is over; they take memory, or space on disk."""
+        if self._pixels is not None:
+            self._pixels.free()
+        self._pixels = pixels
+        if self.over and pixels is not None:
+            pixels.free()
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
@@ -294,9 +308,10 @@ class Submissions:
         self._kept = kept
         #: oldest first
         self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
-        #: those of them that are over, in the order in which they ended, and their jobs
-        self._ended: deque[HttpSubmission] = deque()
-        self._ended_jobs = 0
+        #: those of them that are over, by owner, in the order in which they ended, with their numbers
+        self._ended: dict[str, deque[HttpSubmission]] = {}
+        self._ended_submissions: Counter[str] = Counter()
+        self._ended_jobs: Counter[str] = Counter()
         #: jobs that have not ended, by owner
         self._unfinished: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -344,7 +359,10 @@ class Submissions:
             return self._pool.submit_detached(list(requests), output=folder, jobs_id=submission_id, user=owner or None)
 
         jobs = await asyncio.to_thread(submitted)
-        return await self._adopt(jobs, owner, interface, requests)
+        submission = await self._adopt(jobs, owner, interface, requests)
+        if submission.over and submission.counts["succeeded"] == submission.total:
+            self._remove_inputs(submission)  # it was sent again
+        return submission
 
     async def find(self, submission_id: str, owner: str) -> HttpSubmission:
         """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
@@ -410,18 +428,36 @@ class Submissions:
         self._unfinished[submission.owner] += submission.unfinished
 
     def _note_ended(self, submission: HttpSubmission, count: int) -> None:
-        """Count ended jobs, and forget the submissions that ended first."""
+        """Count ended jobs, and forget submissions: the first that ended, of the owner who has most. Images that nobody
+        retries are removed."""
         self._unfinished[submission.owner] -= count
         if not self._unfinished[submission.owner]:
             del self._unfinished[submission.owner]
         if not submission.over:
             return
-        self._ended.append(submission)
-        self._ended_jobs += len(submission.ends)
-        while self._ended and (len(self._ended) > self._kept or self._ended_jobs > MOST_KEPT_JOBS):
-            oldest = self._ended.popleft()
-            self._ended_jobs -= len(oldest.ends)
-            del self._known[oldest.id]
+        if submission.counts["succeeded"] == submission.total:
+            self._remove_inputs(submission)
+        self._ended.setdefault(submission.owner, deque()).append(submission)
+        self._ended_submissions[submission.owner] += 1
+        self._ended_jobs[submission.owner] += len(submission.ends)
+        while self._ended_submissions.total() > self._kept:
+            self._forget_oldest(of_the_largest(self._ended_submissions))
+        while self._ended_jobs.total() > MOST_KEPT_JOBS:
+            self._forget_oldest(of_the_largest(self._ended_jobs))
+
+    def _forget_oldest(self, owner: str) -> None:
+        oldest = self._ended[owner].popleft()
+        self._ended_submissions[owner] -= 1
+        self._ended_jobs[owner] -= len(oldest.ends)
+        del self._known[oldest.id]
+        if not self._ended[owner]:
+            del self._ended[owner], self._ended_submissions[owner], self._ended_jobs[owner]
+        self._remove_inputs(oldest)
+
+    def _remove_inputs(self, submission: HttpSubmission) -> None:
+        """Remove the images that the requests of a detached submission have on disk."""
+        if submission.detached and Path(submission.id).name == submission.id:
+            self._start(_removed(self._folder / INPUTS_FOLDER / submission.id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -436,6 +472,10 @@ def owner_folder(folder: Path, owner: str) -> Path:
         return folder
     name = re.sub(r"[^A-Za-z0-9_-]", "_", owner)[:40]
     return folder / "users" / f"{name}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
+
+
+async def _removed(folder: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class _Follower:
