@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -50,6 +51,7 @@ def serve(
     from modelpool.actors.cli.run_jobs import started
     from modelpool.actors.cli.screen import say, user_console
     from modelpool.actors.http import server
+    from modelpool.actors.outputs.atomic_write import make_private_folder
 
     # the configuration has [serve] also for a running pool, which has its own configuration otherwise
     settings = settings_for(PoolOptions(config)).override(host=host, port=port)
@@ -57,6 +59,8 @@ def serve(
     folder = served_folder(out, settings)
     where = PoolOptions(None if pool else config, gpus, device, vram, pool, vram_policy, reserve_vram)
     console = user_console()
+    with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+        make_private_folder(folder)
     with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
 
         def ready(address: str) -> None:

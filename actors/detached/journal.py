@@ -484,6 +484,9 @@ def _locked(path: Path) -> IO[bytes]:
     lock = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # requests of all users are in the file, and in those that SQLite makes beside it with the same permissions
+        for each in (path, lock):
+            os.close(os.open(each, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         file = lock.open("ab")
     except OSError as error:
         raise JournalFailed(f"{path}: the journal cannot be opened ({error.strerror or error})") from error

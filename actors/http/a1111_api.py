@@ -31,6 +31,7 @@ from modelpool.actors.http.a1111_requests import (
     requests_of,
 )
 from modelpool.actors.http.a1111_upscalers import PLAIN_NAMES
+from modelpool.actors.http.access import Caller
 from modelpool.actors.http.answers import json_answer
 from modelpool.actors.http.bodies import json_object
 from modelpool.actors.http.caller_images import CallerImages
@@ -85,7 +86,7 @@ def a1111_router(services: Services) -> APIRouter:
         facts = None if call.distilled_cfg_scale is None else await sampling_facts(services, model)
 
         def build() -> Sequence[GenerateRequest]:
-            return requests_of(call, model, chosen.clip_layers, services.images_of_call(), facts)
+            return requests_of(call, model, chosen.clip_layers, services.images_of_call(caller), facts)
 
         submission = await services.submit(caller, build, INTERFACE, call.batch_size * call.n_iter)
         await services.wait(request, submission)
@@ -107,19 +108,25 @@ def a1111_router(services: Services) -> APIRouter:
         return await generate(request, is_img2img=True)
 
     async def enlarge(request: Request, body: dict[str, Any], encoded: Sequence[Any]) -> list[str]:
+        caller = caller_of(request)
+        with services.holding(caller):
+            return await enlarged(request, caller, body, encoded)
+
+    async def enlarged(request: Request, caller: Caller, body: dict[str, Any], encoded: Sequence[Any]) -> list[str]:
         call = parse_extras(body)
         # too many are refused before they are decoded
         services.access.admit_jobs(0, len(encoded))
-        images = await asyncio.to_thread(decoded, encoded, services.images_of_call())
+        images = await asyncio.to_thread(decoded, encoded, services.images_of_call(caller))
         plans = [enlarging(call, *image.size) for image in images]
         check_results(plans)
+        services.pixels_of_call(caller).take(sum(plan.size[0] * plan.size[1] for plan in plans))
         wanted = [
             ImageToEnlarge(image, by)
             for image, plan in zip(images, plans, strict=True)
             for by in plan.upscalers
             if isinstance(by, Upscale)
         ]
-        made = iter(await upscaling.enlarge(request, caller_of(request), wanted))
+        made = iter(await upscaling.enlarge(request, caller, wanted))
 
         def finish() -> list[str]:
             results = []
@@ -220,7 +227,9 @@ def a1111_router(services: Services) -> APIRouter:
     @router.post("/png-info", summary="Read the generation parameters in an image")
     async def png_info(request: Request) -> dict[str, Any]:
         body = await json_object(request, max_bytes)
-        texts = await asyncio.to_thread(_texts_in, services.images_of_call(), body.get("image"))
+        caller = caller_of(request)
+        with services.holding(caller):
+            texts = await asyncio.to_thread(_texts_in, services.images_of_call(caller), body.get("image"))
         return {"info": texts.get(PARAMETERS_KEY, ""), "items": texts, "parameters": {}}
 
     @router.get("/memory", summary="Show the memory of all GPUs together")

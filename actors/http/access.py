@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from modelpool.actors.http.problems import HttpProblem, too_many
+from modelpool.actors.http.shares import HeldShare
 from modelpool.actors.settings.serve_section import HASHED, ServeSection
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ CALLER = "modelpool.caller"
 
 @dataclass(slots=True)
 class CallState:
-    """What becomes known of a call while it is answered: whether its client has gone."""
+    """What becomes known of a call while it is answered: whether its client has gone, and what it holds."""
 
     is_gone: bool = False
+    #: decoded pixels that the call holds
+    pixels: HeldShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from modelpool.actors.http.a1111_api import a1111_router
 from modelpool.actors.http.a1111_controls import controlnet_router
-from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER
+from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER, shares_of_bodies
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
+from modelpool.actors.http.docs_page import DOCS_HEADERS, docs_page
 from modelpool.actors.http.gate import Gate
 from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.live_view import LiveView
@@ -30,6 +31,7 @@ from modelpool.actors.http.page_api import page_router
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem, no_route, problem_body, wrong_parameter
 from modelpool.actors.http.services import Services
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.turns import Turns
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.results.outcomes import PoolLost
@@ -83,8 +85,9 @@ def application(
         await prompts.close()
         await services.submissions.close()
 
-    app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan)
+    app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
+    app.state.arriving = shares_of_bodies(settings.upload_bound_bytes)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))
     app.include_router(native_router(services, webhooks, start))
@@ -104,12 +107,12 @@ def _answer_problems(app: FastAPI, limits: LimitLog) -> None:
     async def refused(request: Request, problem: HttpProblem) -> JSONResponse:
         if problem.limit:
             limits.acted(problem.limit, f"refused a call with {problem.status}")
-        body = problem_body(request.url.path, problem.status, str(problem))
+        body = problem_body(request.url.path, problem.status, shown_message(str(problem)))
         return JSONResponse(body, problem.status, problem.headers)
 
     @app.exception_handler(UserError)
     async def invalid(request: Request, problem: UserError) -> JSONResponse:
-        return JSONResponse(problem_body(request.url.path, 400, str(problem)), 400)
+        return JSONResponse(problem_body(request.url.path, 400, shown_message(str(problem))), 400)
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, problem: HTTPException) -> JSONResponse:
@@ -123,11 +126,11 @@ def _answer_problems(app: FastAPI, limits: LimitLog) -> None:
 
     @app.exception_handler(PoolLost)
     async def lost(request: Request, problem: PoolLost) -> JSONResponse:
-        return JSONResponse(problem_body(request.url.path, 503, str(problem)), 503)
+        return JSONResponse(problem_body(request.url.path, 503, shown_message(str(problem))), 503)
 
 
 def _describe(app: FastAPI) -> None:
-    """Add the schemas of requests to the OpenAPI description, when it is first read."""
+    """Add the schemas of requests to the OpenAPI description, when it is first read, and the page that shows it."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -136,5 +139,9 @@ def _describe(app: FastAPI) -> None:
             known.update(request_schemas())
             app.openapi_schema = schema
         return app.openapi_schema
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(openapi()), headers=DOCS_HEADERS)
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.atomic_write import make_private_folder, write_atomically
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import pixels_digest
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -29,10 +29,11 @@ PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "image_prompts": ("image", "mask"),
     "regions": ("mask",),
 }
-#: most pixels of all images of one call: 64 images of 2048x2048. A file of some KB may have millions of pixels, which
-#: take three bytes each
+#: most pixels of all images of one call, unless a server sets less. A file of some KB may have millions of pixels, of
+#: three bytes each
 MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
+MAX_URL_CHARACTERS = 2048
 _EXPECTED = "an image file as base64, or as a data URL (paths of the server are not read)"
 #: characters of what is no image that a message has
 _MOST_SHOWN = 40
@@ -42,12 +43,19 @@ _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
 class CallerImages:
     """Decodes the images of one call. Blocks while it fetches one: call it in a thread."""
 
-    def __init__(self, url_hosts: Sequence[str], max_bytes: int, max_pixels: int = MAX_CALL_PIXELS) -> None:
+    def __init__(
+        self,
+        url_hosts: Sequence[str],
+        max_bytes: int,
+        max_pixels: int = MAX_CALL_PIXELS,
+        take: Callable[[int], None] | None = None,
+    ) -> None:
         """`url_hosts` are those from which images are fetched, of up to `max_bytes`; all images together may have
-        `max_pixels`.
+        `max_pixels`. `take` gets the pixels of each image before it is decoded, and may refuse them.
         """
         self._url_hosts = frozenset(url_hosts)
         self._max_bytes = max_bytes
+        self._take = take
         self._max_pixels = self._left_pixels = max_pixels
 
     def decode(self, name: str, value: Any) -> UprightImage:
@@ -78,6 +86,8 @@ class CallerImages:
         if self._left_pixels < 0:
             expected = f"up to {self._max_pixels} pixels in all images of one call"
             raise unusable_field(name, f"an image of {image.width}x{image.height} pixels after others", expected)
+        if self._take is not None:
+            self._take(image.width * image.height)
         return image
 
     def in_fields(self, fields: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
@@ -136,6 +146,9 @@ def check_url(name: str, url: Any, hosts: Sequence[str] | frozenset[str]) -> str
     expected = f"a URL of {', '.join(sorted(hosts))}" if hosts else "no URL: [serve] url_hosts permits none"
     if not isinstance(url, str):
         raise unusable_field(name, url, expected)
+    # urlsplit leaves out line breaks and tabs, which would be sent or refused later
+    if len(url) > MAX_URL_CHARACTERS or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise unusable_field(name, url, f"a URL of up to {MAX_URL_CHARACTERS} printable ASCII characters")
     try:
         parts = urlsplit(url)
         place = parts.netloc.lower()
@@ -175,7 +188,7 @@ def _saved(name: str, image: Image, folder: Path) -> str:
 
         content = BytesIO()
         PIL.Image.fromarray(pixels).save(content, "PNG")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         try:
             write_atomically(path, content.getvalue())
         except FileNotFoundError:  # another call has just written the same image

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
+from modelpool.actors.http.access import Caller
 from modelpool.actors.http.answers import json_parts, list_parts, object_parts
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.comfy_export import api_format, is_exported, is_workflow
@@ -238,6 +239,7 @@ async def _submitted(
     if not isinstance(extra_data, dict):
         raise HttpProblem(400, "extra_data: expected a table")
     with prompts.reserved(caller.owner, prompt_id):
+        prompts.check_room(caller.owner)
         graph = body.get("prompt")
         if graph is None and is_workflow(body):
             raise WorkflowRejected(
@@ -252,7 +254,7 @@ async def _submitted(
         assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
-            return _requests(graph, outputs, names, uploads, caller.owner)
+            return _requests(services, caller, graph, outputs, names, uploads)
 
         try:
             submission = await services.submit(caller, build, INTERFACE, sum(each.count for each in outputs))
@@ -260,16 +262,25 @@ async def _submitted(
             raise
         except UserError as problem:
             raise rejection(graph, outputs, problem) from None
-        prompt = Prompt(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
+        prompt = Prompt.of(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
         prompts.add(prompt)
         return prompt
 
 
 def _requests(
-    graph: Any, outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
+    services: Services,
+    caller: Caller,
+    graph: Any,
+    outputs: Sequence[WorkflowOutput],
+    names: PoolNames,
+    uploads: Uploads,
 ) -> list[GenerateRequest]:
     """Return the requests of a workflow. Raises WorkflowRejected."""
-    images = WorkflowImages(lambda name: uploads.image(owner, name))
+    images = WorkflowImages(
+        lambda name: uploads.image(caller.owner, name),
+        services.settings.call_pixels,
+        services.pixels_of_call(caller).take,
+    )
     found: list[GenerateRequest] = []
     #: several nodes may save the same images
     known: dict[tuple[int, str, float | None], list[GenerateRequest]] = {}
@@ -278,6 +289,8 @@ def _requests(
         if what not in known:
             try:
                 known[what] = requests_of(output, names, images)
+            except HttpProblem:  # a limit, and not this workflow
+                raise
             except UserError as problem:
                 raise rejection(graph, [output], problem) from None
         found += known[what]

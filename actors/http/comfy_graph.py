@@ -42,6 +42,7 @@ from modelpool.actors.http.comfy_values import (
     ScaledLatent,
     TextValue,
 )
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
@@ -146,12 +147,22 @@ class WorkflowRejected(UserError):
             )
             extra = {"input_name": error.input_name} if error.input_name else {}
             found["errors"].append(
-                {"type": error.kind, "message": error.message, "details": error.details, "extra_info": extra}
+                {
+                    "type": error.kind,
+                    "message": error.message,
+                    "details": shown_message(error.details),
+                    "extra_info": extra,
+                }
             )
         extra_info = {}
         if self.kind == "missing_node_type" and self.errors:
             extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
-        error_json = {"type": self.kind, "message": self.headline, "details": str(self), "extra_info": extra_info}
+        error_json = {
+            "type": self.kind,
+            "message": self.headline,
+            "details": shown_message(str(self)),
+            "extra_info": extra_info,
+        }
         return {"error": error_json, "node_errors": nodes}
 
 

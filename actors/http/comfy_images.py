@@ -30,8 +30,11 @@ ReadImage: TypeAlias = "Callable[[str], Image]"
 class WorkflowImages:
     """Reads the images of a workflow. One image may be used by every node: all uses together have a bound in pixels."""
 
-    def __init__(self, read: ReadImage, most_pixels: int = MAX_CALL_PIXELS) -> None:
+    def __init__(
+        self, read: ReadImage, most_pixels: int = MAX_CALL_PIXELS, take: Callable[[int], None] | None = None
+    ) -> None:
         self._read = read
+        self._take = take
         self._most_pixels = self._left_pixels = most_pixels
 
     def __call__(self, name: str) -> UprightImage:
@@ -41,12 +44,15 @@ class WorkflowImages:
         return upright_image(name, image)
 
     def take(self, size: tuple[int, int]) -> None:
-        """Count an image of this size. Raises NodeUnsupported if there are too many pixels."""
+        """Count an image of this size. Raises NodeUnsupported if there are too many pixels, and HttpProblem (429) for
+        too many of one user."""
         self._left_pixels -= size[0] * size[1]
         if self._left_pixels < 0:
             raise NodeUnsupported(
                 f"images: found more than {self._most_pixels} pixels in all uses of images, after scaling"
             )
+        if self._take is not None:
+            self._take(size[0] * size[1])
 
 
 #: pixels of an image that was scaled or padded: a few bytes of a workflow must not take much memory

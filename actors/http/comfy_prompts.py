@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import struct
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -18,12 +19,18 @@ from typing import Any
 
 from modelpool.actors.http.comfy_graph import WorkflowOutput
 from modelpool.actors.http.encoded_images import image_bytes
-from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.problems import HttpProblem, too_many
+from modelpool.actors.http.shares import of_the_largest
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.results.previews import ImagePreview
 
-#: workflows that have ended and are remembered
-MOST_KEPT = 500
+#: workflows that have ended and are remembered: their number, and the characters of all together. The first of the
+#: owner who has most is forgotten
+MOST_KEPT, MOST_KEPT_CHARACTERS = 2000, 64 << 20
+#: characters of the workflows of an owner that wait or run
+MOST_ACTIVE_CHARACTERS = 32 << 20
+#: how long a client with too many is asked to wait
+_RETRY_SECONDS = 5.0
 #: messages that wait for one socket
 MOST_WAITING = 1000
 
@@ -106,8 +113,11 @@ class Prompt:
     number: int
     prompt_id: str
     client_id: str | None
-    graph: Mapping[str, Any]
-    extra_data: Mapping[str, Any]
+    #: the workflow and its `extra_data` as JSON: parsed they take twenty times as much
+    text: str
+    #: of each node, its class
+    classes: Mapping[str, str]
+    preview_method: str | None
     outputs: tuple[WorkflowOutput, ...]
     submission: HttpSubmission
     #: of each output, the index of its first job; and the number of all jobs
@@ -115,6 +125,25 @@ class Prompt:
 
     def __post_init__(self) -> None:
         self._starts = tuple(accumulate((output.count for output in self.outputs), initial=0))
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        prompt_id: str,
+        client_id: str | None,
+        graph: Mapping[str, Any],
+        extra_data: Mapping[str, Any],
+        outputs: Sequence[WorkflowOutput],
+        submission: HttpSubmission,
+    ) -> Prompt:
+        """Return a workflow as it is remembered."""
+        text = json.dumps([graph, extra_data], separators=(",", ":"))
+        named = {output.latent.node_id for output in outputs}
+        classes = {node_id: str(graph[node_id]["class_type"]) for node_id in named}
+        method = extra_data.get("preview_method")
+        method = method if method in PREVIEW_METHODS else None
+        return cls(number, prompt_id, client_id, text, classes, method, tuple(outputs), submission)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -125,13 +154,14 @@ class Prompt:
     def wants_previews(self) -> bool:
         """Whether its client asks for previews. As with ComfyUI's own default, others get no binary messages: some take
         them for images."""
-        return self.extra_data.get("preview_method") in PREVIEW_METHODS
+        return self.preview_method is not None
 
     @property
     def entry(self) -> list[Any]:
         """How the queue and the history list it."""
         nodes = [output.node_id for output in self.outputs]
-        return [self.number, self.prompt_id, self.graph, self.extra_data, nodes]
+        graph, extra_data = json.loads(self.text)
+        return [self.number, self.prompt_id, graph, extra_data, nodes]
 
     def place_of(self, index: int) -> int:
         """Return the place of the output that a job belongs to."""
@@ -185,7 +215,7 @@ class Prompt:
 
     def _place_of(self, end: JobEnd) -> dict[str, Any]:
         node_id = self.output_of(end.index).latent.node_id
-        return {"node_id": node_id, "node_type": self.graph[node_id]["class_type"], "executed": []}
+        return {"node_id": node_id, "node_type": self.classes[node_id], "executed": []}
 
     def _failure_data(self, end: JobEnd) -> dict[str, Any]:
         return {
@@ -206,6 +236,11 @@ class ComfyPrompts:
         self._prompts: OrderedDict[tuple[str, str], Prompt] = OrderedDict()
         #: owners and ids of workflows that are being submitted
         self._arriving: set[tuple[str, str]] = set()
+        #: characters of those that wait or run, by owner; and those that have ended, oldest first, with their sums
+        self._active_characters: Counter[str] = Counter()
+        self._ended: dict[str, OrderedDict[str, Prompt]] = {}
+        self._ended_number: Counter[str] = Counter()
+        self._ended_characters: Counter[str] = Counter()
         self._sockets: set[Socket] = set()
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -230,15 +265,41 @@ class ComfyPrompts:
     def add(self, prompt: Prompt) -> None:
         """Follow a workflow with an unused id, and send the sockets of its client messages about it."""
         assert prompt.key not in self._prompts, "the id was reserved"
+        owner, size = prompt.submission.owner, len(prompt.text)
         self._prompts[prompt.key] = prompt
-        if len(self._prompts) > MOST_KEPT:
-            ended = [each for each in self._prompts.values() if each.submission.over]
-            for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
-                del self._prompts[oldest.key]
+        self._active_characters[owner] += size
         task = asyncio.create_task(self._follow(prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._send_status(prompt.submission.owner)
+
+    def check_room(self, owner: str) -> None:
+        """Raise HttpProblem (429) if the workflows of `owner` that wait or run are too large together."""
+        if self._active_characters[owner] >= MOST_ACTIVE_CHARACTERS:
+            message = f"workflows of {self._active_characters[owner]} characters wait or run"
+            raise too_many(f"{message}, expected up to {MOST_ACTIVE_CHARACTERS}", _RETRY_SECONDS, "workflows")
+
+    def _note_ended(self, prompt: Prompt) -> None:
+        """Count a workflow that has ended, and forget the first of the owners who have most."""
+        owner, size = prompt.submission.owner, len(prompt.text)
+        self._active_characters[owner] -= size
+        if not self._active_characters[owner]:
+            del self._active_characters[owner]
+        self._ended.setdefault(owner, OrderedDict())[prompt.prompt_id] = prompt
+        self._ended_number[owner] += 1
+        self._ended_characters[owner] += size
+        while self._ended_number.total() > MOST_KEPT:
+            self._forget_ended(next(iter(self._ended[of_the_largest(self._ended_number)].values())))
+        while self._ended_characters.total() > MOST_KEPT_CHARACTERS:
+            self._forget_ended(next(iter(self._ended[of_the_largest(self._ended_characters)].values())))
+
+    def _forget_ended(self, prompt: Prompt) -> None:
+        owner = prompt.submission.owner
+        del self._prompts[prompt.key], self._ended[owner][prompt.prompt_id]
+        self._ended_number[owner] -= 1
+        self._ended_characters[owner] -= len(prompt.text)
+        if not self._ended[owner]:
+            del self._ended[owner], self._ended_number[owner], self._ended_characters[owner]
 
     def of(self, owner: str) -> list[Prompt]:
         """Return the workflows of an owner, oldest first."""
@@ -266,8 +327,9 @@ class ComfyPrompts:
         """Forget workflows that have ended: these, or all."""
         wanted = None if prompt_ids is None else frozenset(prompt_ids)
         for each in self.of(owner):
-            if each.submission.over and (wanted is None or each.prompt_id in wanted):
-                del self._prompts[each.key]
+            is_noted = each.prompt_id in self._ended.get(owner, ())
+            if is_noted and (wanted is None or each.prompt_id in wanted):
+                self._forget_ended(each)
 
     def connect(self, socket: Socket) -> None:
         """Send a socket the number of waiting workflows, and what follows."""
@@ -309,6 +371,12 @@ class ComfyPrompts:
             socket.put(kind, {**data, "prompt_id": prompt.prompt_id})
 
     async def _follow(self, prompt: Prompt) -> None:
+        try:
+            await self._follow_watched(prompt)
+        finally:
+            self._note_ended(prompt)
+
+    async def _follow_watched(self, prompt: Prompt) -> None:
         is_watched = prompt.wants_previews and self._sockets_of(prompt)
         with prompt.submission.previews_wanted() if is_watched else contextlib.nullcontext():
             await self._follow_to_end(prompt)

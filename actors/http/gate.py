@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from modelpool.actors.http.access import CALLER, AccessControl, Caller
 from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.problems import HttpProblem, problem_body
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.settings.serve_section import ServeSection
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ async def _refuse(scope: Scope, send: Send, problem: HttpProblem) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(problem)[:100]})
         return
-    body: dict[str, Any] = problem_body(scope["path"], problem.status, str(problem))
+    body: dict[str, Any] = problem_body(scope["path"], problem.status, shown_message(str(problem)))
     content = json.dumps(body).encode()
     headers = {"content-type": "application/json", "content-length": str(len(content)), **problem.headers}
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

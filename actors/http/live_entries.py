@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.pool.specs.spec import ComponentKey
 from modelpool.scheduler.core.snapshot import model_of
@@ -47,7 +48,7 @@ def pool_entry(status: PoolStatus | None, now: float, user: str | None, trouble:
         "waiting_for": status.waiting_for,
         "pins": [{"model": pin.model, "words": pin.words} for pin in status.pins],
         "failures": [
-            {"job": job.job_id, "message": _short(job.message), "at": round(now - job.seconds)}
+            {"job": job.job_id, "message": _short(shown_message(job.message)), "at": round(now - job.seconds)}
             for job in status.failures
         ],
         "costs": None

@@ -22,6 +22,7 @@ from modelpool.actors.http.live_entries import (
     submission_sections,
 )
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.user_views import status_for
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.errors import UserError
@@ -138,7 +139,7 @@ class LiveView:
         try:
             return await asyncio.to_thread(self._services.pool.status), ""
         except (PoolLost, UserError, OSError) as problem:
-            return None, str(problem)
+            return None, shown_message(str(problem))
 
     async def _journal(self) -> tuple[SubmissionRecord, ...]:
         """Return the submissions in the journal; () if the pool has none, or does not answer."""

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -25,7 +26,8 @@ from modelpool.actors.http.comfy_export import is_workflow
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import ClientGone, Services, caller_of
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.shown_messages import shown_values
+from modelpool.actors.http.submissions import INPUTS_FOLDER, HttpSubmission, JobEnd
 from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
@@ -38,8 +40,8 @@ from modelpool.pool.core.previews import MEDIA_TYPE
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
 INTERFACE = "native"
-#: keys that are remembered in a pool without a journal
-MOST_KEYS = 10_000
+#: keys of each owner that are remembered in a pool without a journal
+MOST_KEYS = 2000
 MAX_KEY_LENGTH = 200
 #: ends in one answer; the others follow by `after`
 MOST_LISTED_ENDS = 1000
@@ -106,27 +108,29 @@ class Idempotency:
     """The submissions of the latest idempotency keys. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, _Keyed] = OrderedDict()
+        #: by owner
+        self._owners: dict[str, OrderedDict[str, _Keyed]] = {}
 
     async def once(
-        self, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, HttpSubmission]]
+        self, owner: str, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, HttpSubmission]]
     ) -> HttpSubmission:
         """Return the submission under a key; submit if there is none. Raises HttpProblem (409) for another body, and
         what `submit` raises; then the key is free again.
         """
-        known = self._known.get(key_id)
+        of_owner = self._owners.setdefault(owner, OrderedDict())
+        known = of_owner.get(key_id)
         if known is None:
-            known = self._known[key_id] = _Keyed(body_sha256, asyncio.ensure_future(submit()))
-            while len(self._known) > MOST_KEYS:
-                self._known.popitem(last=False)
+            known = of_owner[key_id] = _Keyed(body_sha256, asyncio.ensure_future(submit()))
+            while len(of_owner) > MOST_KEYS:
+                of_owner.popitem(last=False)
         if known.body_sha256 != body_sha256:
             raise HttpProblem(409, "Idempotency-Key: it was used for another body")
         try:
             # a client that goes must not cancel what another one waits for
             return await asyncio.shield(known.submission)
         except Exception:
-            if self._known.get(key_id) is known:
-                del self._known[key_id]
+            if of_owner.get(key_id) is known:
+                del of_owner[key_id]
             raise
 
 
@@ -206,13 +210,14 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     @router.get("/api/jobs/{submission_id}/why", summary="Explain where the tasks of a job ran")
     async def why(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
-        return history_json(await services.history(caller_of(request), _job_id(submission, index)))
+        history = await services.history(caller_of(request), _job_id(submission, index))
+        return as_object(shown_values(history_json(history)))
 
     @router.get("/api/jobs/{submission_id}/story", summary="Show the event log of a job")
     async def story(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
         submission = await _found(services, request, submission_id)
         history = await services.history(caller_of(request), _job_id(submission, index))
-        return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
+        return {"job": history.job_id, "lines": shown_values([dataclasses.asdict(line) for line in history.lines])}
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
     async def output(
@@ -246,7 +251,9 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
             jobs = {job.job_id for job in now.failures}
             own = {job_id for job_id in jobs if services.submissions.has_job(user, job_id)}
             now = status_for(now, user, own)
-        return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
+        return as_object(
+            shown_values({**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)})
+        )
 
     @router.get("/metrics", summary="Metrics of the pool for Prometheus")
     async def metrics(request: Request) -> Response:
@@ -365,14 +372,21 @@ def _check_webhook(services: Services, url: Any) -> None:
 
 async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
     def build() -> Sequence[GenerateRequest]:
-        return _requests(services, new, jobs_id is not None, caller)
+        return _requests(services, new, jobs_id, caller)
 
-    return await services.submit(caller, build, INTERFACE, new.count, jobs_id)
+    folder = None if jobs_id is None else services.folder / INPUTS_FOLDER / jobs_id
+    is_new = folder is not None and not await asyncio.to_thread(folder.exists)
+    try:
+        return await services.submit(caller, build, INTERFACE, new.count, jobs_id)
+    except BaseException:
+        if folder is not None and is_new:  # another submission under this id has the images otherwise
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        raise
 
 
-def _requests(services: Services, new: NewJobs, detached: bool, caller: Caller) -> Sequence[GenerateRequest]:
-    folder: Path | None = services.folder / "inputs" if detached else None
-    images = services.images_of_call()
+def _requests(services: Services, new: NewJobs, jobs_id: str | None, caller: Caller) -> Sequence[GenerateRequest]:
+    folder: Path | None = services.folder / INPUTS_FOLDER / jobs_id if jobs_id is not None else None
+    images = services.images_of_call(caller)
     loras = sum(len(each["loras"]) for each in new.requests if isinstance(each.get("loras"), list | dict))
     if loras > MAX_CALL_LORAS:
         raise unusable_field("requests.loras", f"{loras} in all requests", f"up to {MAX_CALL_LORAS}")
@@ -382,6 +396,8 @@ def _requests(services: Services, new: NewJobs, detached: bool, caller: Caller) 
             raise ClientGone
         try:
             requests.append(GenerateRequest(**images.in_fields(fields, folder)))
+        except HttpProblem:  # a limit, and not this request
+            raise
         except UserError as problem:
             if len(new.requests) == 1:
                 raise
@@ -419,7 +435,7 @@ async def _submitted_once(
         submitted = _submitted(services, caller, new, key_id if detached else None)
         return await _notifying(webhooks, start, new.webhook, submitted)
 
-    return await idempotency.once(key_id, body_sha256, submit)
+    return await idempotency.once(caller.owner, key_id, body_sha256, submit)
 
 
 def _digest_of(body: Any) -> str:

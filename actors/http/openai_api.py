@@ -25,6 +25,7 @@ from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_si
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.shown_messages import shown_message
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_decoding import UprightImage
@@ -140,7 +141,7 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            fields = services.images_of_call().in_fields(parsed.fields)
+            fields = services.images_of_call(caller_of(request)).in_fields(parsed.fields)
             return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
         return await _answer(services, request, parsed.call, build, "image_generation")
@@ -152,7 +153,7 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            images = services.images_of_call()
+            images = services.images_of_call(caller_of(request))
             call = ParsedCall(parsed.call, images.in_fields(parsed.fields))
             return _edit_requests(services, call, model_name, form, listed, images)
 
@@ -272,7 +273,7 @@ async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) ->
                     _check_succeeded(end)
                     text = await asyncio.to_thread(_text_of, end, call)
                 except HttpProblem as problem:
-                    yield _error_event(str(problem))
+                    yield _error_event(shown_message(str(problem)))
                     return
                 size = await asyncio.to_thread(_size_of, end)
                 about = {**_about(call, size), "quality": "auto", "background": "opaque"}

@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from modelpool.actors.http.bodies import as_object
 from modelpool.actors.http.event_stream import EVENT_STREAM, with_pings
 from modelpool.actors.http.gate import PAGE_FILES_PATH, PAGE_PATH
 from modelpool.actors.http.live_entries import end_entry
@@ -27,6 +28,7 @@ from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.native_api import INTERFACE, submission_json
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.shown_messages import shown_values
 from modelpool.actors.http.submissions import HttpSubmission
 from modelpool.actors.http.thumbnails import MEDIA_TYPE, Thumbnails
 from modelpool.actors.request.requests import GenerateRequest
@@ -159,8 +161,9 @@ def page_router(services: Services, live: LiveView) -> Any:
     async def thumbnail(
         request: Request, submission_id: str, index: int, file: str = Query("", max_length=300)
     ) -> Response:
-        path = await services.output_path(submission_id, index, caller_of(request).owner, file)
-        return Response(await thumbnails.of(path), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
+        owner = caller_of(request).owner
+        path = await services.output_path(submission_id, index, owner, file)
+        return Response(await thumbnails.of(path, owner), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
 
     @router.get("/api/jobs/{submission_id}/requests/{index}", summary="Show the main fields of a request")
     async def job_request(request: Request, submission_id: str, index: int) -> dict[str, Any]:
@@ -183,7 +186,8 @@ def page_router(services: Services, live: LiveView) -> Any:
     @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
     async def history(request: Request, job_id: str) -> dict[str, Any]:
         found = await services.history(caller_of(request), job_id)
-        return {**history_json(found), "lines": [dataclasses.asdict(line) for line in found.lines]}
+        lines = [dataclasses.asdict(line) for line in found.lines]
+        return as_object(shown_values({**history_json(found), "lines": lines}))
 
     return router
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from modelpool.actors.http.shown_messages import bounded_message
 from modelpool.pool.core.errors import UserError
 
 #: beginning of the paths of an interface whose errors have a form of their own
@@ -41,6 +42,7 @@ def too_many(message: str, retry_after_seconds: float, limit: str) -> HttpProble
 
 def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
     """Return the body of the answer to a refused call of `path`, as the clients of that interface expect it."""
+    message = bounded_message(message)
     if path.startswith(OPENAI_PATH):
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         named = _FIELD.match(message)

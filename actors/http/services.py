@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
@@ -22,6 +23,7 @@ from modelpool.actors.http.gate import SIGNED_PATH
 from modelpool.actors.http.limit_log import LimitLog
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shares import HeldShare, HeldShares
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.http.turns import Turns
 from modelpool.actors.request.bounds import check_characters
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
     from modelpool.scheduler.core.history import JobHistory
 
+#: folders of what callers send, and of their outputs, in the folder of a server
+OWN_FOLDERS = ("uploads", "inputs", "users")
 #: how long a signed address of an output is valid, as those of the OpenAI API
 SIGNED_SECONDS = 3600
 #: how long the lists of models and LoRAs are used: reading them asks the controller
@@ -92,7 +96,10 @@ class Services:
         self.has_siblings = has_siblings
         #: requests are built in threads, which other calls need, too
         self.building = Turns(MOST_BUILDING, MOST_BUILDING_OF_OWNER)
+        held = settings.held_pixels
+        self.pixels = HeldShares("decoded pixels of images", "held_pixels", 4 * held, held)
         self._secret = secret
+        _keep_private(folder)
         self._listings: Listings | None = None
         #: reads the lists, once for all callers
         self._listing: asyncio.Task[Listings] | None = None
@@ -100,9 +107,26 @@ class Services:
         #: jobs of each owner that are being submitted
         self._arriving: dict[str, int] = {}
 
-    def images_of_call(self) -> CallerImages:
-        """Return a decoder for the images of one call."""
-        return CallerImages(self.settings.url_hosts, self.settings.upload_bound_bytes)
+    def images_of_call(self, caller: Caller) -> CallerImages:
+        """Return a decoder for the images of one call, which holds their pixels until it frees them (`holding`)."""
+        settings, take = self.settings, self.pixels_of_call(caller).take
+        return CallerImages(settings.url_hosts, settings.upload_bound_bytes, settings.call_pixels, take)
+
+    def pixels_of_call(self, caller: Caller) -> HeldShare:
+        """Return the pixels that a call holds."""
+        if caller.call.pixels is None:
+            caller.call.pixels = HeldShare(self.pixels, caller.owner)
+        return caller.call.pixels
+
+    @contextmanager
+    def holding(self, caller: Caller) -> Iterator[None]:
+        """Free the pixels of a call at the end of the block, unless a submission has taken them over."""
+        try:
+            yield
+        finally:
+            if caller.call.pixels is not None:
+                caller.call.pixels.free()
+                caller.call.pixels = None
 
     async def submit(
         self,
@@ -119,7 +143,7 @@ class Services:
         if not count:
             raise HttpProblem(400, "requests: found none, expected at least one")
         owner = caller.owner
-        with self.arriving(caller, count):
+        with self.arriving(caller, count), self.holding(caller):
             async with self.building.turn(owner):
                 if caller.call.is_gone:
                     raise ClientGone
@@ -131,8 +155,12 @@ class Services:
             requests = [_for_caller(request, caller, names, highest) for request in built]
             assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
-                return await self.submissions.submit(requests, owner, interface)
-            return await self.submissions.submit_detached(requests, owner, interface, detached_id)
+                submission = await self.submissions.submit(requests, owner, interface)
+            else:
+                submission = await self.submissions.submit_detached(requests, owner, interface, detached_id)
+            submission.hold(caller.call.pixels)
+            caller.call.pixels = None
+            return submission
 
     @contextmanager
     def arriving(self, caller: Caller, count: int) -> Iterator[None]:
@@ -295,6 +323,13 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     if not end.path.is_file():
         raise HttpProblem(410, f"the output of job {index} was removed from the server")
     return end
+
+
+def _keep_private(folder: Path) -> None:
+    """Close the folders of callers' files to other users of the machine, where an earlier version has made them."""
+    for name in OWN_FOLDERS:
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            (folder / name).chmod(0o700)
 
 
 def _history_without_the_pool(submission: HttpSubmission, index: int, job_id: str) -> JobHistory:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import re
+import shutil
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.detached.records import name_of
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.shares import HeldShare, of_the_largest
+from modelpool.actors.http.shown_messages import shown_message
+from modelpool.actors.outputs.atomic_write import make_private_folder
 from modelpool.actors.request.control_video_fields import Frames
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from modelpool.actors.detached.job_service import JobsProgress
     from modelpool.actors.detached.records import RequestOutcome
 
+#: images of detached submissions, in a folder for each
+INPUTS_FOLDER = "inputs"
 #: ended jobs that are remembered, over all submissions
 MOST_KEPT_JOBS = 200_000
 #: how long previews are made for a caller who asked for one, and may ask again
@@ -135,6 +141,7 @@ class HttpSubmission:
         self._want_previews = want_previews
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
+        self._pixels: HeldShare | None = None
         self._by_index: dict[int, JobEnd] = {}
         self._by_file: dict[str, JobEnd] = {}
         self._counts: Counter[str] = Counter()
@@ -179,8 +186,8 @@ class HttpSubmission:
         self._counts.update(end.state for end in new)
         self._by_index.update((end.index, end) for end in new)
         self._by_file.update((end.path.name, end) for end in new if end.path is not None)
-        self.lost = self.lost or lost
-        self.running, self.held = (() if self.over else running), held
+        self.lost = self.lost or shown_message(lost)
+        self.running, self.held = (() if self.over else running), shown_message(held)
         if self.over:
             self._release()
         changed, self._changed = self._changed, asyncio.Event()
@@ -192,8 +199,17 @@ class HttpSubmission:
         """Forget what is not read any more: requests with decoded images can take much memory."""
         self._cancel = _nothing
         self._want_previews = None
+        self.hold(None)
         if any(map(_holds_pixels, self.requests)):
             self.requests = ()
+
+    def hold(self, pixels: HeldShare | None) -> None:
+        """Keep the decoded pixels of the requests until the submission is over; they take memory, or space on disk."""
+        if self._pixels is not None:
+            self._pixels.free()
+        self._pixels = pixels
+        if self.over and pixels is not None:
+            pixels.free()
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
@@ -292,9 +308,10 @@ class Submissions:
         self._kept = kept
         #: oldest first
         self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
-        #: those of them that are over, in the order in which they ended, and their jobs
-        self._ended: deque[HttpSubmission] = deque()
-        self._ended_jobs = 0
+        #: those of them that are over, by owner, in the order in which they ended, with their numbers
+        self._ended: dict[str, deque[HttpSubmission]] = {}
+        self._ended_submissions: Counter[str] = Counter()
+        self._ended_jobs: Counter[str] = Counter()
         #: jobs that have not ended, by owner
         self._unfinished: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -304,7 +321,13 @@ class Submissions:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
         user = owner or None
         folder = owner_folder(self._folder, owner)
-        jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=folder, user=user)
+
+        def submitted() -> HttpJobs:
+            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+                make_private_folder(folder)
+            return self._pool.submit(list(requests), output=folder, user=user)
+
+        jobs = await asyncio.to_thread(submitted)
         submission = HttpSubmission(
             jobs.id,
             owner,
@@ -328,14 +351,18 @@ class Submissions:
         """Hand requests over to the pool's journal, under an id: again under the same id returns the same submission.
         Raises UserError, and PoolLost.
         """
-        jobs = await asyncio.to_thread(
-            self._pool.submit_detached,
-            list(requests),
-            output=owner_folder(self._folder, owner),
-            jobs_id=submission_id,
-            user=owner or None,
-        )
-        return await self._adopt(jobs, owner, interface, requests)
+        folder = owner_folder(self._folder, owner)
+
+        def submitted() -> HttpDetachedJobs:
+            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+                make_private_folder(folder)
+            return self._pool.submit_detached(list(requests), output=folder, jobs_id=submission_id, user=owner or None)
+
+        jobs = await asyncio.to_thread(submitted)
+        submission = await self._adopt(jobs, owner, interface, requests)
+        if submission.over and submission.counts["succeeded"] == submission.total:
+            self._remove_inputs(submission)  # it was sent again
+        return submission
 
     async def find(self, submission_id: str, owner: str) -> HttpSubmission:
         """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
@@ -401,18 +428,36 @@ class Submissions:
         self._unfinished[submission.owner] += submission.unfinished
 
     def _note_ended(self, submission: HttpSubmission, count: int) -> None:
-        """Count ended jobs, and forget the submissions that ended first."""
+        """Count ended jobs, and forget submissions: the first that ended, of the owner who has most. Images that nobody
+        retries are removed."""
         self._unfinished[submission.owner] -= count
         if not self._unfinished[submission.owner]:
             del self._unfinished[submission.owner]
         if not submission.over:
             return
-        self._ended.append(submission)
-        self._ended_jobs += len(submission.ends)
-        while self._ended and (len(self._ended) > self._kept or self._ended_jobs > MOST_KEPT_JOBS):
-            oldest = self._ended.popleft()
-            self._ended_jobs -= len(oldest.ends)
-            del self._known[oldest.id]
+        if submission.counts["succeeded"] == submission.total:
+            self._remove_inputs(submission)
+        self._ended.setdefault(submission.owner, deque()).append(submission)
+        self._ended_submissions[submission.owner] += 1
+        self._ended_jobs[submission.owner] += len(submission.ends)
+        while self._ended_submissions.total() > self._kept:
+            self._forget_oldest(of_the_largest(self._ended_submissions))
+        while self._ended_jobs.total() > MOST_KEPT_JOBS:
+            self._forget_oldest(of_the_largest(self._ended_jobs))
+
+    def _forget_oldest(self, owner: str) -> None:
+        oldest = self._ended[owner].popleft()
+        self._ended_submissions[owner] -= 1
+        self._ended_jobs[owner] -= len(oldest.ends)
+        del self._known[oldest.id]
+        if not self._ended[owner]:
+            del self._ended[owner], self._ended_submissions[owner], self._ended_jobs[owner]
+        self._remove_inputs(oldest)
+
+    def _remove_inputs(self, submission: HttpSubmission) -> None:
+        """Remove the images that the requests of a detached submission have on disk."""
+        if submission.detached and Path(submission.id).name == submission.id:
+            self._start(_removed(self._folder / INPUTS_FOLDER / submission.id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -427,6 +472,10 @@ def owner_folder(folder: Path, owner: str) -> Path:
         return folder
     name = re.sub(r"[^A-Za-z0-9_-]", "_", owner)[:40]
     return folder / "users" / f"{name}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
+
+
+async def _removed(folder: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class _Follower:
@@ -535,14 +584,14 @@ def _end_of(result: OutputResult | JobFailure) -> JobEnd:
     if isinstance(result, JobFailure):
         state = "cancelled" if result.cancelled else "failed"
         seed = None if result.request is None else result.request.seed
-        kind, message = result.kind.value, result.message
+        kind, message = result.kind.value, shown_message(result.message)
         labels = NO_LABELS if result.request is None else labels_of(result.request)
         return JobEnd(result.index, result.job_id, state, seed=seed, kind=kind, message=message, labels=labels)
     facts = {
         "worker": result.worker,
         "seconds": round(result.seconds, 4),
         "sha256": result.pixels_sha256,
-        "warnings": list(result.recipe.warnings),
+        "warnings": [shown_message(each) for each in result.recipe.warnings],
     }
     labels = labels_of(result.request)
     return JobEnd(result.index, result.job_id, "succeeded", result.path, seed=result.seed, facts=facts, labels=labels)
@@ -555,7 +604,7 @@ def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
     facts = {"sha256": outcome.pixels_sha256} if outcome.file else {}
     job_id = f"{outcome.submission_id}-{outcome.place}"
     state = outcome.outcome.value
-    kind, message = outcome.error_kind, outcome.message
+    kind, message = outcome.error_kind, shown_message(outcome.message)
     return JobEnd(
         outcome.place, job_id, state, path, address, kind=kind, message=message, facts=facts, labels=outcome.labels
     )

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.turns import Turns
 
 #: largest side in pixels: a tile of the page on a display with two pixels for each of its own
 SIDE = 384
@@ -15,8 +16,8 @@ MEDIA_TYPE = "image/webp"
 _QUALITY = 82
 #: of all thumbnails that are remembered
 MOST_BYTES = 64 << 20
-#: images that are decoded at a time: other calls need the processor, too
-MOST_DECODED = 2
+#: images that are decoded at a time, in all and of each owner: other calls need the processor, too
+MOST_DECODED, MOST_DECODED_OF_OWNER = 2, 1
 
 
 class Thumbnails:
@@ -26,12 +27,13 @@ class Thumbnails:
         self._most_bytes = most_bytes
         self._known: OrderedDict[Path, bytes] = OrderedDict()
         self._bytes = 0
-        self._decoding = asyncio.Semaphore(MOST_DECODED)
+        self._decoding = Turns(MOST_DECODED, MOST_DECODED_OF_OWNER)
 
-    async def of(self, path: Path) -> bytes:
-        """Return the thumbnail of an output, which never changes. Raises HttpProblem (415) if it is no image."""
+    async def of(self, path: Path, owner: str = "") -> bytes:
+        """Return the thumbnail of an output of `owner`, which never changes. Raises HttpProblem (415) for other files
+        than images."""
         if path not in self._known:
-            async with self._decoding:
+            async with self._decoding.turn(owner):
                 # another call may have been faster
                 content = self._known[path] if path in self._known else await asyncio.to_thread(thumbnail, path)
             self._add(path, content)

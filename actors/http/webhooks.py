@@ -67,7 +67,7 @@ class Webhooks:
                 }
                 try:
                     answer = await client.post(url, content=body, headers=headers)
-                except httpx2.HTTPError as problem:
+                except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
                     reason = str(problem) or type(problem).__name__
                 else:
                     if answer.is_success:

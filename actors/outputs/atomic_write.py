@@ -32,6 +32,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def make_private_folder(path: Path) -> None:
+    """Make a folder that other users of the machine cannot read, and the folders above it that do not exist. A folder
+    that exists keeps its permissions. Raises OSError."""
+    if not path.is_dir():
+        make_private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def own_umask() -> int | None:
     """Return which permissions new files of this process lack; None if the system does not tell. `os.umask` tells only
     by changing it, also for other threads.

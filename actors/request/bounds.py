@@ -25,6 +25,10 @@ MAX_LORAS = 100
 #: of a list in a request that has no bound of its own
 MAX_ENTRIES = 1000
 
+#: decoded pixels, of three bytes each, of callers of a server, by default: of all images of a call; and of the images
+#: of all calls and jobs of a user. Videos of 81 frames in 720p have 75 million
+CALLER_CALL_PIXELS, CALLER_HELD_PIXELS = 100_000_000, 400_000_000
+
 
 def check_characters(name: str, text: str, most: int) -> None:
     """Raise UnusableField for a text in the field `name` of more than `most` characters."""

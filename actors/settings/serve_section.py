@@ -9,7 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from modelpool.actors.request.bounds import CALLER_PROMPT_CHARACTERS, MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.bounds import (
+    CALLER_CALL_PIXELS,
+    CALLER_HELD_PIXELS,
+    CALLER_PROMPT_CHARACTERS,
+    MAX_PROMPT_CHARACTERS,
+)
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
@@ -18,13 +23,22 @@ from modelpool.pool.core.errors import UserError, parse_bytes, unusable_field
 
 #: shortest key and secret: 16 characters of base 64 have 96 bits
 MIN_KEY_LENGTH = 16
+MAX_PORT = 65535
 #: prefix of a key of which only the hash is in the file
 HASHED = "sha256:"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
 _PRIORITY = Whole(-MAX_PRIORITY, MAX_PRIORITY)
 _NUMBERS = (
     *("port", "requests_per_minute", "queued_jobs", "kept_submissions", "connections", "connections_per_address"),
-    *("prompt_characters", "head_seconds", "body_seconds", "idle_seconds", "unread_seconds"),
+    *(
+        "prompt_characters",
+        "call_pixels",
+        "held_pixels",
+        "head_seconds",
+        "body_seconds",
+        "idle_seconds",
+        "unread_seconds",
+    ),
 )
 
 
@@ -48,6 +62,8 @@ class ServeSection(Strict):
     url_hosts       hosts ("example.org", "example.org:8443") from which images are fetched for callers, and to which
                     webhooks are sent; by default none
     webhook_secret  with which webhooks are signed, at least 16 characters; required for webhooks
+    call_pixels     of all decoded images of a call: 100 million are 95 images of 1024 x 1024
+    held_pixels     of each user: decoded images of calls, and of jobs that wait or run; four times as many of all users
     kept_submissions  ended submissions that the server remembers; files of outputs stay
     openai_response_format  what images of the OpenAI interface have if a call names no `response_format`: "both" (`url`
                     and `b64_json`), "url" (as DALL-E 2 and 3) or "b64_json" (as gpt-image). Clients read either of
@@ -73,6 +89,8 @@ class ServeSection(Strict):
     prompt_characters: Annotated[int, Field(ge=1, le=MAX_PROMPT_CHARACTERS)] = CALLER_PROMPT_CHARACTERS
     url_hosts: tuple[str, ...] = ()
     webhook_secret: str = Field(default="", repr=False)
+    call_pixels: Annotated[int, Field(ge=1, le=1 << 32)] = CALLER_CALL_PIXELS
+    held_pixels: Annotated[int, Field(ge=1, le=1 << 34)] = CALLER_HELD_PIXELS
     kept_submissions: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     openai_response_format: Literal["both", "url", "b64_json"] = "both"
     connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
@@ -140,7 +158,8 @@ class ServeSection(Strict):
     @classmethod
     def _url_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for host in value:
-            if not _HOST_NAME.fullmatch(host):
+            port = host.partition(":")[2]
+            if not _HOST_NAME.fullmatch(host) or not 0 < int(port or 80) <= MAX_PORT:
                 raise unusable_field("url_hosts", host, "names of hosts such as example.org or example.org:8443")
         return tuple(host.lower() for host in value)
 

@@ -167,18 +167,15 @@ def test_the_images_of_one_call_have_a_bound_in_pixels(tmp_path: Path) -> None:
     pool = RecordingPool()
     small = base64.b64encode(png((64, 64))).decode()
     requests = [{"model": "shapes", "prompt": "x", "image": small} for _ in range(2)]
-    app = application(pool, ServeSection(), tmp_path)
 
-    async def answers() -> list[str]:
+    async def answers(call_pixels: int) -> list[str]:
+        app = application(pool, ServeSection(call_pixels=call_pixels), tmp_path)
         found = [await call(app, "POST", "/api/jobs", json.dumps(requests).encode()) for _ in range(2)]
         return [answer.json["error"]["message"] for answer in found]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CallerImages.__init__, "__defaults__", (64 * 64,))
-        assert all("4096 pixels" in message for message in asyncio.run(answers()))
-        assert pool.seen == []
-        patch.setattr(CallerImages.__init__, "__defaults__", (2 * 64 * 64,))
-        assert not any("pixels" in message for message in asyncio.run(answers()))
+    assert all("4096 pixels" in message for message in asyncio.run(answers(64 * 64)))
+    assert pool.seen == []
+    assert not any("pixels" in message for message in asyncio.run(answers(2 * 64 * 64)))
 
 
 def test_users_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -37,13 +37,17 @@ class RecordingPool(RefusingPool):
 
     def __init__(self) -> None:
         self.found: list[GenerateRequest] = []
+        #: of the first request of a detached submission; its file is removed with the refusal
+        self.stored: Any = None
 
     def submit(self, requests: Iterable[GenerateRequest], **options: Any) -> Any:
         self.found = list(requests)
         return super().submit(self.found, **options)
 
     def submit_detached(self, requests: Iterable[GenerateRequest], **options: Any) -> Any:
-        return self.submit(requests)
+        found = list(requests)
+        self.stored = np.array(Image.open(found[0].image))
+        return self.submit(found)
 
     def recipes(self, requests: Iterable[GenerateRequest]) -> Any:
         """Accept all of them: as of a model that reads references."""
@@ -84,7 +88,7 @@ class Interfaces:
             "/api/jobs", {"requests": [{**_FIELDS, "image": _text(image.content)}], "detached": True}
         )
         assert isinstance(request.image, str)
-        return np.array(Image.open(request.image))
+        return self._pool.stored
 
     def native_control(self, image: RandomImage) -> Any:
         return self._native(controls=[{"model": "canny", "image": _text(image.content)}]).controls[0].image.pixels

@@ -153,7 +153,7 @@ def test_what_is_within_the_bounds_is_built() -> None:
 def prompt_of(outputs: tuple[WorkflowOutput, ...], graph: dict[str, Any]) -> Prompt:
     total = sum(output.count for output in outputs)
     submission = HttpSubmission("s", "", "comfyui", total, lambda: None, False)
-    return Prompt(1, "p", None, graph, {}, outputs, submission)
+    return Prompt.of(1, "p", None, graph, {}, outputs, submission)
 
 
 def end_of(index: int) -> JobEnd:
