@@ -165,7 +165,10 @@ def _is_embedding(names: KeyNames) -> bool:
     """Vectors for one or several text encoders, or under any name: a single tensor as wide as a text encoder."""
     if not names.keys:
         return False
-    if _ENCODER_NAMES.issuperset(names.keys) or names.has("emb_params") or names.has("string_to_param"):
+    if _ENCODER_NAMES.issuperset(names.keys):
+        return True
+    # checkpoints have been seen with the vectors of an embedding that a training tool left
+    if len(names.keys) <= _MOST_VECTORS and (names.has("emb_params") or names.has("string_to_param")):
         return True
     if len(names.keys) != 1 or not isinstance(names.keys, Mapping):
         return False
@@ -174,6 +177,8 @@ def _is_embedding(names: KeyNames) -> bool:
     return is_rows and not key.endswith((".weight", ".bias"))
 
 
+#: tensors of a file that is an embedding
+_MOST_VECTORS = 16
 #: the names of the vectors of an embedding for several text encoders
 _ENCODER_NAMES = frozenset({"clip_l", "clip_g", "clip_h", "t5xxl"})
 #: widths of the tokens of text encoders that read embeddings, and the most rows of a published one

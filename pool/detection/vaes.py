@@ -107,8 +107,16 @@ _VIDEO_KERNEL = 5
 _CODEBOOK = "quantize.embedding.weight"
 
 
+def _is_discrete(shapes: Shapes) -> bool:
+    """Whether its latents are entries of a codebook: its encoder writes no variances. Training tools leave a codebook
+    in continuous autoencoders, too."""
+    entry = shapes.get(_CODEBOOK, ())
+    written = _dimension(shapes, "encoder.conv_out.weight", 0)
+    return len(entry) == 2 and written in (0, entry[1])
+
+
 def _is_of_diffusers(shapes: Shapes) -> bool:
-    return _CODEBOOK in shapes or any(key.startswith(_DIFFUSERS_PARTS) for key in shapes)
+    return _is_discrete(shapes) or any(key.startswith(_DIFFUSERS_PARTS) for key in shapes)
 
 
 def _with_plain_convolutions(shapes: Shapes) -> VaeFacts | None:
@@ -139,7 +147,7 @@ def _has_channel_shortcuts(shapes: Shapes) -> bool:
 
 def _in_diffusers_naming(shapes: Shapes) -> VaeFacts | None:
     """Return the facts of autoencoders in diffusers' naming, if their weights determine the class."""
-    if len(shapes.get("decoder.conv_in.weight", ())) != 4 or _CODEBOOK in shapes:
+    if len(shapes.get("decoder.conv_in.weight", ())) != 4 or _is_discrete(shapes):
         return None
     if not all(_KL_PARTS.match(key) for key in shapes if key.startswith(("encoder.", "decoder."))):
         return None
@@ -357,7 +365,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     # in the naming of diffusers, and of the original code
     VaeSignature(
         ("decoder.mid_block.resnets.0.norm1.norm_layer.weight", "decoder.mid.block_1.norm1.norm_layer.weight"),
-        lambda shapes: _COGVIDEOX if "decoder.conv_in.conv.weight" in shapes else None,  # KVAE has plain convolutions
+        lambda shapes: None if "decoder.conv_in.weight" in shapes else _COGVIDEOX,  # KVAE has plain convolutions
     ),
     VaeSignature(("decoder.conv_in.conv.weight",), _with_causal_convolutions),
     VaeSignature(("decoder.unpatcher3d.wavelets",), _COSMOS),

@@ -24,6 +24,7 @@ READ_BY_PEOPLE = (
     "pytorch.org",
     "www.w3.org",  # a namespace of XML
     "127.0.0.1",
+    "example.org",  # reserved for examples (RFC 2606)
 )
 
 
