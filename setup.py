@@ -18,24 +18,24 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
-#: travel between processes derive from `pool.specs.wire_value.WireValue`: a compiled frozen dataclass cannot be
+#: travel between processes derive from `pool.values.specs.wire_value.WireValue`: a compiled frozen dataclass cannot be
 #: unpickled otherwise.
 COMPILED_FOLDERS = (
-    "pool/specs",
-    "pool/plan",
-    "scheduler/tables",
-    "scheduler/costs",
-    "scheduler/queue",
-    "scheduler/placement",
+    "pool/values/specs",
+    "pool/weights/plan",
+    "scheduler/model",
+    "scheduler/decisions/costs",
+    "scheduler/decisions/queue",
+    "scheduler/decisions/placement",
     "scheduler/core",
 )
 #: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `WireValue`
 NOT_COMPILED = (
-    "scheduler/tables/config.py",
-    "scheduler/tables/gpu_kinds.py",
-    "scheduler/tables/oom_escalation.py",
-    "scheduler/tables/story_lines.py",
-    "scheduler/tables/user_share.py",
+    "scheduler/model/config.py",
+    "scheduler/model/gpu_kinds.py",
+    "scheduler/model/oom_escalation.py",
+    "scheduler/model/story_lines.py",
+    "scheduler/model/user_share.py",
     "scheduler/core/history.py",
     "scheduler/core/snapshot.py",
 )
@@ -50,7 +50,7 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-modelpool.scheduler.*,modelpool.pool.specs.*,modelpool.pool.plan.*,modelpool.pool.core.errors]
+[mypy-modelpool.scheduler.*,modelpool.pool.values.specs.*,modelpool.pool.weights.plan.*,modelpool.pool.values.core.errors]
 follow_imports = normal
 """
 

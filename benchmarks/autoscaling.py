@@ -20,16 +20,16 @@ from random import Random
 
 from modelpool.benchmarks.lab.node_bounds import clairvoyant_node_seconds
 from modelpool.benchmarks.lab.scaling_rules import OngoingRequests, QueueLength, Rule, ruled_core
-from modelpool.pool.core.errors import GIB
+from modelpool.pool.values.core.errors import GIB
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, Submitted
+from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.metrics import percentile, succeeded_seconds
 from modelpool.scheduler.simulator.node_supply import NodeSupply, Reclaim, SimulatedGroup, SupplyConditions
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, Submitted
-from modelpool.scheduler.tables.node_groups import NodeGroup
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 SEED = 1
 #: about Flux on an A100: 12.5 seconds per image

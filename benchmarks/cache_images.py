@@ -25,8 +25,11 @@ from torch import nn
 from benchmarks.option_images import PROMPTS, SHAPES, psnr_decibels
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.request.run_option_fields import parse_run_options
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.stages import sample_batch
+from modelpool.pool.families.supported import running_families
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.stage_params import (
     NO_OPTIONS,
     Encoded,
     GuidanceParams,
@@ -37,13 +40,10 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
-from modelpool.pool.engine.stages import sample_batch
-from modelpool.pool.families.supported import running_families
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.specs.spec import ComponentKey, Role
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.values.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
 from scripts.shapes_training import evaluate, flow
 
 SETTINGS: tuple[dict[str, Any], ...] = (

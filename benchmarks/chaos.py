@@ -209,7 +209,7 @@ def role_of(arguments: Sequence[str]) -> str:
     if first.endswith(("/raylet", "/gcs_server")):
         return "raylet" if first.endswith("/raylet") else "GCS"
     modules = {
-        "-m modelpool.actors.cli.daemon": "daemon",
+        "-m modelpool.actors.cli.cluster.daemon": "daemon",
         "-m modelpool.actors.ray.fork_server": "fork server",
         "-m modelpool wait": "driver",
         "-m modelpool submit": "driver",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec
 
 #: prices are integer multiples of 1 / SCALE
 SCALE = 10**6

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from benchmarks.ray_trace import MODEL_BYTES, MODELS, ROOM_MODELS, STEP_SECONDS, STEPS, trace
 from modelpool.benchmarks.lab.caches import reordered_lru_loads
 from modelpool.benchmarks.lab.own_caches import LoopCase, own_cache_loads
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -30,11 +30,11 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.simulator.closed_loop import LoopFigures, run_closed_loop
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
 
 MIB = 1 << 20
 #: activations and scratch of a run

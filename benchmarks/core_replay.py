@@ -19,8 +19,8 @@ from pathlib import Path
 
 from modelpool.scheduler.core import state as core_module
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import CORE_GC_OBJECTS, SchedulerConfig
-from modelpool.scheduler.tables.messages import Event, Submitted
+from modelpool.scheduler.model.config import CORE_GC_OBJECTS, SchedulerConfig
+from modelpool.scheduler.model.messages import Event, Submitted
 
 
 @dataclass(frozen=True)

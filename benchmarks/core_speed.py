@@ -25,16 +25,16 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.compiled_core import ROOT, build
 from benchmarks.core_replay import Seconds, replay
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Command, Event
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, Event
-from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 SEED = 1
 LORAS = ("", "lora-1", "lora-2", "lora-3")

@@ -31,10 +31,10 @@ from pathlib import Path
 import psutil
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
-from modelpool.actors.cli.daemon import start_in_background, stop_running_pool
+from modelpool.actors.cli.cluster.daemon import start_in_background, stop_running_pool
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.run_file import RunningPool
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.pool.core.errors import format_bytes
+from modelpool.pool.values.core.errors import format_bytes
 
 PRESET = Path(__file__).resolve().parents[1] / "configs" / "laptop.toml"
 WORKER = "gpu-0"

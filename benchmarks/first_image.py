@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import Stage
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import Stage
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
 from modelpool.scheduler.simulator.metrics import figures
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.workloads.generators import offline_batch
-from modelpool.scheduler.workloads.models import InventedModel
-from modelpool.scheduler.workloads.sizes import FLUX, SD15, SDXL
+from modelpool.scheduler.simulator.workloads.generators import offline_batch
+from modelpool.scheduler.simulator.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.sizes import FLUX, SD15, SDXL
 
 #: name, models, LoRAs and kind of GPU
 CASES = (

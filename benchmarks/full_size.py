@@ -24,11 +24,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from modelpool.pool.text.text_tokenizer import KINDS
-from tests.pool.loading import layouts
-from tests.pool.models.diffusion import image_published, video_published
-from tests.pool.models.vae import published
-from tests.pool.text.tiny_tokenizers import tiny
+from modelpool.pool.models.text.text_tokenizer import KINDS
+from tests.pool.models.components.diffusion import image_published, video_published
+from tests.pool.models.components.vae import published
+from tests.pool.models.loading import layouts
+from tests.pool.models.text.tiny_tokenizers import tiny
 
 Shape = tuple[int, ...]
 #: key -> (dtype, shape), in the order of the file

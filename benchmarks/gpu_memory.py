@@ -21,13 +21,13 @@ from torch import nn
 
 from benchmarks.weights_loading import anonymous_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.mapping.open_weights import open_weights
-from modelpool.pool.patcher.compute_context import RunTools
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.patches.patch_set import PatchSet
-from modelpool.pool.plan.eviction_plan import choose_modules
-from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.compute_context import RunTools
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
+from modelpool.pool.weights.patches.patch_set import PatchSet
+from modelpool.pool.weights.plan.eviction_plan import choose_modules
+from modelpool.pool.weights.quant.open_weights import open_weights
 
 MIB = 1 << 20
 TURNS = 7

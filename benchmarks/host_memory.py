@@ -13,8 +13,8 @@ from pathlib import Path
 
 from modelpool import GenerateRequest, ModelPool
 from modelpool.actors.control.controller import Controller
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 MIB = 1 << 20
 #: about 230 million parameters

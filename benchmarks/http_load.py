@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from modelpool.actors.config.config import PoolConfig
     from modelpool.actors.control.pool_plan import PoolPlan
-    from modelpool.actors.settings.config import PoolConfig
 
 #: pause of a client between two questions about its image
 POLL_SECONDS = 0.5
@@ -183,12 +183,12 @@ def serve() -> None:
     import _thread
     import threading
 
-    from modelpool.actors.api.client import ModelPool
-    from modelpool.actors.api.opening import start_pool
+    from modelpool.actors.client.client import ModelPool
+    from modelpool.actors.client.opening import start_pool
+    from modelpool.actors.config.config import PoolConfig
+    from modelpool.actors.config.serve_section import ServeSection
     from modelpool.actors.http.server import listen
     from modelpool.actors.http.server import serve as serve_pool
-    from modelpool.actors.settings.config import PoolConfig
-    from modelpool.actors.settings.serve_section import ServeSection
 
     def end() -> None:
         sys.stdin.read()
@@ -217,7 +217,7 @@ def plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
 
 def listing_catalog() -> Any:
     """Return the catalog of the fakes, with models as the HTTP interfaces list them."""
-    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
     from tests.actors.fakes import FakeCatalog
 
     class ListingCatalog(FakeCatalog):

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout
-from tests.pool.loading.tiny_checkpoint import random_tensor
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout
+from tests.pool.models.loading.tiny_checkpoint import random_tensor
 
 PREFIX = "model.diffusion_model."
 #: file name that diffusers expects in a component's folder

@@ -22,10 +22,10 @@ from transformers import CLIPTextModelWithProjection as CLIPTextModelWithProject
 
 from benchmarks.loading_files import MODELS, Files, Model
 from modelpool.actors.worker.storage_meter import StorageMeter
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.ops.classes import swap_to_casting
-from modelpool.pool.ops.context import compute
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.ops.casting_classes import swap_to_casting
+from modelpool.pool.weights.ops.context import compute
 
 CPU = torch.device("cpu")
 ROLLUP, STATUS, CLEAR = (Path("/proc/self") / name for name in ("smaps_rollup", "status", "clear_refs"))

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from modelpool import GenerateRequest, ModelPool
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.specs.spec import Stage
+from modelpool.actors.config.config import PoolConfig
+from modelpool.pool.values.specs.spec import Stage
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "laptop.toml"

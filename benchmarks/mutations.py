@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from modelpool.actors.cli.job_file import MAX_MESSAGE, read_job_file
+from modelpool.actors.cli.run.job_file import MAX_MESSAGE, read_job_file
 from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImages, RecipeLora, RecipeRegion
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.folder import MANIFEST_NAME, FinishedOutput, OutputFolder
 from modelpool.actors.outputs.image_file import PARAMETERS_KEY, RECIPE_KEY, encode_png, read_parameters, read_recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import ImagePixels
 
 #: bytes that are spliced in: what parsers, numbers and file systems stumble over
 TOKENS = (

@@ -28,8 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.request.run_option_fields import parse_run_options
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.stages import sample_batch
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.stage_params import (
     NO_OPTIONS,
     Encoded,
     GuidanceParams,
@@ -39,12 +41,10 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
-from modelpool.pool.engine.stages import sample_batch
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.values.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"

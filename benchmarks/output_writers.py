@@ -30,13 +30,13 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.api import output_writer
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client import output_writer
+from modelpool.actors.client.client import ModelPool
 from modelpool.actors.control.output_commit import WRITE_THREADS
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.ray.ray_connection import RayConnection
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.stage_params import ImagePixels
 from tests.actors.fakes import start_fake_pool
 
 WAYS = ("one thread", "driver", "node")

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client.client import ModelPool
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.fakes import start_fake_pool

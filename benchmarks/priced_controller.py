@@ -16,16 +16,16 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from modelpool.actors.config.config import ModelsSection
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.graph.build_graph import build_stage_graph
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import ModelsSection
-from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
-from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.pool.specs.spec import JobId, Stage
+from modelpool.actors.worker.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
+from modelpool.actors.worker.wire.packing import packed, unpacked
+from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
 POLL_SECONDS = 60.0

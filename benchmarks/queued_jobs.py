@@ -21,9 +21,9 @@ import tracemalloc
 import psutil
 
 from modelpool import GenerateRequest
-from modelpool.actors.api.client import CHUNK
+from modelpool.actors.client.client import CHUNK
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.wire.messages import Submission, SubmissionId
+from modelpool.actors.worker.wire.messages import Submission, SubmissionId
 from tests.actors.fake_fleet import ME, Desk
 
 

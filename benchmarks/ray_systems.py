@@ -38,7 +38,7 @@ from benchmarks.ray_trace import (
     measured,
     run,
 )
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     Encoded,
     EncodeParams,
     LoraRef,
@@ -49,11 +49,11 @@ from modelpool.pool.core.stage_params import (
     RunState,
     StageParams,
 )
-from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
-from modelpool.pool.plan.eviction_plan import Residency, plan
-from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.specs.eviction_hints import EvictionHints
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
+from modelpool.pool.values.core.stopping import ASK_EVERY_SECONDS
+from modelpool.pool.values.specs.eviction_hints import EvictionHints
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency, plan
+from modelpool.pool.weights.plan.preload_plan import RunningLease, plan_preload
 from modelpool.scheduler.simulator.machines import OverlappedPreload
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
@@ -181,9 +181,9 @@ class TraceEngine(FakeEngine):
 def modelpool(workers: int, options: Mapping[str, float], waits: Waits) -> Iterator[Ask]:
     """Open the pool; requests go through its client, each as one task of one stage. Options: keys of the scheduler's
     configuration."""
-    from modelpool.actors.api.client import ModelPool
-    from modelpool.actors.api.opening import start_pool
-    from modelpool.actors.settings.config import PoolConfig
+    from modelpool.actors.client.client import ModelPool
+    from modelpool.actors.client.opening import start_pool
+    from modelpool.actors.config.config import PoolConfig
 
     setting: dict[str, Any] = dict(options)
 

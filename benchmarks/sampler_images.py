@@ -29,9 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from examples.shapes.checker import matches, read_image
-from modelpool.pool.core.errors import CorruptFile, UnusableField
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.explicit_control import load_checkpoint
+from modelpool.pool.engine.stages import decode_batch, sample_batch
+from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
+from modelpool.pool.inference.sampling.sampler_step import SamplerSettings
+from modelpool.pool.inference.sampling.samplers import FUNCTIONS
+from modelpool.pool.inference.sampling.schedules import sd1_sigma_table
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
+from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
     Encoded,
     GuidanceParams,
@@ -42,16 +48,10 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
-from modelpool.pool.engine.explicit_control import load_checkpoint
-from modelpool.pool.engine.stages import decode_batch, sample_batch
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
-from modelpool.pool.sampling.sampler_step import SamplerSettings
-from modelpool.pool.sampling.samplers import FUNCTIONS
-from modelpool.pool.sampling.schedules import sd1_sigma_table
-from modelpool.pool.specs.spec import Role
-from tests.pool.sampling import toy
+from modelpool.pool.values.core.task_inputs import NEGATIVE, POSITIVE, TaskInputs
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+from tests.pool.inference.sampling import toy
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"

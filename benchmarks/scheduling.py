@@ -27,16 +27,16 @@ from modelpool.benchmarks.lab.bounds import (
 from modelpool.benchmarks.lab.katz import katz_workload
 from modelpool.benchmarks.lab.katz_habits import SERVICES
 from modelpool.benchmarks.lab.policies import POLICIES
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import Role
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
 from modelpool.scheduler.simulator.metrics import figures
-from modelpool.scheduler.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
-from modelpool.scheduler.workloads.sizes import SDXL
-from modelpool.scheduler.workloads.workload import Workload
+from modelpool.scheduler.simulator.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.sizes import SDXL
+from modelpool.scheduler.simulator.workloads.workload import Workload
 
 #: seconds of one SDXL image on the reference GPU of the speed factors
 SDXL_SECONDS = SDXL.encode_seconds + 20 * SDXL.step_seconds + SDXL.decode_seconds

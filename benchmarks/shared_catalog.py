@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelpool import ModelPool
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import PoolConfig
 
 SHAPES = Path(__file__).resolve().parents[1] / "examples" / "shapes"
 MODEL = "shapes"

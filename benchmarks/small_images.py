@@ -209,7 +209,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
     """Make all images of each round with a pool."""
     from benchmarks.bare_shapes import GUIDANCE, SIDE
     from modelpool import ModelPool
-    from modelpool.actors.settings.config import PoolConfig
+    from modelpool.actors.config.config import PoolConfig
 
     config = PoolConfig.model_validate(
         {

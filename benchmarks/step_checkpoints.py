@@ -28,12 +28,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.core.stage_params import (
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
+from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance
+from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.inference.sampling.partial_run import partial_run_of, run_states
+from modelpool.pool.inference.sampling.schedules import sd1_sigma_table
+from modelpool.pool.values.core.stage_params import (
     GuidanceParams,
     Latent,
     ModelRef,
@@ -44,14 +49,9 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import TaskInputs
-from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
-from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
-from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.sampling.partial_run import partial_run_of, run_states
-from modelpool.pool.sampling.schedules import sd1_sigma_table
-from modelpool.pool.specs.spec import RunCost, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import RunCost, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 
 STEPS = 100
 MIB = 1 << 20

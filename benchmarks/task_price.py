@@ -39,11 +39,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.spread import spread
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client.client import ModelPool
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
@@ -53,9 +53,9 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StageParams,
 )
-from modelpool.pool.plan.eviction_plan import plan
-from modelpool.pool.specs.spec import RunCost, TaskSpec
-from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.pool.values.specs.spec import RunCost, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import plan
+from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan, spec_of
 
 

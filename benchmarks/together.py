@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     DecodeParams,
     Encoded,
@@ -34,9 +35,8 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.specs.spec import Role, Stage, TaskSpec
+from modelpool.pool.values.core.task_inputs import LATENT, NEGATIVE, POSITIVE
+from modelpool.pool.values.specs.spec import Role, Stage, TaskSpec
 
 MODELS = Path(__file__).parents[1] / "examples" / "shapes" / "models"
 ROLES = {Stage.ENCODE: Role.TEXT_ENCODER, Stage.SAMPLE: Role.DIFFUSION_MODEL, Stage.DECODE: Role.VAE}

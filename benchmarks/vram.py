@@ -16,11 +16,11 @@ from itertools import chain
 from random import Random
 
 from benchmarks.clairvoyant import Request, least_bus_bytes
-from modelpool.pool.core.errors import GIB, MIB
-from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
-from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from modelpool.scheduler.workloads.mix import zipf_weights
+from modelpool.pool.values.core.errors import GIB, MIB
+from modelpool.pool.values.specs.eviction_hints import NO_HINTS, EvictionHints
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.plan.eviction_plan import Residency, needed_bytes, plan
+from modelpool.scheduler.simulator.workloads.mix import zipf_weights
 
 STEPS = 20
 SCRATCH_BYTES = 128 * MIB
@@ -132,7 +132,7 @@ def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
 
 
 def ours(tasks: Sequence[Task], look_ahead: int) -> int:
-    """Return the bytes moved by `pool.plan.eviction_plan.plan` with the next `look_ahead` tasks known."""
+    """Return the bytes moved by `pool.weights.plan.eviction_plan.plan` with the next `look_ahead` tasks known."""
     now, moved_bytes = Residency(CAPACITY_BYTES), 0
     for number, each in enumerate(tasks):
         hints = NO_HINTS

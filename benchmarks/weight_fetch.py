@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from modelpool import GenerateRequest, ModelPool
-from modelpool.actors.settings.config import PoolConfig
-from tests.pool.fetch.range_server import RangeServer, serving
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.actors.config.config import PoolConfig
+from tests.pool.files.fetch.range_server import RangeServer, serving
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 MIB = 1 << 20
 #: about 120 million parameters
@@ -37,7 +37,7 @@ def fan_out(folder: Path, server: RangeServer, sha256: str, size_bytes: int, nod
         processes = []
         for node in range(nodes):
             cache = folder / f"{nodes} nodes" / f"node {node}"
-            command = [sys.executable, "-m", "tests.pool.fetch.fetching_process", str(cache), server.url, "token"]
+            command = [sys.executable, "-m", "tests.pool.files.fetch.fetching_process", str(cache), server.url, "token"]
             process = stack.enter_context(
                 subprocess.Popen([*command, sha256, *peers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )

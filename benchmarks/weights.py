@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.weights_loading import print_loading
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
-from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
+from modelpool.pool.weights.patches.patch_set import LowRank, PatchSet, WeightPatch
 
 CPU = torch.device("cpu")
 RANK = 16

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.specs.spec import Role
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.specs.spec import Role
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 MIB = 1 << 20
 RUNS = 5

@@ -24,16 +24,23 @@ if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
 if TYPE_CHECKING:
-    from modelpool.actors.api.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
-    from modelpool.actors.api.jobs import JobHandle, Jobs
+    from modelpool.actors.client.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
+    from modelpool.actors.client.jobs import JobHandle, Jobs
+    from modelpool.actors.config.config import PoolConfig
     from modelpool.actors.http.read_requests import request_like
+    from modelpool.actors.outputs.results.outcomes import (
+        AudioResult,
+        ImageResult,
+        JobFailed,
+        JobFailure,
+        PoolLost,
+        VideoResult,
+    )
+    from modelpool.actors.outputs.results.previews import ImagePreview
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-    from modelpool.actors.results.outcomes import AudioResult, ImageResult, JobFailed, JobFailure, PoolLost, VideoResult
-    from modelpool.actors.results.previews import ImagePreview
-    from modelpool.actors.settings.config import PoolConfig
-    from modelpool.pool.core.errors import UserError
+    from modelpool.pool.values.core.errors import UserError
 
 __all__ = [
     "AudioResult",
@@ -64,22 +71,22 @@ _HOMES = {
     "Hires": "modelpool.actors.request.image_fields",
     "Region": "modelpool.actors.request.image_fields",
     "GenerateRequest": "modelpool.actors.request.requests",
-    "VideoResult": "modelpool.actors.results.outcomes",
-    "ImagePreview": "modelpool.actors.results.previews",
-    "ImageResult": "modelpool.actors.results.outcomes",
-    "AudioResult": "modelpool.actors.results.outcomes",
-    "JobFailed": "modelpool.actors.results.outcomes",
-    "JobFailure": "modelpool.actors.results.outcomes",
-    "JobHandle": "modelpool.actors.api.jobs",
-    "Jobs": "modelpool.actors.api.jobs",
+    "VideoResult": "modelpool.actors.outputs.results.outcomes",
+    "ImagePreview": "modelpool.actors.outputs.results.previews",
+    "ImageResult": "modelpool.actors.outputs.results.outcomes",
+    "AudioResult": "modelpool.actors.outputs.results.outcomes",
+    "JobFailed": "modelpool.actors.outputs.results.outcomes",
+    "JobFailure": "modelpool.actors.outputs.results.outcomes",
+    "JobHandle": "modelpool.actors.client.jobs",
+    "Jobs": "modelpool.actors.client.jobs",
     "LoraChoice": "modelpool.actors.request.requests",
-    "ModelPool": "modelpool.actors.api.client",
-    "PoolConfig": "modelpool.actors.settings.config",
-    "PartialLora": "modelpool.actors.api.client",
-    "DeadlineTooSoon": "modelpool.actors.api.client",
-    "PoolLost": "modelpool.actors.results.outcomes",
-    "UserError": "modelpool.pool.core.errors",
-    "WorkersFailed": "modelpool.actors.api.client",
+    "ModelPool": "modelpool.actors.client.client",
+    "PoolConfig": "modelpool.actors.config.config",
+    "PartialLora": "modelpool.actors.client.client",
+    "DeadlineTooSoon": "modelpool.actors.client.client",
+    "PoolLost": "modelpool.actors.outputs.results.outcomes",
+    "UserError": "modelpool.pool.values.core.errors",
+    "WorkersFailed": "modelpool.actors.client.client",
     "request_like": "modelpool.actors.http.read_requests",
 }
 

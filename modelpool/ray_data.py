@@ -1,5 +1,5 @@
 """Ray Data: `generate` gives each row of a Dataset an output of a pool; `from_outputs` reads outputs as a Dataset."""
 
-from modelpool.actors.api.ray_data import from_outputs, generate
+from modelpool.actors.client.ray_data import from_outputs, generate
 
 __all__ = ["from_outputs", "generate"]

@@ -15,12 +15,12 @@ if __name__ != "modelpool.pool":
     raise ImportError(f"import modelpool.pool, not {__name__}: a process must not hold two copies of one module")
 
 if TYPE_CHECKING:
-    from modelpool.pool.core.errors import DoesNotFit, ModelClosed, UserError
-    from modelpool.pool.core.interrupt import Interrupt
-    from modelpool.pool.core.stage_params import Stopped
     from modelpool.pool.engine.explicit_component import ExplicitComponent
     from modelpool.pool.engine.explicit_control import LoadedModel, load_checkpoint
-    from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
+    from modelpool.pool.values.core.errors import DoesNotFit, ModelClosed, UserError
+    from modelpool.pool.values.core.interrupt import Interrupt
+    from modelpool.pool.values.core.stage_params import Stopped
+    from modelpool.pool.weights.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
 
 __all__ = [
     "DoesNotFit",
@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DoesNotFit": "modelpool.pool.core.errors",
+    "DoesNotFit": "modelpool.pool.values.core.errors",
     "ExplicitComponent": "modelpool.pool.engine.explicit_component",
-    "Interrupt": "modelpool.pool.core.interrupt",
+    "Interrupt": "modelpool.pool.values.core.interrupt",
     "LoadedModel": "modelpool.pool.engine.explicit_control",
-    "ModelClosed": "modelpool.pool.core.errors",
-    "OutOfHostMemory": "modelpool.pool.patcher.out_of_memory",
-    "RanOutOfMemory": "modelpool.pool.patcher.out_of_memory",
-    "Stopped": "modelpool.pool.core.stage_params",
-    "UserError": "modelpool.pool.core.errors",
+    "ModelClosed": "modelpool.pool.values.core.errors",
+    "OutOfHostMemory": "modelpool.pool.weights.patcher.out_of_memory",
+    "RanOutOfMemory": "modelpool.pool.weights.patcher.out_of_memory",
+    "Stopped": "modelpool.pool.values.core.stage_params",
+    "UserError": "modelpool.pool.values.core.errors",
     "load_checkpoint": "modelpool.pool.engine.explicit_control",
 }
 

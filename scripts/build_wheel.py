@@ -29,11 +29,11 @@ BESIDE = ("tests", "benchmarks", "examples", "configs", "scripts", "pyproject.to
 #: read the annotations of its classes as text
 PYTHON_ONLY = (
     "--ignore=tests/scheduler/test_compiled.py",
-    "--ignore=tests/scheduler/record",
-    "--ignore=tests/scheduler/tables/test_values.py",
+    "--ignore=tests/scheduler/simulator/record",
+    "--ignore=tests/scheduler/model/test_values.py",
     "--deselect=tests/scheduler/core/test_snapshot.py::test_waiting_tasks_are_counted_as_if_one_by_one",
     "--deselect=tests/scheduler/core/test_take_over.py::test_a_takeover_is_recorded_and_replayed",
-    "--deselect=tests/scheduler/placement/test_eviction_hints.py::test_hints_save_bytes_where_memory_is_short",
+    "--deselect=tests/scheduler/decisions/placement/test_eviction_hints.py::test_hints_save_bytes_where_memory_is_short",
 )
 #: prints how the imported core is installed
 CORE_FILE = "import modelpool.scheduler.core.state as core; print(core.__file__)"

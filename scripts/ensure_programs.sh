@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian packages whose programs some tests use: prometheus (tests/actors/metrics) and chromium
-# (tests/actors/http/test_page_browser.py). Does nothing if they are there. Where it cannot install one it says so and
+# Installs Debian packages whose programs some tests use: prometheus (tests/actors/control/metrics) and chromium
+# (tests/actors/http/page/test_page_browser.py). Does nothing if they are there. Where it cannot install one it says so and
 # ends with success: the tests that need it are skipped with a reason.
 set -uo pipefail
 

@@ -27,9 +27,9 @@ COPIED = (*SOURCES, "actors", "tests", "examples", "modelpool")
 #: the tests of a bug without a list of tests
 LIKELY = ("tests/scheduler",)
 #: the tests that run if these pass
-ALL_TESTS = ("tests/scheduler", "tests/pool/plan/test_eviction_plan.py", "tests/simulation")
+ALL_TESTS = ("tests/scheduler", "tests/pool/weights/plan/test_eviction_plan.py", "tests/simulation")
 #: independent of the core, or compiles it: these need more than the copy contains
-LEFT_OUT = ("tests/scheduler/workloads", "tests/scheduler/test_compiled.py")
+LEFT_OUT = ("tests/scheduler/simulator/workloads", "tests/scheduler/test_compiled.py")
 #: a bug that makes one test take this long is caught; without bugs all tests together take less
 MOST_SECONDS = 30
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from examples.shapes import drawing
-from modelpool.pool.models.vision.preprocess import DEVIATIONS, MEANS
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.components.vision.preprocess import DEVIATIONS, MEANS
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from scripts.shapes_training import diffusion, evaluate, text, vae
 
 SEED, IMAGES, BATCH, RATE = 20261124, 768, 16, 2e-3

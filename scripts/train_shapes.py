@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from examples.shapes.drawing import Background
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from scripts.shapes_training import diffusion, evaluate, ldm_names, lora, text, vae
 
 LATENT_SCALE = evaluate.LATENT_SCALE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from scripts.shapes_training import evaluate, flow
 
 SHAPES = Path("examples/shapes/models/shapes.safetensors")

@@ -3,9 +3,9 @@
 python scripts/write_families.py           after adding a family, or a test of one
 python scripts/write_families.py --check   exit code 1 if a page is out of date (a test runs this)
 
-The tests in tests/pool/families and tests/pool/conditioning are read, not run: a family counts as compared with a
-pipeline of diffusers if a test there lists it in a table next to code that names the pipeline. The test run decides
-whether the comparison passes.
+The tests in tests/pool/families and tests/pool/inference/conditioning are read, not run: a family counts as compared
+with a pipeline of diffusers if a test there lists it in a table next to code that names the pipeline. The test run
+decides whether the comparison passes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from modelpool.pool.detection.layouts.signature import Signature  # noqa: E402
-from modelpool.pool.detection.signatures import SIGNATURES  # noqa: E402
-from modelpool.pool.detection.text_encoders import MEMBERS  # noqa: E402
-from modelpool.pool.families import modules as family_modules  # noqa: E402 - the script may be run from anywhere
+from modelpool.pool.families import definitions as family_modules  # noqa: E402 - the script may be run from anywhere
+from modelpool.pool.families.detection.layouts.signature import Signature  # noqa: E402
+from modelpool.pool.families.detection.signatures import SIGNATURES  # noqa: E402
+from modelpool.pool.families.detection.text_encoders import MEMBERS  # noqa: E402
 from modelpool.pool.families.parts.family import Family  # noqa: E402
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS  # noqa: E402
 from modelpool.pool.families.supported import running_families  # noqa: E402
 from modelpool.pool.families.text_readings import readings_of  # noqa: E402
 from modelpool.pool.families.two_experts import TWO_EXPERTS  # noqa: E402
-from modelpool.pool.loading.vision_fit import vision_encoder_name  # noqa: E402
+from modelpool.pool.models.loading.vision_fit import vision_encoder_name  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "families.md"
-TESTS = tuple(ROOT / "tests" / "pool" / folder for folder in ("families", "conditioning"))
+TESTS = tuple(ROOT / "tests" / "pool" / folder for folder in ("families", "inference/conditioning"))
 BEGIN, END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
 #: tables whose keys are families, or names that start with one
 _COMPARED, _MERGED = ("PIPELINES", "CASES"), "LORAS"

@@ -2,7 +2,7 @@
 options of a run.
 
 python scripts/write_requests.py           after changing a table (modelpool.actors.request.field_table,
-                                           modelpool.pool.core.run_options), or the families with an option
+                                           modelpool.pool.values.core.run_options), or the families with an option
 python scripts/write_requests.py --check   exit code 1 if the page is out of date (a test runs this)
 """
 
@@ -20,9 +20,9 @@ from modelpool.actors.request.field_table import (  # noqa: E402 - the script ma
     REQUEST_FIELDS,
     RequestField,
 )
-from modelpool.pool.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, limits_of  # noqa: E402
 from modelpool.pool.families.option_support import families_with  # noqa: E402
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS  # noqa: E402
+from modelpool.pool.values.core.run_options import MAIN_SETTING, RUN_OPTIONS, Limits, limits_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "requests.md"
 OPTIONS_PAGE = ROOT / "docs" / "reference" / "options.md"

@@ -64,12 +64,12 @@ def _made_once() -> Iterator[None]:
     once, activations of one structure are counted once, and what engines measure of their link is small: each takes as
     long as many a test that opens a model. Only what the tests of this run have imported is touched."""
     with pytest.MonkeyPatch.context() as patch:
-        if text := sys.modules.get("modelpool.pool.text.clip_tokenizer"):
+        if text := sys.modules.get("modelpool.pool.models.text.clip_tokenizer"):
             patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
             patch.setattr(text, "read_merges", functools.cache(text.read_merges))
-        if saving := sys.modules.get("modelpool.pool.saving.tokenizer_files"):
+        if saving := sys.modules.get("modelpool.pool.models.saving.clip_tokenizer_files"):
             patch.setattr(saving, "vocabulary_texts", functools.cache(saving.vocabulary_texts))
-        if figures := sys.modules.get("modelpool.pool.estimates.activation_estimator"):
+        if figures := sys.modules.get("modelpool.pool.catalog.estimates.activation_estimator"):
             for name in ("MetaCache", "ActivationCounts"):
                 patch.setattr(figures, name, functools.cache(getattr(figures, name)))
         if opening := sys.modules.get("modelpool.pool.devices.opening"):

@@ -24,18 +24,18 @@ from hypothesis import settings
 #: Tests that run the tiny models of all families, most of them beside diffusers: more than half the time of all tests
 #: without Ray.
 COMPARISONS = (
-    "tests/pool/conditioning/test_image_concat.py",
-    "tests/pool/estimates/test_stage_peak_bytes.py",
+    "tests/pool/inference/conditioning/test_image_concat.py",
+    "tests/pool/catalog/estimates/test_stage_peak_bytes.py",
     "tests/pool/families/",
-    "tests/pool/image_prompts/",
-    "tests/pool/loading/test_diffusers_folders.py",
-    "tests/pool/loading/test_separate_files.py",
-    "tests/pool/models/",
-    "tests/pool/quant/test_checkpoints.py",
-    "tests/pool/saving/",
+    "tests/pool/inference/image_prompts/",
+    "tests/pool/models/loading/test_diffusers_folders.py",
+    "tests/pool/models/loading/test_separate_files.py",
+    "tests/pool/models/components/",
+    "tests/pool/weights/quant/test_checkpoints.py",
+    "tests/pool/models/saving/",
 )
 #: files of these folders whose tests are fast
-FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/modules/test_definitions.py")
+FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: rotations after which every test has run
 ROTATIONS = 3
 ROOT = Path(__file__).parents[1]

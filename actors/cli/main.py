@@ -13,32 +13,32 @@ from collections.abc import Sequence
 
 import typer
 
-from modelpool.actors.cli.batch import BATCH_HELP, batch
-from modelpool.actors.cli.convert import convert
-from modelpool.actors.cli.detached import cancel, jobs_app, progress, submit, wait
-from modelpool.actors.cli.doctor import doctor
-from modelpool.actors.cli.explain import story, why
-from modelpool.actors.cli.generate import generate
-from modelpool.actors.cli.http_serve import serve
-from modelpool.actors.cli.inspect import inspect_file
-from modelpool.actors.cli.interrupts import StoppableCommand, exit_code
-from modelpool.actors.cli.merge import merge
-from modelpool.actors.cli.metrics import metrics
-from modelpool.actors.cli.models import models_app
-from modelpool.actors.cli.pin import pin, unpin
-from modelpool.actors.cli.plan import plan_memory
-from modelpool.actors.cli.plan_cluster import plan_cluster
-from modelpool.actors.cli.repair import repair
-from modelpool.actors.cli.replay import replay, trace
-from modelpool.actors.cli.report import report
-from modelpool.actors.cli.run_workflow import run_workflow
-from modelpool.actors.cli.serve import down, status, up
-from modelpool.actors.cli.session import Session, new_session
-from modelpool.actors.cli.simulate import simulate
-from modelpool.actors.cli.top import top
-from modelpool.actors.cli.upscale import upscale
-from modelpool.actors.cli.verify import verify
-from modelpool.pool.core.errors import UserError
+from modelpool.actors.cli.cluster.doctor import doctor
+from modelpool.actors.cli.cluster.explain import story, why
+from modelpool.actors.cli.cluster.metrics import metrics
+from modelpool.actors.cli.cluster.pin import pin, unpin
+from modelpool.actors.cli.cluster.serve import down, status, up
+from modelpool.actors.cli.cluster.top import top
+from modelpool.actors.cli.models.convert import convert
+from modelpool.actors.cli.models.inspect import inspect_file
+from modelpool.actors.cli.models.merge import merge
+from modelpool.actors.cli.models.models import models_app
+from modelpool.actors.cli.models.plan import plan_memory
+from modelpool.actors.cli.run.batch import BATCH_HELP, batch
+from modelpool.actors.cli.run.detached import cancel, jobs_app, progress, submit, wait
+from modelpool.actors.cli.run.generate import generate
+from modelpool.actors.cli.run.http_serve import serve
+from modelpool.actors.cli.run.repair import repair
+from modelpool.actors.cli.run.report import report
+from modelpool.actors.cli.run.run_workflow import run_workflow
+from modelpool.actors.cli.run.upscale import upscale
+from modelpool.actors.cli.run.verify import verify
+from modelpool.actors.cli.simulate.plan_cluster import plan_cluster
+from modelpool.actors.cli.simulate.replay import replay, trace
+from modelpool.actors.cli.simulate.simulate import simulate
+from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
+from modelpool.actors.cli.terminal.session import Session, new_session
+from modelpool.pool.values.core.errors import UserError
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
@@ -100,7 +100,7 @@ def build_app() -> typer.Typer:
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command and return its exit code. User errors are printed as one line on stderr."""
-    from modelpool.actors.cli.screen import say, user_console
+    from modelpool.actors.cli.terminal.screen import say, user_console
 
     warnings.showwarning = lambda message, *_: say(user_console(), f"modelpool: {message}", "yellow")
     try:
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
 
 def _is_complete_message(error: RuntimeError) -> bool:
     """Whether the message of `error` is all that the user needs: the pool ended."""
-    from modelpool.actors.results.outcomes import PoolLost
+    from modelpool.actors.outputs.results.outcomes import PoolLost
 
     return isinstance(error, PoolLost)
 

@@ -13,8 +13,8 @@ from typing import Protocol
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import Asker, QuestionTurns
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import JobId
 
 #: requests of one question: more would not be converted in the time that one may take
 MOST_ASKED = 16

@@ -11,11 +11,11 @@ from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId, TaskId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import JobId, TaskId
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
 
 
 class CatalogClient(ABC):

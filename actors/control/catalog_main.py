@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from modelpool.actors.control.catalog_process import Question, answer_of, read_message
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 _Questions: TypeAlias = "queue.SimpleQueue[Question]"
 

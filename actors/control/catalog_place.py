@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from modelpool.actors.settings.config import ModelsSection
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NodeId
+from modelpool.actors.config.config import ModelsSection
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import NodeId
 
 #: nodes or paths that an error names
 MOST_NAMED = 6
@@ -24,7 +24,7 @@ def paths_of(models: ModelsSection) -> tuple[Path, ...]:
 
 def added_paths(models: ModelsSection) -> tuple[Path, ...]:
     """Return the files and folders that were added to this machine's registry. Other machines do not know them."""
-    from modelpool.pool.registry.registry_store import open_store
+    from modelpool.pool.catalog.registry.registry_store import open_store
 
     try:
         return open_store(models.registry).locations()

@@ -33,8 +33,8 @@ from typing import Any
 
 from modelpool.actors.control.catalog_client import CatalogClient
 from modelpool.actors.control.catalog_service import LEARN_BATCH
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import RunCost, TaskSpec
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import RunCost, TaskSpec
 
 logger = logging.getLogger(__name__)
 

@@ -34,17 +34,17 @@ from modelpool.actors.graph.stage_request import StageLike
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.installed_versions import installed_versions
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.prompt_tokens import TokenizedPrompt
-from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, ModelStageParams
-from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.loading.file_fingerprint import fingerprint
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import (
+from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.pool.models.loading.file_fingerprint import fingerprint
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.installed_versions import installed_versions
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import EncodeParams, LoraRef, ModelRef, ModelStageParams
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -57,7 +57,7 @@ from modelpool.pool.specs.spec import (
 )
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -108,8 +108,8 @@ def open_catalog(
     name of the kind, or "auto"; `allow_pickle` permits PyTorch pickles. Imports torch; allocates no GPU memory.
     """
     from modelpool.pool.catalog.catalog import Catalog as PoolCatalog
+    from modelpool.pool.catalog.registry.remote_models import open_remote
     from modelpool.pool.devices.detection import capabilities_here
-    from modelpool.pool.registry.remote_models import open_remote
 
     found = capabilities_here(device)
     remote = open_remote(sources, cache, host)

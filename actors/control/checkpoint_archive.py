@@ -12,10 +12,10 @@ import contextlib
 import logging
 from collections.abc import Mapping
 
-from modelpool.actors.step_checkpoints.checkpoint_disk import READ_SECONDS, CheckpointDisk
-from modelpool.pool.core.results import RunState
-from modelpool.pool.core.stage_params import SampleParams, StageParams
-from modelpool.pool.specs.spec import TaskId
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import READ_SECONDS, CheckpointDisk
+from modelpool.pool.values.core.results import RunState
+from modelpool.pool.values.core.stage_params import SampleParams, StageParams
+from modelpool.pool.values.specs.spec import TaskId
 
 logger = logging.getLogger(__name__)
 

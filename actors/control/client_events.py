@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from modelpool.actors.wire.messages import DriverEvents, JobEnded, JobPreview, TaskProgress
-from modelpool.pool.specs.spec import JobId
+from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, JobPreview, TaskProgress
+from modelpool.pool.values.specs.spec import JobId
 
 PROGRESS_SECONDS = 0.1
 #: previews of one answer, some KiB each; the oldest are dropped

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from modelpool.actors.control.cluster_view import ClusterView, NodeView
 from modelpool.actors.control.node_watch import ClusterNodes
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from modelpool.pool.specs.spec import NodeId
-from modelpool.scheduler.tables.messages import NodeDraining
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.pool.values.specs.spec import NodeId
+from modelpool.scheduler.model.messages import NodeDraining
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 GPU = "GPU"
 #: Ray's resource of a node's own accelerator type, "accelerator_type:H100"

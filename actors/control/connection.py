@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.wire.messages import ResultRef
-from modelpool.pool.core.stage_params import Result
+from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.pool.values.core.stage_params import Result
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
@@ -31,6 +32,10 @@ from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.metrics.families import MetricFamily
+from modelpool.actors.control.metrics.gauges import PoolGauges
+from modelpool.actors.control.metrics.pool_metrics import PoolMetrics
+from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.pool_log import PoolLog
@@ -49,15 +54,12 @@ from modelpool.actors.control.status import (
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.metrics.families import MetricFamily
-from modelpool.actors.metrics.gauges import PoolGauges
-from modelpool.actors.metrics.pool_metrics import PoolMetrics
-from modelpool.actors.metrics.trace_export import TraceExport
+from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
+from modelpool.actors.worker.wire.messages import (
     ClientId,
     DriverEvents,
     JobEnded,
@@ -74,12 +76,10 @@ from modelpool.actors.wire.messages import (
     journaled_id,
     sent_order,
 )
-from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.results import RunState
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.results import RunState
+from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentSpec,
     JobId,
@@ -96,8 +96,8 @@ from modelpool.pool.specs.spec import (
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
 from modelpool.scheduler.core.snapshot import take_snapshot, waiting_by_model
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.kept_states import state_id
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.kept_states import state_id
+from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
@@ -112,7 +112,7 @@ from modelpool.scheduler.tables.messages import (
 )
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
 
 logger = logging.getLogger(__name__)
 

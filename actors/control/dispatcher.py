@@ -33,10 +33,9 @@ from modelpool.actors.control.fleet import (
 from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import CheckedFile, TaskStore
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
-from modelpool.pool.core.stage_params import DecodeParams
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import (
+from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
+from modelpool.pool.values.core.stage_params import DecodeParams
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     FileVerdict,
     JudgedFile,
@@ -47,9 +46,10 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.kept_states import task_of_state
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.kept_states import task_of_state
+from modelpool.scheduler.model.messages import (
     Command,
     CopyResult,
     DropWeights,

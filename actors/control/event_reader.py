@@ -13,8 +13,15 @@ from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.wire.messages import ClientId, DriverEvents, JobEnded, JobPreview, SubmissionId, TaskProgress
+from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.worker.wire.messages import (
+    ClientId,
+    DriverEvents,
+    JobEnded,
+    JobPreview,
+    SubmissionId,
+    TaskProgress,
+)
 
 #: longest wait of one call; the pool drops a driver only after several times as long
 POLL_SECONDS = 10.0

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from modelpool.actors.control.losses import Loss
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
 from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import PreloadRequest, Result
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import PreloadRequest, Result
+from modelpool.pool.values.specs.spec import TaskId, TaskReport, WorkerId
+from modelpool.scheduler.model.messages import LossCause
 
 #: a run to send with others: the request, and references to its inputs
 RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]

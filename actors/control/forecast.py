@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from modelpool.actors.graph.memory_fit import NOTHING_PINNED, largest_task
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.pool.core.errors import does_not_fit
-from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.stage_params import SampleParams, UpscaleParams, draws
 from modelpool.pool.devices.vram_policy import ResidencyRules
-from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
-from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
-from modelpool.pool.plan.residency_reasons import explain
-from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules, pass_seconds
-from modelpool.pool.specs.execution_modes import choose_mode
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, Stage, TaskId, TaskSpec
+from modelpool.pool.values.core.errors import does_not_fit
+from modelpool.pool.values.core.expert_names import HIGH, LOW
+from modelpool.pool.values.core.stage_params import SampleParams, UpscaleParams, draws
+from modelpool.pool.values.specs.execution_modes import choose_mode
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, Stage, TaskId, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
+from modelpool.pool.weights.plan.plan_time import PlanSeconds, expected_seconds
+from modelpool.pool.weights.plan.residency_reasons import explain
+from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules, pass_seconds
 
 #: images that are planned one by one; later ones repeat the last plan
 PLANNED_IMAGES = 8
@@ -195,7 +195,7 @@ def _stage(
     modules: Modules | None,
     rules: ResidencyRules,
 ) -> tuple[StageForecast, Residency]:
-    """Plan one task on `now`; return it with the residency after it. Decides as `pool.vram.vram_manager` and
+    """Plan one task on `now`; return it with the residency after it. Decides as `pool.weights.vram.vram_manager` and
     `pool.engine.task_runner` do if nothing else is in use. Raises DoesNotFit.
     """
     scratch_bytes = needed_bytes(task.uses, 0)

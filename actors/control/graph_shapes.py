@@ -14,9 +14,9 @@ from typing import TypeAlias
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import SampleParams, StageParams, TaskIdTemplate, seed_of, with_seed
-from modelpool.pool.specs.spec import JobId, TaskId, TaskSpec
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import SampleParams, StageParams, TaskIdTemplate, seed_of, with_seed
+from modelpool.pool.values.specs.spec import JobId, TaskId, TaskSpec
 
 #: a request without its seed, and the fields that are set: those left out get the defaults of the model
 _Shape: TypeAlias = tuple[GenerateRequest, frozenset[str]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count, islice
 
-from modelpool.pool.specs.spec import WorkerId
-from modelpool.scheduler.tables.workers import Worker, WorkerState
+from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.scheduler.model.workers import Worker, WorkerState
 
 
 def workers_for_gpus(gpu_count: int, workers: Iterable[Worker]) -> tuple[WorkerId, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelpool.pool.specs.spec import UserId
+from modelpool.pool.values.specs.spec import UserId
 
 if TYPE_CHECKING:
     from modelpool.actors.graph.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.actors.wire.messages import Submission
+    from modelpool.actors.worker.wire.messages import Submission
 
 
 def with_qos(graph: JobGraph, batch: str, user: str, priority: int = 0, deadline: float | None = None) -> JobGraph:

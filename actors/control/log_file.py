@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.values.core.errors import OutputFailed
 
 #: parent of all loggers of modelpool
 ROOT_LOGGER = "modelpool"

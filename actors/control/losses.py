@@ -12,7 +12,7 @@ from enum import Enum
 
 from modelpool.actors.worker.crash_trace import CrashEvidence
 from modelpool.actors.worker.worker_process import ProcessState
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.scheduler.model.messages import LossCause
 
 
 @dataclass(frozen=True, slots=True)

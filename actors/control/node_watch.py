@@ -9,8 +9,8 @@ from typing import Protocol
 
 from modelpool.actors.control.cluster_view import ClusterView, DrainNotice, drain_events, drain_notices
 from modelpool.actors.control.fleet import Clock
-from modelpool.pool.specs.spec import NodeId
-from modelpool.scheduler.tables.messages import NodeDraining
+from modelpool.pool.values.specs.spec import NodeId
+from modelpool.scheduler.model.messages import NodeDraining
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.outputs.output_file import OutputFacts
 from modelpool.actors.outputs.place import OutputPlace, WriteOrder, WriteReport, WrittenOutput
+from modelpool.actors.outputs.results.outcomes import sampled_by, unshared_seconds
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
-from modelpool.actors.results.outcomes import sampled_by, unshared_seconds
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.actors.wire.messages import JobEnded, ResultRef
-from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, Output, VideoFrames
-from modelpool.pool.specs.spec import NO_NODE, NodeId
+from modelpool.actors.worker.wire.messages import JobEnded, ResultRef
+from modelpool.pool.values.core.stage_params import AudioSamples, ImagePixels, Output, VideoFrames
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId
 
 #: threads of a process that has outputs written. Most wait for other processes: for a store that takes 100 ms, twice
 #: for each output, this is enough for 300 outputs in a second

@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.wire.messages import ClientId, ResultRef, StateSaved, SubmissionId, job_id_for
-from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.pool.specs.spec import JobId, Stage, TaskId, UserId
+from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StateSaved, SubmissionId, job_id_for
+from modelpool.actors.worker.wire.packing import packed, unpacked
+from modelpool.pool.values.specs.spec import JobId, Stage, TaskId, UserId
 
 #: jobs of a flow in the core: enough for 256 GPUs to have their next 16, and for jobs with equal weights to be grouped
 WINDOW = 4096

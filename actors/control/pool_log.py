@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelpool.actors.control.log_file import FIELDS
-from modelpool.pool.specs.spec import NO_NODE, FileVerdict, JobId, NodeId, RunErrorKind, WorkerId
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.values.specs.spec import NO_NODE, FileVerdict, JobId, NodeId, RunErrorKind, WorkerId
+from modelpool.scheduler.model.messages import (
     Command,
     EndWorker,
     Event,

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
+from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
-from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
-from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.message_fields import message_fields
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
+from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
+from modelpool.actors.worker.wire.message_fields import message_fields
+from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     PreviewMade,
@@ -26,18 +28,16 @@ from modelpool.actors.wire.messages import (
     StepDone,
     StillDecodes,
 )
-from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
-from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.results import Result
-from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.specs.resident import Resident
-from modelpool.pool.specs.spec import ComponentUse, ExecutionMode, FileOnDisk, RunError, TaskReport, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.results import Result
+from modelpool.pool.values.core.stage_params import PreloadRequest
+from modelpool.pool.values.specs.resident import Resident
+from modelpool.pool.values.specs.spec import ComponentUse, ExecutionMode, FileOnDisk, RunError, TaskReport, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelpool.actors.control.parked_jobs import QueuedJob
-from modelpool.actors.wire.messages import SubmissionId
-from modelpool.pool.core.previews import PreviewKind, PreviewWish
+from modelpool.actors.worker.wire.messages import SubmissionId
+from modelpool.pool.values.core.previews import PreviewKind, PreviewWish
 
 
 class PreviewWishes:

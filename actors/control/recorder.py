@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TextIO
 
 from modelpool.actors.control.fleet import Clock
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.scheduler.record.event_log import LogHeader, entry_line, header_line
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, Event
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Command, Event
+from modelpool.scheduler.simulator.record.event_log import LogHeader, entry_line, header_line
 
 #: interval between writes
 FLUSH_SECONDS = 1.0

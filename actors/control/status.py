@@ -16,8 +16,8 @@ from modelpool.actors.control.status_values import PoolStatus as PoolStatus
 from modelpool.actors.control.status_values import ResidentPart as ResidentPart
 from modelpool.actors.control.status_values import RunStatus as RunStatus
 from modelpool.actors.control.status_values import WorkerStatus as WorkerStatus
-from modelpool.actors.wire.messages import StepDone
-from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
+from modelpool.actors.worker.wire.messages import StepDone
+from modelpool.pool.values.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, ScalingSnapshot, Snapshot, WorkerSnapshot
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 
 
 @dataclass(frozen=True, slots=True)

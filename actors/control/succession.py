@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 
 
 @dataclass(frozen=True, slots=True)

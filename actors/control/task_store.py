@@ -13,11 +13,19 @@ from typing import TypeAlias
 
 from modelpool.actors.control.catalog_service import PinnableModel
 from modelpool.actors.graph.task_files import task_files
-from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, LoadRequest, ResultRef, RunRequest, StateSaved
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.core.stage_params import (
+from modelpool.actors.outputs.results.outcomes import TaskSummary
+from modelpool.actors.worker.wire.messages import (
+    ExpectedFile,
+    FetchOrder,
+    LoadRequest,
+    ResultRef,
+    RunRequest,
+    StateSaved,
+)
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.remote_file import RemoteFile
+from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
@@ -28,8 +36,7 @@ from modelpool.pool.core.stage_params import (
     StageParams,
     UpscalerRef,
 )
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     JobId,
     JobSpec,
@@ -41,9 +48,9 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.scheduler.tables.kept_states import task_of_state
-from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
-from modelpool.scheduler.tables.placement_record import Why
+from modelpool.scheduler.model.kept_states import task_of_state
+from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
+from modelpool.scheduler.model.placement_record import Why
 
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
 #: a component, and a file that it is read from

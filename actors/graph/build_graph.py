@@ -50,12 +50,13 @@ from modelpool.actors.graph.vision_graph import (
 )
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
-from modelpool.pool.core.lora_texts import PROMPT, acts_for, region_text
-from modelpool.pool.core.refs import loras_of_text, unread_text_strengths
-from modelpool.pool.core.sample_conditions import condition_inputs
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.parts.text_reading import image_names
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
+from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
+from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
+from modelpool.pool.values.core.sample_conditions import condition_inputs
+from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
     EncodeImageParams,
@@ -67,7 +68,7 @@ from modelpool.pool.core.stage_params import (
     StartCondition,
     VisionEncodeParams,
 )
-from modelpool.pool.core.task_inputs import (
+from modelpool.pool.values.core.task_inputs import (
     CONTROL_VIDEO,
     FACE_VIDEO,
     IMAGE,
@@ -87,9 +88,8 @@ from modelpool.pool.core.task_inputs import (
     WITHOUT_IMAGES,
     numbered,
 )
-from modelpool.pool.core.written_tokens import WrittenTokens
-from modelpool.pool.families.parts.text_reading import image_names
-from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 
 
 def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:

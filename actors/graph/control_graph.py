@@ -14,10 +14,10 @@ from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import ControlMaskMode, ControlRef, EncodeImageParams
-from modelpool.pool.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, IMAGE, MASK, numbered
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, EncodeImageParams
+from modelpool.pool.values.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, IMAGE, MASK, numbered
+from modelpool.pool.values.specs.spec import TaskId
 
 
 def control_refs(request: GenerateRequest, controls: ControlNetCatalog) -> tuple[ControlRef, ...]:

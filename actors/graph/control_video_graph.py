@@ -13,11 +13,11 @@ from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, OutputShape
-from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
-from modelpool.pool.families.control_video import follows_video, takes_control_video, takes_face_video
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.families.control_video_models import follows_video, takes_control_video, takes_face_video
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, OutputShape
+from modelpool.pool.values.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
+from modelpool.pool.values.specs.spec import TaskId
 
 
 def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:

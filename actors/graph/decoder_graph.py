@@ -9,9 +9,10 @@ from modelpool.actors.graph.output_shape import output_plural
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField, unusable_field
-from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.definitions.stable_cascade import prior_cells
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.stage_params import (
     GuidanceParams,
     ModelRef,
     OutputShape,
@@ -19,7 +20,6 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.families.modules.stable_cascade import prior_cells
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
 _LAST_SEED = 2**64 - 1

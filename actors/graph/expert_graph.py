@@ -13,10 +13,10 @@ from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
-from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.families.two_experts import TWO_EXPERTS
-from modelpool.pool.sampling.model_choices import resolve_schedule
+from modelpool.pool.inference.sampling.model_choices import resolve_schedule
+from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 
 def check_low_noise(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -98,8 +98,8 @@ def _one_model(facts: SamplingFacts) -> str:
 def _steps_above(run: SamplingRun, boundary: float) -> int:
     """Return how many steps of the schedule start at or above the noise level `boundary`. Source: diffusers'
     WanPipeline, which compares timesteps as 32-bit floats."""
-    from modelpool.pool.guidance.call_model import patches_of  # torch, which drivers do not need
-    from modelpool.pool.sampling.schedules import explicit_sigmas, make_sigmas, sigma_table
+    from modelpool.pool.inference.guidance.call_model import patches_of  # torch, which drivers do not need
+    from modelpool.pool.inference.sampling.schedules import explicit_sigmas, make_sigmas, sigma_table
 
     frames, size = duration_of(run.request, run.model.name, run.facts).frames, run.size(run.scale)
     noise = run.facts.noise.shifted_by(run.request.shift or 0.0)

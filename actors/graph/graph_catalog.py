@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from modelpool.pool.core.prompt_tokens import TokenizedPrompt
-from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
@@ -20,7 +20,7 @@ from modelpool.pool.core.stage_params import (
     UpscaleParams,
     UpscalerRef,
 )
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
+from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
 
 class ControlNetCatalog(Protocol):

@@ -24,7 +24,7 @@ from modelpool.actors.graph.recipe import (
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     SampleParams,
@@ -34,7 +34,7 @@ from modelpool.pool.core.stage_params import (
     ViewCondition,
     VisionEncodeParams,
 )
-from modelpool.pool.core.task_inputs import IMAGE_PROMPT, numbered
+from modelpool.pool.values.core.task_inputs import IMAGE_PROMPT, numbered
 
 
 def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:

@@ -15,8 +15,8 @@ from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
 
 #: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
 #: for Qwen-Image's editing models

@@ -15,9 +15,9 @@ from modelpool.actors.request.face_fields import InputFaces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField, unusable_field
-from modelpool.pool.core.stage_params import FoundImagePrompt, ImagePromptRef, VisionEncodeParams
-from modelpool.pool.core.task_inputs import (
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, VisionEncodeParams
+from modelpool.pool.values.core.task_inputs import (
     IMAGE,
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
@@ -25,7 +25,7 @@ from modelpool.pool.core.task_inputs import (
     IMAGE_PROMPT_MASK,
     numbered,
 )
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.values.specs.spec import TaskId
 
 
 def image_prompt_refs(request: GenerateRequest, catalog: ImagePromptCatalog) -> tuple[ImagePromptRef, ...]:

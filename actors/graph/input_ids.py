@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelpool.actors.request.control_video_fields import InputVideo, VideoSource
 from modelpool.actors.request.face_fields import FaceSource, InputFaces
 from modelpool.actors.request.image_fields import ImageSource, InputImage
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.values.specs.spec import TaskId
 
 
 def input_image_id(source: ImageSource, is_mask: bool = False) -> TaskId:

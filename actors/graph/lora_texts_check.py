@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from modelpool.actors.request.lora_fields import LoraChoice
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.lora_texts import NEGATIVE, acts_for, texts_of_run
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.expert_names import HIGH, LOW
+from modelpool.pool.values.core.lora_texts import NEGATIVE, acts_for, texts_of_run
+from modelpool.pool.values.core.stage_params import SampleParams
 
 
 def check_lora_texts(loras: Iterable[LoraChoice], work: SampleParams) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from modelpool.pool.core.errors import DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, JobSpec, TaskSpec
+from modelpool.pool.values.core.errors import DoesNotFit, does_not_fit, format_bytes
+from modelpool.pool.values.specs.spec import ComponentKey, JobSpec, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 
 #: no weights are pinned: all may be streamed
 NOTHING_PINNED: Mapping[ComponentKey, int] = MappingProxyType({})

@@ -15,9 +15,9 @@ from modelpool.actors.graph.output_shape import format_of, missing_extent, quali
 from modelpool.actors.graph.reference_graph import reference_mode
 from modelpool.actors.graph.schedule_guidance import shift_default
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
-from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingDefaults
-from modelpool.pool.core.stage_params import ModelRef
-from modelpool.pool.sampling.names import OWN_STEPS
+from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingDefaults
+from modelpool.pool.values.core.stage_params import ModelRef
 
 #: fields that other noise levels follow from
 _LEVEL_FIELDS = frozenset({"steps", "schedule", "sigmas", "shift", "hires"})

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from modelpool.actors.graph.output_shape import duration_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.families.parts.music_text import DEFAULT_LANGUAGE, caption_text, lyrics_text
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 #: fields that only models of music read, in the order of the recipe
 MUSIC_FIELDS = ("lyrics", "lyrics_language", "bpm", "key_scale", "time_signature")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.run_options import RunOptions
-from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.families.option_support import families_with, family_name, supported_options
-from modelpool.pool.sampling.model_choices import resolve_guidance
+from modelpool.pool.inference.sampling.model_choices import resolve_guidance
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.run_options import RunOptions
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 #: options that combine the predictions with and without guidance
 _GUIDANCE = ("cfg_zero", "rescale_cfg")

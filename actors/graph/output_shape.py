@@ -18,14 +18,14 @@ from modelpool.actors.request.video_output_fields import (
     LAYER_FORMATS,
     VIDEO_FORMATS,
 )
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.output_kinds import EXTENT, Kind, fitting_frames
-from modelpool.pool.core.output_kinds import check_extent as check_extent
-from modelpool.pool.core.output_kinds import kind_of as kind_of
-from modelpool.pool.core.output_kinds import output_plural as output_plural
-from modelpool.pool.core.output_kinds import output_shape_of as output_shape_of
-from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
-from modelpool.pool.families.parts.sound import MOST_SOUND
+from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.output_kinds import EXTENT, Kind, fitting_frames
+from modelpool.pool.values.core.output_kinds import check_extent as check_extent
+from modelpool.pool.values.core.output_kinds import kind_of as kind_of
+from modelpool.pool.values.core.output_kinds import output_plural as output_plural
+from modelpool.pool.values.core.output_kinds import output_shape_of as output_shape_of
+from modelpool.pool.values.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 
 _FORMATS: dict[Kind, tuple[str, ...]] = {
     "image": IMAGE_FORMATS,

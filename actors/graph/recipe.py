@@ -38,7 +38,7 @@ def _is_used_or_first(kind: type[Any], name: str, value: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class RecipeLora:
     """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two; the other fields are those of
-    `LoraRef` of `pool.core.refs`."""
+    `LoraRef` of `pool.values.core.refs`."""
 
     name: str
     sha256: str
@@ -64,7 +64,7 @@ class RecipeLora:
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
     """A ControlNet as it was applied. `mode` is set if it has several; `said` is `ControlRef.config_overrides` of
-    `pool.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
+    `pool.values.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str
     sha256: str

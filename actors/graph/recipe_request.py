@@ -19,7 +19,7 @@ from modelpool.actors.graph.recipe import (
     RecipeRegion,
 )
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 #: added to a number of steps so that rounding a product of floats gives that number
 _ROUNDING = 1e-6

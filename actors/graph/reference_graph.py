@@ -19,14 +19,14 @@ from modelpool.actors.request.field_errors import missing_field, unsupported_fie
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField, unusable_field
-from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
-from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
-from modelpool.pool.core.task_inputs import IMAGE, numbered
-from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.control_video_models import takes_control_video
 from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
-from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
+from modelpool.pool.models.components.text.vision_prompt import MOST_PROPORTION
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.sampling_facts import ReferenceMode, SamplingFacts
+from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
+from modelpool.pool.values.core.task_inputs import IMAGE, numbered
 
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from modelpool.actors.request.image_fields import Region
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.stage_params import RegionParams
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.stage_params import RegionParams
 
 
 def region_params(region: Region, size: tuple[int, int]) -> RegionParams:

@@ -17,7 +17,7 @@ from modelpool.actors.graph.upscale_graph import check_upscale
 from modelpool.actors.graph.video_output_graph import check_video_output
 from modelpool.actors.graph.vision_graph import check_video_numbers
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 
 def check_request(request: GenerateRequest, facts: SamplingFacts) -> None:

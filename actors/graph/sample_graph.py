@@ -17,8 +17,11 @@ from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.graph.video_output_graph import first_frame_mode
 from modelpool.actors.graph.vision_graph import video_conditioning, view_condition
 from modelpool.actors.request.field_errors import missing_field
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
+from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
+from modelpool.pool.inference.sampling.sampler_names import EXPLICIT_SCHEDULE, OWN_STEPS
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     FaceCondition,
     GuidanceParams,
@@ -33,9 +36,6 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StartCondition,
 )
-from modelpool.pool.families.control_video import takes_control_video, takes_face_video
-from modelpool.pool.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
-from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, OWN_STEPS
 
 
 def sample_params(

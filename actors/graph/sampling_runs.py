@@ -9,10 +9,10 @@ from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.output_shape import size_of
 from modelpool.actors.request.image_fields import skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingFacts
-from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, StageParams
-from modelpool.pool.core.task_inputs import IMAGE, MASK
-from modelpool.pool.specs.spec import Role, TaskId
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, StageParams
+from modelpool.pool.values.core.task_inputs import IMAGE, MASK
+from modelpool.pool.values.specs.spec import Role, TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SamplingRun:
     defaults    of `model`, the model of the request
     steps       length of the full schedule
     cfg         as requested
-    first_step, switch, low_noise  as in `pool.core.stage_params.SamplingSchedule`
+    first_step, switch, low_noise  as in `pool.values.core.stage_params.SamplingSchedule`
     scale       factor of the sizes of the request
     is_second   the second pass: it starts from the result of the first
     """

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import NoiseKind, Prediction, SamplingFacts
-from modelpool.pool.sampling.model_choices import resolve_schedule as resolve_schedule
-from modelpool.pool.sampling.names import (
+from modelpool.pool.inference.sampling.model_choices import resolve_schedule as resolve_schedule
+from modelpool.pool.inference.sampling.sampler_names import (
     NOISY,
     NOT_FOR_FLOWS,
     READS_CHURN,
@@ -18,6 +17,7 @@ from modelpool.pool.sampling.names import (
     SD_LEVELS,
     draws_noise,
 )
+from modelpool.pool.values.core.sampling_facts import NoiseKind, Prediction, SamplingFacts
 
 #: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
 _KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.pool.specs.spec import Stage, TaskId
+from modelpool.pool.values.specs.spec import Stage, TaskId
 
 
 @dataclass(frozen=True, slots=True)

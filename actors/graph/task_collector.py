@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.graph_catalog import GraphCatalog
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.parts.written_image import tokens_written
+from modelpool.pool.values.core.stage_params import (
     EmbeddingRef,
     EncodeParams,
     LoraRef,
@@ -22,8 +23,7 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.families.parts.written_image import tokens_written
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -44,7 +44,7 @@ class JobGraph:
     """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
 
     warnings      messages for the user
-    fingerprints  of the files of components (`pool.loading.file_fingerprint`), as far as they could be read
+    fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read
     """
 
     job: JobSpec

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
@@ -17,8 +18,7 @@ from modelpool.pool.core.stage_params import (
     lora_key,
     roles_of,
 )
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, Role, TaskSpec
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:

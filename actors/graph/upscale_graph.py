@@ -14,11 +14,11 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
-from modelpool.pool.core.task_inputs import IMAGE
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
+from modelpool.pool.values.core.task_inputs import IMAGE
+from modelpool.pool.values.specs.spec import JobId
 
 #: pixels of the result of a network, before it is scaled: 2 GiB on the host
 MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE

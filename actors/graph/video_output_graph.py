@@ -8,9 +8,9 @@ from __future__ import annotations
 from modelpool.actors.graph.output_shape import format_of, kind_of, output_plural, quality_of
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import FirstFrameMode, LastFrameMode, SamplingFacts
-from modelpool.pool.families.control_video import follows_video, takes_control_video
+from modelpool.pool.families.control_video_models import follows_video, takes_control_video
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode, LastFrameMode, SamplingFacts
 
 
 def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:

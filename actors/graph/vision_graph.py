@@ -13,11 +13,11 @@ from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
-from modelpool.pool.core.stage_params import EncodeImageParams, ViewCondition
-from modelpool.pool.core.task_inputs import LAST_IMAGE
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
+from modelpool.pool.values.core.stage_params import EncodeImageParams, ViewCondition
+from modelpool.pool.values.core.task_inputs import LAST_IMAGE
+from modelpool.pool.values.specs.spec import TaskId
 
 #: conditioning numbers of requests, and the kinds of models that accept them
 _NUMBERS: dict[str, frozenset[VideoNumbers]] = {

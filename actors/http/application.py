@@ -16,27 +16,27 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from modelpool.actors.http.a1111_api import a1111_router
-from modelpool.actors.http.a1111_controls import controlnet_router
-from modelpool.actors.http.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER, shares_of_bodies
-from modelpool.actors.http.comfy_api import comfy_router
-from modelpool.actors.http.comfy_prompts import ComfyPrompts
-from modelpool.actors.http.docs_page import DOCS_HEADERS, docs_page
-from modelpool.actors.http.gate import Gate
-from modelpool.actors.http.limit_log import LimitLog
-from modelpool.actors.http.live_view import LiveView
-from modelpool.actors.http.native_api import native_router, request_schemas
-from modelpool.actors.http.openai_api import openai_router
-from modelpool.actors.http.page_api import page_router
-from modelpool.actors.http.ports import HttpPool
-from modelpool.actors.http.problems import HttpProblem, no_route, problem_body, wrong_parameter
-from modelpool.actors.http.services import Services
-from modelpool.actors.http.shown_messages import shown_message
-from modelpool.actors.http.turns import Turns
-from modelpool.actors.http.webhooks import Webhooks
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.http.a1111.a1111_api import a1111_router
+from modelpool.actors.http.a1111.a1111_controls import controlnet_router
+from modelpool.actors.http.comfy.comfy_api import comfy_router
+from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts
+from modelpool.actors.http.native.native_api import native_router, request_schemas
+from modelpool.actors.http.openai.openai_api import openai_router
+from modelpool.actors.http.page.live_view import LiveView
+from modelpool.actors.http.page.page_api import page_router
+from modelpool.actors.http.service.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER, shares_of_bodies
+from modelpool.actors.http.service.docs_page import DOCS_HEADERS, docs_page
+from modelpool.actors.http.service.gate import Gate
+from modelpool.actors.http.service.limit_log import LimitLog
+from modelpool.actors.http.service.ports import HttpPool
+from modelpool.actors.http.service.problems import HttpProblem, no_route, problem_body, wrong_parameter
+from modelpool.actors.http.service.services import Services
+from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.service.turns import Turns
+from modelpool.actors.http.service.webhooks import Webhooks
+from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

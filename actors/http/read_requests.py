@@ -7,14 +7,14 @@ its relatives, and workflows of ComfyUI.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, RECIPE_KEY, is_image, texts_of_image
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,47 +28,6 @@ INPUT_FOLDER = "input"
 #: files of metadata are text; an image is not read as text
 _MAX_TEXT_BYTES = 16 << 20
 _FORMS = "an image with metadata of modelpool, A1111 or ComfyUI, a .txt with parameters, or a .json workflow"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFields:
-    """Fields of a request, as metadata has them.
-
-    model, model_hash  the name of the checkpoint, and the first digits of its hash; "" if unknown
-    lora_hashes        first digits of the hashes of LoRAs, by name
-    notes              what the metadata has and the request has not
-    """
-
-    fields: Mapping[str, Any]
-    model: str = ""
-    model_hash: str = ""
-    lora_hashes: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def request(self, **changes: Any) -> GenerateRequest:
-        """Return the request with these fields set or replaced. Without a start image, the denoising strength of one is
-        left out. Raises UserError."""
-        fields = {"model": self.model or self.model_hash, **self.fields, **changes}
-        if "strength" in self.fields and "strength" not in changes and fields.get("image") is None:
-            del fields["strength"]
-        if not fields["model"]:
-            raise unusable_field("model", "nothing", "the name of a model: the metadata names none")
-        return GenerateRequest(**{name: value for name, value in fields.items() if value is not None})
-
-    def named(self, is_known: Callable[[str, str], bool]) -> ReadFields:
-        """Return the same with hashes instead of the names of models ("model") and LoRAs ("lora") that are not known.
-        Files are renamed more often than they are changed."""
-        model = self.model
-        if self.model_hash and not (model and is_known("model", model)) and is_known("model", self.model_hash):
-            model = self.model_hash
-        loras = tuple(
-            each.model_copy(update={"name": digits})
-            if (digits := self.lora_hashes.get(each.name)) and not is_known("lora", each.name)
-            else each
-            for each in self.fields.get("loras", ())
-        )
-        found = {**self.fields, "loras": loras} if loras else self.fields
-        return replace(self, model=model, fields=found)
 
 
 def read_fields(path: str | Path, family_of: FamilyOf = lambda model: "") -> ReadFields:
@@ -104,7 +63,7 @@ def fields_of_texts(
     if RECIPE_KEY in texts:
         return _of_recipe(texts[RECIPE_KEY], place)
     if PARAMETERS_KEY in texts:
-        from modelpool.actors.http.a1111_parameters import fields_of_parameters
+        from modelpool.actors.http.a1111.a1111_parameters import fields_of_parameters
         from modelpool.actors.outputs.image_file import parse_parameters
 
         parsed = parse_parameters(texts[PARAMETERS_KEY])
@@ -133,10 +92,10 @@ def _of_recipe(text: str, place: Path) -> ReadFields:
 
 
 def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
-    from modelpool.actors.http.comfy_export import api_format
-    from modelpool.actors.http.comfy_graph import PoolNames, outputs_of, requests_of
-    from modelpool.actors.http.comfy_node_types import LORAS, MODELS, file_stem
-    from modelpool.actors.http.comfy_nodes import NODE_TYPES
+    from modelpool.actors.http.comfy.comfy_export import api_format
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames, outputs_of, requests_of
+    from modelpool.actors.http.comfy.comfy_node_types import LORAS, MODELS, file_stem
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 
     try:
         graph = api_format(parse_json(text.encode("utf-8", "surrogatepass")))

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
     import socket
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-    from modelpool.actors.http.limit_log import LimitLog
-    from modelpool.actors.http.ports import HttpPool
+    from modelpool.actors.http.service.limit_log import LimitLog
+    from modelpool.actors.http.service.ports import HttpPool
 
 #: packages of the extra `serve`, by the names under which they are imported
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
@@ -59,8 +59,8 @@ def server_config(app: ASGIApp, settings: ServeSection, log: LimitLog) -> uvicor
     this process may open."""
     import uvicorn
 
-    from modelpool.actors.http.connections import ConnectionLimits, Connections, raised_open_files
-    from modelpool.actors.http.watched_protocols import watched_protocols
+    from modelpool.actors.http.service.connections import ConnectionLimits, Connections, raised_open_files
+    from modelpool.actors.http.service.watched_protocols import watched_protocols
 
     calls, sockets = watched_protocols(Connections(ConnectionLimits.of(settings, raised_open_files()), log))
     return uvicorn.Config(
@@ -85,7 +85,7 @@ def serve(
     import uvicorn
 
     from modelpool.actors.http.application import application
-    from modelpool.actors.http.limit_log import LimitLog
+    from modelpool.actors.http.service.limit_log import LimitLog
 
     log = LimitLog()
     config = server_config(application(pool, settings, folder, limits=log), settings, log)

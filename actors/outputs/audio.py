@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modelpool.actors.outputs.atomic_write import write_atomically
-from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
+from modelpool.pool.values.core.errors import OutputFailed, unknown_name, unusable_field
 
 if TYPE_CHECKING:
     from av import AudioFrame

@@ -12,8 +12,8 @@ from PIL import ExifTags, Image, PngImagePlugin
 
 from modelpool.actors.request.image_decoding import open_image
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import PixelArray
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import PixelArray
 
 #: endings of the formats that are written, by Pillow's names of them
 ENDINGS = {"PNG": "png", "WEBP": "webp", "JPEG": "jpg", "MPO": "jpg", "AVIF": "avif"}

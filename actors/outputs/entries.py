@@ -9,7 +9,7 @@ from typing import Any
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.labels import Labels, labels_from_json, output_key
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, unusable_field
 
 #: required fields and their types; others were added later
 _TYPES: Mapping[str, type] = {"digest": str, "file": str, "run": int, "index": int, "pixels_sha256": str}

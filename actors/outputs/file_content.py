@@ -22,8 +22,8 @@ from modelpool.actors.outputs.preview_image import read_samples
 from modelpool.actors.outputs.video import VideoKind
 from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import AudioSamples, FloatArray, PixelArray
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray, PixelArray
 
 #: the last chunk of every complete PNG. Source: PNG specification, section 11.2.5
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"

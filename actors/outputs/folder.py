@@ -60,8 +60,8 @@ from modelpool.actors.outputs.place import plain as plain
 from modelpool.actors.outputs.write_failures import check_writable, output_failure
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import Labels, output_key
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.core.stage_params import ImagePixels
 
 MANIFEST_NAME = "manifest.jsonl"
 #: lines of the manifest that `repair_manifest` took out

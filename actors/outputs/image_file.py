@@ -31,9 +31,9 @@ from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.lora_fields import lora_text
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
-from modelpool.pool.core.errors import OutputFailed, UserError, unknown_name
-from modelpool.pool.core.stage_params import PixelArray
-from modelpool.pool.sampling.names import display_name
+from modelpool.pool.inference.sampling.sampler_names import display_name
+from modelpool.pool.values.core.errors import OutputFailed, UserError, unknown_name
+from modelpool.pool.values.core.stage_params import PixelArray
 
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, unescape
 
 from PIL import Image
 
-from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, unusable_field
 
 #: the keys of the texts
 PARAMETERS_KEY, RECIPE_KEY, LABELS_KEY = "parameters", "modelpool", "modelpool-request"

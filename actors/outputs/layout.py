@@ -13,10 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.request.json_text import NotJson, parse_json
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.values.core.errors import UserError, unknown_name, unusable_field
 
 LAYOUT_NAME = "layout.json"
 MAX_SHARD_ROWS, MAX_THUMBNAIL_PIXELS = 1_000_000, 4096

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 
 from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, TEMPORARY_SUFFIX, sync_folder
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.fetch.file_system import open_file_system
-from modelpool.pool.fetch.source_url import FILE_SCHEME, scheme_of, without_credentials
+from modelpool.pool.files.fetch.file_system import open_file_system
+from modelpool.pool.files.fetch.source_url import FILE_SCHEME, scheme_of, without_credentials
+from modelpool.pool.values.core.errors import UserError
 
 #: bytes that one call of `read` requests at a time
 READ_BYTES = 64 << 20

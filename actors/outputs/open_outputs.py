@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, read_layout
 from modelpool.actors.outputs.place import OutputPlace
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.store import OutputStore
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 
 def open_outputs(address: OutputAddress) -> OutputPlace:

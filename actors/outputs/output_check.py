@@ -6,8 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.write_failures import FolderFailed, check_writable
-from modelpool.actors.settings.output_address import OutputAddress
 
 
 def check_outputs(address: OutputAddress) -> None:

@@ -14,8 +14,15 @@ from modelpool.actors.outputs.image_file import encode_image, encode_layers
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Output, PixelArray, VideoFrames
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import (
+    AudioSamples,
+    FloatArray,
+    ImagePixels,
+    Output,
+    PixelArray,
+    VideoFrames,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

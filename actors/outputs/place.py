@@ -11,13 +11,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.output_address import OutputAddress
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.atomic_write import MARK_NAME, TEMPORARY_SUFFIX
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, objects_at, read_layout
@@ -24,9 +25,8 @@ from modelpool.actors.outputs.objects import TEMPORARY_FOLDER
 from modelpool.actors.outputs.place import WriteOrder, WriteReport
 from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.core.stage_params import Output
-from modelpool.pool.fetch.source_url import scheme_of
+from modelpool.pool.files.fetch.source_url import scheme_of
+from modelpool.pool.values.core.stage_params import Output
 
 #: file systems that each process has for itself
 _OF_ONE_PROCESS = frozenset({"memory"})

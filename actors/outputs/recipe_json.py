@@ -21,7 +21,7 @@ from modelpool.actors.graph.recipe import (
     RecipeView,
 )
 from modelpool.actors.request.json_text import parse_json
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.values.core.errors import UserError, unknown_name, unusable_field
 
 #: fields of an image prompt that are lists
 _PROMPT_LISTS = ("image_sha256", "image_files", "mask_sha256", "mask_files")

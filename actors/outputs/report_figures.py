@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.request.labels import NO_LABELS, Labels
-from modelpool.scheduler.record.event_log import LogEntry
-from modelpool.scheduler.tables.messages import EndWorker, Outcome, ResolveJob, StartWorker, WorkerDown
+from modelpool.scheduler.model.messages import EndWorker, Outcome, ResolveJob, StartWorker, WorkerDown
+from modelpool.scheduler.simulator.record.event_log import LogEntry
 
 SECONDS_PER_HOUR = 3600.0
 
 
 class ReportTask(BaseModel):
-    """One task of an output, as the manifest lists it (`actors.results.outcomes.TaskSummary`)."""
+    """One task of an output, as the manifest lists it (`actors.outputs.results.outcomes.TaskSummary`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

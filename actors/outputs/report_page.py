@@ -15,7 +15,7 @@ from PIL import Image
 
 from modelpool.actors.outputs.preview_image import first_image
 from modelpool.actors.outputs.report_figures import PoolRecord, ReportFigures, ReportOutput, RunTotals
-from modelpool.pool.core.errors import format_bytes
+from modelpool.pool.values.core.errors import format_bytes
 
 #: outputs that are shown; the page says how many are left out
 MOST_SHOWN = 400

@@ -16,11 +16,11 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
-from modelpool.actors.job_files.table_rows import import_arrow
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.layout import LayoutKind
 from modelpool.actors.outputs.place import kind_of_recipe
 from modelpool.actors.outputs.shard_plan import PlannedOutput, ShardPlan
+from modelpool.actors.request.job_files.table_rows import import_arrow
 
 #: an output of a plan with the content of its file
 Packed: TypeAlias = tuple[PlannedOutput, bytes]

@@ -16,7 +16,7 @@ from typing import Any
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.request.json_text import parse_json
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 PLAN_FOLDER = "shards/"
 #: bytes of the outputs in a shard, so that it fits on a disk of the writer. Source: the default of webdataset's

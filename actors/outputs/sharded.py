@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from modelpool.actors.job_files.table_rows import import_arrow
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, objects_at
@@ -38,8 +38,8 @@ from modelpool.actors.outputs.shard_plan import (
 )
 from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.actors.request.job_files.table_rows import import_arrow
+from modelpool.pool.values.core.errors import OutputFailed
 
 
 @contextlib.contextmanager

@@ -49,8 +49,8 @@ from modelpool.actors.outputs.place import (
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.core.stage_params import ImagePixels
 
 MANIFEST_FOLDER = "manifest/"
 #: lines that `repair_manifest` took out of the manifest

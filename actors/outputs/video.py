@@ -20,8 +20,8 @@ from PIL import Image
 
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.outputs.audio import as_16_bits, audio_frames, layout_of
-from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
-from modelpool.pool.core.stage_params import AudioSamples
+from modelpool.pool.values.core.errors import OutputFailed, unknown_name, unusable_field
+from modelpool.pool.values.core.stage_params import AudioSamples
 
 if TYPE_CHECKING:
     from av import AudioStream, Packet

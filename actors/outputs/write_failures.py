@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.values.core.errors import OutputFailed
 
 #: the disk is full, read-only, broken or gone, or the process has no file left to open
 _OF_EVERY_WRITE = frozenset(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.control.cluster_view import ACCELERATOR_PREFIX, GPU
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives, and
 #: one waits for decodes that overlap with the next runs

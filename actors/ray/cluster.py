@@ -26,6 +26,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
+from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
 from modelpool.actors.control.catalog_service import CatalogQueries, ListingCatalog
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
@@ -33,11 +34,11 @@ from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.log_file import open_log_file
+from modelpool.actors.control.metrics.trace_export import open_traces
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
-from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs, worker_threads
 from modelpool.actors.ray.fork_server import PY_EXECUTABLE, python_command
 from modelpool.actors.ray.node_affinity import on_node
@@ -48,10 +49,11 @@ from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_clu
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path, trace_folder
 from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
-from modelpool.actors.settings.config import ControllerPlace, ModelsSection
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.node_notices import NoticePoller
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
+from modelpool.actors.worker.wire.messages import (
     PreviewMade,
     RunRequest,
     StartedWorker,
@@ -59,16 +61,14 @@ from modelpool.actors.wire.messages import (
     StepDone,
     StillDecodes,
 )
-from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
-from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.actors.worker.node_notices import NoticePoller
+from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import JudgedFile, NodeId, TaskReport, WorkerId
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.core.stage_params import Result, RunState
+from modelpool.pool.values.specs.spec import JudgedFile, NodeId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
+from modelpool.scheduler.model.config import CORE_GC_OBJECTS
 
 logger = logging.getLogger(__name__)
 

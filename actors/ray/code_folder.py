@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import modelpool
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 #: the folder of the modelpool package; its parent must be on the import path
 PACKAGE_FOLDER = Path(modelpool.__file__).absolute().parent

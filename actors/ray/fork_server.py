@@ -39,12 +39,12 @@ from modelpool.actors.ray.session_folder import SessionFolder
 ENGINE_MODULES = (
     "modelpool.pool.engine.engine",
     "modelpool.pool.catalog.catalog",
-    "modelpool.pool.registry.remote_models",
+    "modelpool.pool.catalog.registry.remote_models",
     "modelpool.actors.control.controller",
     "modelpool.actors.control.catalog_process",
     "modelpool.actors.control.pool_plan",
     "modelpool.actors.worker.gpu_worker",
-    "modelpool.actors.wire.packing",
+    "modelpool.actors.worker.wire.packing",
 )
 #: what the first of them, the controller, imports: without torch and diffusers, and so several seconds earlier
 CONTROLLER_MODULES = ENGINE_MODULES[3:]

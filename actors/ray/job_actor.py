@@ -19,9 +19,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from modelpool.actors.config.config import ControllerPlace
 from modelpool.actors.control.connection import Connection
-from modelpool.actors.detached.job_service import JobService, P, ServiceMethod, T
-from modelpool.actors.detached.journal import Journal, JournalFailed
+from modelpool.actors.control.detached.job_service import JobService, P, ServiceMethod, T
+from modelpool.actors.control.detached.journal import Journal, JournalFailed
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.cluster import controller_node, find_controller
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
@@ -29,9 +31,7 @@ from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.ray.ray_connection import RayConnection, awaited, check
 from modelpool.actors.ray.ray_nodes import read_cluster, this_node
 from modelpool.actors.ray.state_folder import journal_path
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.settings.config import ControllerPlace
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 

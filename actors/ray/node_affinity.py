@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId
 
 
 def on_node(node: NodeId) -> dict[str, Any]:

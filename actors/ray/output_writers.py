@@ -30,23 +30,23 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.output_commit import NoWriter
 from modelpool.actors.outputs.atomic_write import own_umask
 from modelpool.actors.outputs.place import WriteOrder, WriteReport
 from modelpool.actors.outputs.place_writer import PlaceMark, PlaceWriter, is_seen_by_others, place_mark
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.store_access import StoreAccess
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_connection import check
 from modelpool.actors.ray.ray_nodes import this_node
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.actors.wire.messages import ResultRef
-from modelpool.actors.wire.packing import packed, result_of, unpacked
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.specs.spec import NodeId
+from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.actors.worker.wire.packing import packed, result_of, unpacked
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.specs.spec import NodeId
 
 logger = logging.getLogger(__name__)
 

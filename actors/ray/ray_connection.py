@@ -13,12 +13,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.survivors import end_left_workers
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.wire.messages import ResultRef
-from modelpool.actors.wire.packing import result_of
-from modelpool.pool.core.stage_params import Result
+from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.actors.worker.wire.packing import result_of
+from modelpool.pool.values.core.stage_params import Result
 
 #: a call that waits checks this often whether Ray still works
 WAIT_SECONDS = 5.0

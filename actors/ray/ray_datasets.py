@@ -9,8 +9,8 @@ from typing import Any
 import ray.data
 from ray.data.expressions import monotonically_increasing_id
 
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.fetch.file_system import open_file_system
+from modelpool.actors.config.output_address import OutputAddress
+from modelpool.pool.files.fetch.file_system import open_file_system
 
 
 def from_rows(rows: Sequence[dict[str, Any]]) -> ray.data.Dataset:

@@ -37,7 +37,8 @@ from modelpool.actors.ray.demand_watch import end_watch, start_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
 from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     ResultRef,
@@ -45,15 +46,14 @@ from modelpool.actors.wire.messages import (
     StartedWorker,
     StillDecodes,
 )
-from modelpool.actors.wire.packing import packed, result_of, unpacked
-from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import PreloadRequest, Result
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, WorkerId, WorkerSpec
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import PreloadRequest, Result
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.scheduler.model.messages import LossCause
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node,
 from modelpool.actors.ray.state_folder import trace_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
 from modelpool.actors.worker.worker_process import ProcessState, WorkerProcess, kill_process, process_state
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NO_NODE, NodeId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from modelpool.actors.metrics.families import HistogramSample, MetricFamily, MetricKind
+from modelpool.actors.control.metrics.families import HistogramSample, MetricFamily, MetricKind
 
 #: label with the name of the pool, in addition to those of the metric
 POOL = "pool"

@@ -34,7 +34,7 @@ from modelpool.actors.control.cluster_view import (
     ResourceDemand,
 )
 from modelpool.actors.control.losses import Death
-from modelpool.pool.specs.spec import NO_NODE, NodeId
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId
 
 _Value = TypeVar("_Value")
 

@@ -45,8 +45,8 @@ from modelpool.actors.ray.code_folder import (
 from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
 from modelpool.actors.ray.small_ray import fewer_processes
 from modelpool.actors.ray.unused_state import remove_unused_state
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.user_folders import former_machine_folders, machine_folder
 
 logger = logging.getLogger(__name__)
 

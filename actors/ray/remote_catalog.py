@@ -18,6 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from modelpool.actors.config.config import ModelsSection
 from modelpool.actors.control.catalog_client import CatalogClient
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import (
@@ -29,9 +30,8 @@ from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import read_cluster
-from modelpool.actors.settings.config import ModelsSection
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NodeId, RunCost, TaskSpec
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import NodeId, RunCost, TaskSpec
 
 #: nodes on which a question is asked before it fails
 MOST_TRIES = 5

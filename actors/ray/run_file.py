@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from modelpool.pool.core.user_folders import former_machine_folders, machine_folder
+from modelpool.pool.values.core.user_folders import former_machine_folders, machine_folder
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import tempfile
 from pathlib import Path
 
-from modelpool.pool.core.user_folders import machine_folder, state_folder
+from modelpool.pool.values.core.user_folders import machine_folder, state_folder
 
 logger = logging.getLogger(__name__)
 

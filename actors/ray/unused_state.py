@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.user_folders import machine_folder
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.core.user_folders import machine_folder
 
 logger = logging.getLogger(__name__)
 

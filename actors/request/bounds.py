@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
 #: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
 from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: far above the strengths that ControlNets are trained with
 MAX_CONTROL = 10.0

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
 from modelpool.actors.request.image_fields import checked_image
-from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError, unusable_field
-from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.files.formats.regular_file import open_regular
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, unusable_field
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-    from modelpool.pool.core.stage_params import PixelArray
+    from modelpool.pool.values.core.stage_params import PixelArray
 
 #: file extensions of videos; every other file is read as an image
 VIDEO_ENDINGS = (".mp4", ".webm", ".gif", ".mov", ".mkv", ".avi", ".m4v")

@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 
 from modelpool.actors.request.number_fields import CFG, STEPS
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 _FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
 

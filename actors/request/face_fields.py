@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.files.formats.regular_file import open_regular
+from modelpool.pool.values.core.errors import unusable_field
 
 if TYPE_CHECKING:
-    from modelpool.pool.core.results import FloatArray
+    from modelpool.pool.values.core.results import FloatArray
 
 #: what is accepted, for messages
 FACE_FORMS = "a file (.npy, .safetensors, .json), an array or a list of numbers: one row for each face"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnusableField
 
 
 def unsupported_field(field: str, model: str, reason: str, found: object = None) -> UnusableField:

@@ -35,9 +35,9 @@ from modelpool.actors.request.video_output_fields import (
     VIDEO_FORMATS,
     checked_format,
 )
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.previews import checked_preview
-from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, SAMPLERS
+from modelpool.pool.inference.sampling.sampler_names import MAX_CFG, MAX_STEPS, SAMPLERS
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.previews import checked_preview
 
 #: sizes are multiples of this: the VAE halves an image three times
 SIZE_STEP = 8

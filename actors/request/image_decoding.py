@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
-from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.files.formats.regular_file import open_regular
+from modelpool.pool.values.core.errors import CorruptFile, UserError, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from modelpool.pool.core.stage_params import PixelArray
+    from modelpool.pool.values.core.stage_params import PixelArray
 
 #: most pixels on one side, and in total; reading takes four bytes each
 MAX_SIDE, MAX_PIXELS = 16384, 1 << 26

@@ -18,11 +18,11 @@ from pydantic import Field, field_validator, model_validator
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
 from modelpool.actors.request.image_decoding import check_size, open_image, plain_pixels
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.sampling.names import MAX_STEPS
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+from modelpool.pool.values.core.errors import unusable_field
 
 if TYPE_CHECKING:
-    from modelpool.pool.core.stage_params import PixelArray
+    from modelpool.pool.values.core.stage_params import PixelArray
 
 #: most regions, and most ControlNets, of one request: each costs compute at every step
 MAX_PARTS = 16

@@ -23,8 +23,8 @@ from modelpool.actors.request.face_fields import Faces, FaceSource, InputFaces, 
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.image_prompt_blocks import BLOCK
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.image_prompt_blocks import BLOCK
 
 #: far above the strengths that adapters are trained with
 MAX_STRENGTH = 10.0

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 #: longest text that is parsed; a request or a manifest entry takes a few KiB
 MAX_BYTES = 16 << 20

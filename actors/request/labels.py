@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from modelpool.actors.request.json_text import NotJson, parse_json
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: request fields that an output carries and that do not change it
 LABEL_FIELDS = frozenset({"id", "metadata", "line"})

@@ -31,14 +31,14 @@ from modelpool.actors.request.bounds import (
 )
 from modelpool.actors.request.number_fields import finite_number
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.expert_names import EXPERTS
-from modelpool.pool.core.lora_texts import EXPECTED as TEXTS_EXPECTED
-from modelpool.pool.core.lora_texts import NEGATIVE, POSITIVE, is_text_name
-from modelpool.pool.core.refs import LoraRef
-from modelpool.pool.core.strength_keyframes import MAX_KEYFRAMES, Interpolation, Keyframes, strongest
-from modelpool.pool.lora_names.blocks import EXPECTED as BLOCKS_EXPECTED
-from modelpool.pool.lora_names.blocks import BlockFactors, canonical_block, numbered_factors, preset_factors
+from modelpool.pool.models.lora_names.blocks import EXPECTED as BLOCKS_EXPECTED
+from modelpool.pool.models.lora_names.blocks import BlockFactors, canonical_block, numbered_factors, preset_factors
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.expert_names import EXPERTS
+from modelpool.pool.values.core.lora_texts import EXPECTED as TEXTS_EXPECTED
+from modelpool.pool.values.core.lora_texts import NEGATIVE, POSITIVE, is_text_name
+from modelpool.pool.values.core.refs import LoraRef
+from modelpool.pool.values.core.strength_keyframes import MAX_KEYFRAMES, Interpolation, Keyframes, strongest
 
 _SPAN = "the part of the schedule as fractions from 0 to 1, with the start below the end, such as 0-0.5"
 _WORDS = "te=, unet=, lbw=, steps=, start=, stop=, step=, keyframes=, interpolation= or only="

@@ -14,7 +14,7 @@ from pydantic import field_validator, model_validator
 
 from modelpool.actors.request.number_fields import CFG, finite_number
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 _FORMS = "CFG or CFG:BOUNDARY, such as 3 or 3:0.9"
 _BOUNDARY = "a noise level from 0 (the high-noise expert runs all steps) to 1 (it runs only steps from pure noise)"

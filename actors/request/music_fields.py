@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: far above what music has
 MAX_BPM = 1000

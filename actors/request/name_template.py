@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelpool.actors.request.labels import Labelled
-from modelpool.pool.core.errors import unknown_name, unusable_field
+from modelpool.pool.values.core.errors import unknown_name, unusable_field
 
 #: bytes of a name in UTF-8 without its end: file systems limit names to 255 bytes
 MAX_NAME_BYTES = 180

@@ -13,8 +13,8 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG
+from modelpool.pool.inference.sampling.sampler_names import MAX_CFG, MAX_STEPS, MIN_CFG
+from modelpool.pool.values.core.errors import unusable_field
 
 
 @dataclass(frozen=True, slots=True)

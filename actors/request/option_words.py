@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 
 def option_words(words: list[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from modelpool.pool.core.errors import UnknownName, unknown_name
+from modelpool.pool.values.core.errors import UnknownName, unknown_name
 
 #: by the name in lower case with underscores. Sources: arguments of diffusers' pipelines, the A1111 web UI's API and
 #: infotext, inputs of ComfyUI's nodes

@@ -7,8 +7,8 @@ from typing import Any
 from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import LastFrameMode, ModelDefaults
-from modelpool.pool.families.control_video import follows_video, takes_face_video
+from modelpool.pool.families.control_video_models import follows_video, takes_face_video
+from modelpool.pool.values.core.sampling_facts import LastFrameMode, ModelDefaults
 
 
 def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:

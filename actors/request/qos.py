@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: request fields that do not change the output
 QOS_FIELDS = frozenset({"priority", "user", "deadline", "preview"})

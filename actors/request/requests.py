@@ -41,9 +41,9 @@ from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.run_option_fields import is_run_option, parse_run_options
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.pool.core.errors import UnknownName, UnusableField, unknown_name, unusable_field
-from modelpool.pool.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
-from modelpool.pool.sampling.names import resolve_sampling as resolve_sampling
+from modelpool.pool.inference.sampling.sampler_names import resolve_sampling as resolve_sampling
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, unknown_name, unusable_field
+from modelpool.pool.values.core.run_options import NO_OPTIONS, RUN_OPTIONS, RunOptions
 
 #: names of diffusers that a request accepts for its own
 SPELLINGS: Mapping[str, str] = MappingProxyType(

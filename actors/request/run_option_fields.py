@@ -1,4 +1,5 @@
-"""The options of a run in a request's `options`: parsing and validation, by the table of `pool.core.run_options`.
+"""The options of a run in a request's `options`: parsing and validation, by the table of
+`pool.values.core.run_options`.
 
 Whether the model's family has an option is checked with the catalog. Torch-free, ray-free.
 """
@@ -14,8 +15,9 @@ from pydantic import Field, create_model, model_validator
 from modelpool.actors.request.bounds import MAX_ENTRIES, check_entries
 from modelpool.actors.request.number_fields import Number, Whole, finite_number
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unknown_name, unusable_field
-from modelpool.pool.core.run_options import (
+from modelpool.pool.models.lora_names.blocks import canonical_block
+from modelpool.pool.values.core.errors import unknown_name, unusable_field
+from modelpool.pool.values.core.run_options import (
     MAIN_SETTING,
     RUN_OPTIONS,
     AttentionScale,
@@ -26,7 +28,6 @@ from modelpool.pool.core.run_options import (
     RunOptions,
     limits_of,
 )
-from modelpool.pool.lora_names.blocks import canonical_block
 
 _MAX_BLOCKS = 200
 _BLOCKS = "factors by block, such as IN04*0.5,MID*0 or D07*0.5"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from modelpool.actors.request.other_names import unknown_field
-from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
 
 
 class WrongValue(UnusableField):

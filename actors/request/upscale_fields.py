@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: largest factor of both sides; smallest and largest edge of a tile in pixels
 MAX_SCALE, MIN_TILE, MAX_TILE = 16.0, 32, 4096

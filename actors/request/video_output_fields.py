@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 
 #: file formats of images, videos and audio clips, the default first
 IMAGE_FORMATS = ("png", "webp", "jpg", "avif")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from modelpool.actors.wire.messages import ExpectedFile
-from modelpool.pool.core.errors import CorruptFile, UserError
-from modelpool.pool.loading.file_fingerprint import fingerprint
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey
+from modelpool.actors.worker.wire.messages import ExpectedFile
+from modelpool.pool.models.loading.file_fingerprint import fingerprint
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.errors import CorruptFile, UserError
+from modelpool.pool.values.specs.spec import ComponentKey
 
 #: checked files that are remembered, to check them again when a run cannot read one
 FILES_REMEMBERED = 4096

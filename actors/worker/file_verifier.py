@@ -1,8 +1,8 @@
 """`FileVerifier`: compares the files that runs of a worker read with the SHA-256 that the recipes name.
 
 A sampled fingerprint lets a file be used at once (`actors.worker.file_check`); its hash is computed meanwhile, once on
-each machine (`pool.registry.node_hashes`). A run ends with the numbers of the states of files whose hashes are not
-known by then, and the controller learns of each such state later whether it was right. Rules
+each machine (`pool.catalog.registry.node_hashes`). A run ends with the numbers of the states of files whose hashes are
+not known by then, and the controller learns of each such state later whether it was right. Rules
 1. A state of a file lasts until its size, times, inode or device change. A run whose file changed meanwhile fails.
 2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
 3. After a change, models are opened again: they have mapped the file as it was.
@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from modelpool.actors.wire.messages import ExpectedFile
 from modelpool.actors.worker.file_check import FilesUnavailable
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.registry.node_hashes import (
+from modelpool.actors.worker.wire.messages import ExpectedFile
+from modelpool.pool.catalog.registry.node_hashes import (
     FileState,
     HashingStopped,
     NodeHashes,
@@ -31,7 +29,9 @@ from modelpool.pool.registry.node_hashes import (
     is_unchanged,
     members_of,
 )
-from modelpool.pool.specs.spec import ComponentKey, FileVerdict, JudgedFile
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile
 
 logger = logging.getLogger(__name__)
 

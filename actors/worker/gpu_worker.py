@@ -31,18 +31,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.graph.task_files import task_files
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.wire.messages import (
-    FetchOrder,
-    LoadReport,
-    LoadRequest,
-    PreviewMade,
-    RunRequest,
-    StartedWorker,
-    StateSaved,
-    StepDone,
-    StillDecodes,
-)
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse, FileVerifier
@@ -53,13 +41,31 @@ from modelpool.actors.worker.revoked_runs import RevokedRuns
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.storage_meter import StorageMeter
+from modelpool.actors.worker.wire.messages import (
+    FetchOrder,
+    LoadReport,
+    LoadRequest,
+    PreviewMade,
+    RunRequest,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+    StillDecodes,
+)
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.fast_path import FastPaths
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.memory_limits import host_memory as available_memory
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS
+from modelpool.pool.files.formats.byte_ranges import ByteRange
+from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.fast_path import FastPaths
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
     DecodeParams,
@@ -82,15 +88,8 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     VideoMask,
 )
-from modelpool.pool.core.task_inputs import TaskInputs, WrongInputs
-from modelpool.pool.devices.memory_limits import host_memory as available_memory
-from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.fetch.fetch_errors import FETCH_ERRORS
-from modelpool.pool.formats.byte_ranges import ByteRange
-from modelpool.pool.loading.file_parts import FilePart, byte_ranges
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
+from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
     JudgedFile,
@@ -106,6 +105,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.weights.plan.eviction_plan import Residency
 
 if TYPE_CHECKING:
     from modelpool.actors.worker.worker_files import WorkerFiles
@@ -208,8 +208,8 @@ def open_engine(
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
-    from modelpool.pool.ops.layer_choice import Products
-    from modelpool.pool.patcher.weight_form import MemoryFormat
+    from modelpool.pool.weights.ops.layer_choice import Products
+    from modelpool.pool.weights.patcher.weight_form import MemoryFormat
 
     return Engine.open(
         EngineSettings(
@@ -967,7 +967,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
     """Return which memory `raised` reports as exhausted, if any."""
     if "torch" not in sys.modules:
         return RunErrorKind.OUT_OF_HOST_MEMORY if isinstance(raised, MemoryError) else None
-    from modelpool.pool.patcher.out_of_memory import ExhaustedMemory, exhausted_memory
+    from modelpool.pool.weights.patcher.out_of_memory import ExhaustedMemory, exhausted_memory
 
     match exhausted_memory(raised):
         case ExhaustedMemory.DEVICE:

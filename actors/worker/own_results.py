@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from modelpool.pool.core.stage_params import Result
+from modelpool.pool.values.core.stage_params import Result
 
 #: results that are kept: more than the missing inputs of any task
 MOST_KEPT = 4

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
+from modelpool.pool.files.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
 
 WEIGHTS_SUFFIXES = (*PLAIN_SUFFIXES, *PICKLE_SUFFIXES)
 SMAPS = Path("/proc/self/smaps")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
-from modelpool.actors.wire.messages import RunRequest, StateSaved
-from modelpool.pool.core.results import RunState
-from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, WorkerId
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
+from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
+from modelpool.pool.values.core.results import RunState
+from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, WorkerId
 
 logger = logging.getLogger(__name__)
 

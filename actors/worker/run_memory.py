@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import replace
 
-from modelpool.pool.specs.spec import ComponentKey, PastRun, RunCost, Stage, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, PastRun, RunCost, Stage, TaskSpec
 
 #: kinds of run that are remembered, and runs of each: a median of three passes over one that is wrong
 MOST_KINDS, MOST_RUNS = 32, 3

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
-from modelpool.actors.wire.messages import PreviewMade, RunRequest
-from modelpool.pool.core.previews import Preview, PreviewKind, PreviewWish
-from modelpool.pool.core.stage_params import FloatArray, ModelRef, SampleParams
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
+from modelpool.actors.worker.wire.messages import PreviewMade, RunRequest
+from modelpool.pool.values.core.previews import Preview, PreviewKind, PreviewWish
+from modelpool.pool.values.core.stage_params import FloatArray, ModelRef, SampleParams
+from modelpool.pool.values.specs.spec import WorkerId
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from modelpool.actors.wire.messages import FetchOrder
 from modelpool.actors.worker.fetch_cost import FetchCost
-from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.core.stage_params import Stopped
-from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.fetch.fetch_errors import CacheFull
-from modelpool.pool.fetch.file_cache import FileLease
-from modelpool.pool.fetch.file_key import file_key
-from modelpool.pool.fetch.node_files import NodeFiles
-from modelpool.pool.specs.spec import FileOnDisk
+from modelpool.actors.worker.wire.messages import FetchOrder
+from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.pool.files.fetch.fetch_errors import CacheFull
+from modelpool.pool.files.fetch.file_cache import FileLease
+from modelpool.pool.files.fetch.file_key import file_key
+from modelpool.pool.files.fetch.node_files import NodeFiles
+from modelpool.pool.values.core.remote_file import RemoteFile
+from modelpool.pool.values.core.stage_params import Stopped
+from modelpool.pool.values.specs.spec import FileOnDisk
 
 #: sets of files whose leases are kept before unmapped ones are given up
 SETS_KEPT = 256

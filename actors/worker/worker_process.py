@@ -11,7 +11,7 @@ from enum import Enum
 
 import psutil
 
-from modelpool.pool.specs.spec import NO_NODE, NodeId
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId
 
 #: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02

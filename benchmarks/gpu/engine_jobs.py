@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.detection import capabilities_here
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.values.core.sampling_facts import Guidance, SamplingDefaults
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     DecodeParams,
     Encoded,
@@ -34,10 +36,8 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.devices.detection import capabilities_here
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import Role, RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import Role, RunCost, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.input_names import inputs_of
 
 PROMPT, NEGATIVE = "a small red cat on the moon", "a dog"

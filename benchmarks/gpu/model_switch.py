@@ -11,8 +11,8 @@ from benchmarks.gpu.engine_jobs import QUIET, EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.transfers import MIB, pinned_rate, torch_device
-from modelpool.pool.core.stage_params import Encoded, PreloadRequest
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.stage_params import Encoded, PreloadRequest
+from modelpool.pool.values.specs.spec import Role
 
 MODELS = ("sdxl", "flux")
 TURNS = 3

@@ -17,8 +17,8 @@ from benchmarks.gpu.engine_jobs import QUIET, EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.sampling import opened
 from benchmarks.gpu.setting import Setting
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, PixelArray, Result
-from modelpool.pool.specs.spec import RunCost
+from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, PixelArray, Result
+from modelpool.pool.values.specs.spec import RunCost
 from tests.pool.input_names import inputs_of
 
 STEPS = 8

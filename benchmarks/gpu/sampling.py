@@ -29,13 +29,13 @@ from benchmarks.gpu.engine_jobs import EngineJobs, Extent, lora_ref, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.transfers import measured_file, median_seconds, synchronize, torch_device
-from modelpool.pool.core.stage_params import Encoded, LoraRef
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.ops.layer_choice import Products
-from modelpool.pool.patcher.weight_form import MemoryFormat
-from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.pipelines import pipeline_facts, scheduler_facts
+from modelpool.pool.values.core.stage_params import Encoded, LoraRef
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.ops.layer_choice import Products
+from modelpool.pool.weights.patcher.weight_form import MemoryFormat
 
 TURNS = 3
 BATCHES = (2, 4)

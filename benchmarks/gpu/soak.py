@@ -23,8 +23,8 @@ from benchmarks.gpu.engine_jobs import EngineJobs, Extent, lora_ref, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.weights_loading import anonymous_bytes
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import Encoded, LoraRef
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.core.stage_params import Encoded, LoraRef
 
 JOBS, JOBS_PER_ROUND = 2000, 100
 MIB = 1 << 20

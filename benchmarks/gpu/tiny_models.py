@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
-from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.ops.classes import swap_to_casting
-from modelpool.pool.ops.context import compute
-from modelpool.pool.text.text_tokenizer import KINDS
+from modelpool.pool.models.text.text_tokenizer import KINDS
+from modelpool.pool.weights.ops.casting_classes import swap_to_casting
+from modelpool.pool.weights.ops.context import compute
 from tests.pool import zoo
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.text.tiny_tokenizers import tiny
 
 #: largest difference in float32, relative to the largest value: sums are in another order
 MOST_DIFFERENCE = 1e-3

@@ -19,8 +19,8 @@ from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.weights_loading import anonymous_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.specs.spec import Role
 
 MIB = 1 << 20
 TURNS = 5

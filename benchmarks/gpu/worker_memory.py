@@ -24,7 +24,7 @@ from benchmarks.gpu.measurements import OutOfTime, Record
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.transfers import measured_file
 from modelpool.actors.worker.process_memory import process_memory
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.specs.spec import Role
 
 COUNTS = (1, 2, 4)
 #: of the file, that may be on the host

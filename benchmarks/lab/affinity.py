@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from modelpool.benchmarks.lab.base import Pulling
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.values.specs.spec import ComponentKey, Role
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.records import model_name
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from modelpool.benchmarks.lab.core import MOST_ATTEMPTS, PeerCore
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import EncodeCache, PeerJob, peer_job
-from modelpool.pool.specs.spec import JobId, RunError, RunErrorKind, Stage, TaskId
+from modelpool.pool.values.specs.spec import JobId, RunError, RunErrorKind, Stage, TaskId
+from modelpool.scheduler.model.jobs import problem_with
+from modelpool.scheduler.model.messages import EndWorker, Outcome, ResolveJob, RunEnded, RunTask, StopTask, Submitted
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.jobs import problem_with
-from modelpool.scheduler.tables.messages import EndWorker, Outcome, ResolveJob, RunEnded, RunTask, StopTask, Submitted
 
 
 class Peer(PeerCore):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from modelpool.benchmarks.lab.caches import fewest_loads
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, TaskId, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, TaskId, TaskSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from modelpool.benchmarks.lab.katz import katz_workload
 from modelpool.benchmarks.lab.katz_habits import SERVICES
-from modelpool.scheduler.workloads.built_in import BuiltIn
-from modelpool.scheduler.workloads.workload import Workload
+from modelpool.scheduler.simulator.workloads.built_in import BuiltIn
+from modelpool.scheduler.simulator.workloads.workload import Workload
 
 
 def _katz(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:

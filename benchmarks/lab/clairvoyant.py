@@ -20,12 +20,10 @@ from modelpool.benchmarks.lab.core import MOST_ATTEMPTS, PeerCore
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.prefetch_order import PrefetchOrder
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
-from modelpool.scheduler.simulator.eviction_policies import KnownFuture
-from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.jobs import problem_with
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.scheduler.model.jobs import problem_with
+from modelpool.scheduler.model.messages import (
     EndWorker,
     Outcome,
     Prefetch,
@@ -35,6 +33,8 @@ from modelpool.scheduler.tables.messages import (
     ScheduleTick,
     Submitted,
 )
+from modelpool.scheduler.simulator.eviction_policies import KnownFuture
+from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 #: planned makespan, as a multiple of the lower bound
 FACTOR = 1.1

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from modelpool.benchmarks.lab.fleet import PeerFleet, PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerResults
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobId, TaskId
-from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobId, TaskId
+from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
@@ -26,6 +25,7 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 #: attempts at one run, as many as the scheduler of this pool makes
 MOST_ATTEMPTS = 3

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.model.messages import Command, EndWorker, StartWorker
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker
 
 #: failed starts and losses in a row, without a completed run in between, after which a worker is given up
 MOST_FAILURES = 5

@@ -6,10 +6,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobSpec, Role, Stage, TaskId, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobSpec, Role, Stage, TaskId, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.scheduler.model.messages import Command, ReleaseResult
 from modelpool.scheduler.simulator.records import model_name
-from modelpool.scheduler.tables.messages import Command, ReleaseResult
 
 
 @dataclass(slots=True, eq=False)

@@ -22,12 +22,12 @@ from random import Random
 from typing import TypeAlias
 
 from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, ControlNetHabits, KatzService, LoraHabits
-from modelpool.pool.specs.spec import ComponentSpec
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.arrivals import poisson
-from modelpool.scheduler.workloads.models import InventedModel
-from modelpool.scheduler.workloads.sizes import MB, SDXL
-from modelpool.scheduler.workloads.workload import Workload
+from modelpool.pool.values.specs.spec import ComponentSpec
+from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.sizes import MB, SDXL
+from modelpool.scheduler.simulator.workloads.workload import Workload
 
 #: adapters that are requested together, by rank of popularity, 0 the most popular
 Ranks: TypeAlias = tuple[int, ...]
@@ -126,7 +126,7 @@ def katz_workload(services: Sequence[KatzService], gpus: int, jobs: int, rng: Ra
 
     Every service has a separate base model, its ControlNets, its LoRAs, and a share of the instances as in the trace.
     Jobs come at the rate at which `gpus` GPUs would be busy for `load` of the time with runs alone, everything resident
-    (seconds as in `scheduler.workloads.sizes`).
+    (seconds as in `scheduler.simulator.workloads.sizes`).
     """
     streams = [
         (service, requests)

@@ -15,8 +15,8 @@ from itertools import accumulate, groupby, pairwise
 from math import inf
 
 from modelpool.benchmarks.lab.bounds import least_load_seconds, least_makespan_seconds
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 #: the horizon grows by this part if a plan does not fit in it

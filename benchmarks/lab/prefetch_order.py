@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, TaskSpec
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from modelpool.benchmarks.lab.base import Pulling
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
+from modelpool.scheduler.model.messages import ScheduleTick
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import ScheduleTick
 
 LEAST_WAIT_SECONDS = 1.5
 SECONDS_PER_REQUEST = 10.0

@@ -21,9 +21,9 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
 )
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 
 #: live jobs, nodes that stay, time -> nodes
 Rule = Callable[[int, int, float], int]

@@ -24,9 +24,9 @@ from random import Random
 from modelpool.benchmarks.lab.base import Pushing
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.scheduler.model.messages import ScheduleTick
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import ScheduleTick
 
 #: Ray Serve's defaults
 MOST_MODELS = 3

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from modelpool.benchmarks.lab.base import Pushing
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 

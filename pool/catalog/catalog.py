@@ -16,16 +16,35 @@ from typing import TYPE_CHECKING
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
+from modelpool.pool.catalog.estimates.activation_estimator import ActivationEstimator
 from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.catalog.image_prompt_index import ImagePromptIndex
+from modelpool.pool.catalog.registry.assembling import expect_complete
+from modelpool.pool.catalog.registry.folder_scan import FileForm, WeightsFile
+from modelpool.pool.catalog.registry.hub_names import name_of_file
+from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing, check_runs
+from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.catalog.upscaler_index import UpscalerIndex
-from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.prompt_tokens import TokenizedPrompt
-from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.families.definitions.stable_cascade import pooled_width
+from modelpool.pool.families.parts.written_image import tokens_written
+from modelpool.pool.files.formats.model_description import read_description
+from modelpool.pool.files.formats.weights_file import files_of
+from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape
+from modelpool.pool.models.loading.content_digest import component_digests
+from modelpool.pool.models.loading.describe import native_size
+from modelpool.pool.models.loading.detect_family import detect
+from modelpool.pool.models.loading.open_model import Component, OpenModel
+from modelpool.pool.models.loading.small_tensors import refine_family
+from modelpool.pool.models.loading.weights_header import read_weights_header
+from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.errors import CorruptFile, UserError, unusable_field
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     LoraRef,
@@ -37,31 +56,20 @@ from modelpool.pool.core.stage_params import (
     lora_key,
     role_of,
 )
-from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.estimates.activation_estimator import ActivationEstimator
-from modelpool.pool.extensions.run_extension import check_fits
-from modelpool.pool.families.modules.stable_cascade import pooled_width
-from modelpool.pool.families.parts.written_image import tokens_written
-from modelpool.pool.formats.model_description import read_description
-from modelpool.pool.formats.weights_file import files_of
-from modelpool.pool.loading.content_digest import component_digests
-from modelpool.pool.loading.describe import native_size
-from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.open_model import Component, OpenModel
-from modelpool.pool.loading.small_tensors import refine_family
-from modelpool.pool.loading.weights_header import read_weights_header
-from modelpool.pool.patches.adapter_config import config_beside
-from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
-from modelpool.pool.quant.detect_layers import layers_in_file
-from modelpool.pool.registry.assembling import expect_complete
-from modelpool.pool.registry.folders import FileForm, WeightsFile
-from modelpool.pool.registry.hub_names import name_of_file
-from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing, check_runs
-from modelpool.pool.registry.registry import open_registry
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    ExecutionMode,
+    Role,
+    RunCost,
+    TaskSpec,
+)
+from modelpool.pool.weights.patches.adapter_config import config_beside
+from modelpool.pool.weights.quant.detect_layers import layers_in_file
 
 if TYPE_CHECKING:
-    from modelpool.pool.registry.remote_models import RemoteModels
+    from modelpool.pool.catalog.registry.remote_models import RemoteModels
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -79,8 +87,8 @@ _PRIOR_SECONDS_PER_BYTE = 1e-12
 
 
 class Catalog:
-    """The models and LoRAs of some folders. `pool.registry.names` defines their names; a path, an alias and a hash are
-    names too."""
+    """The models and LoRAs of some folders. `pool.catalog.registry.weight_file_names` defines their names; a path, an
+    alias and a hash are names too."""
 
     def __init__(
         self,
@@ -151,8 +159,8 @@ class Catalog:
 
     def find_model(self, name: str, *, whole: bool = True) -> ModelRef:
         """Return the checkpoint named `name`. Hashes the file if it is new. Unless `whole`, the model is for saving,
-        not for running (`pool.loading.incomplete_checkpoint`). Raises UnknownName, AmbiguousName, CorruptFile, or
-        UnknownArchitecture for a diffusers folder, or separate files, that do not run.
+        not for running (`pool.models.loading.incomplete_checkpoint`). Raises UnknownName, AmbiguousName, CorruptFile,
+        or UnknownArchitecture for a diffusers folder, or separate files, that do not run.
 
         A copy of a file that was requested before gets the name of that file: its components must have the same keys
         everywhere.

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from modelpool.pool.catalog.fetch_sizes import with_fetch
-from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.stage_params import ControlRef, ModelRef
+from modelpool.pool.catalog.registry.hub_names import name_of_file
+from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.registry.hub_names import name_of_file
-from modelpool.pool.registry.registry import Registry
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.stage_params import ControlRef, ModelRef
+from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse
 
 #: ControlNets that stay mapped and built, without weights
 CONTROLNETS_KEPT = 32

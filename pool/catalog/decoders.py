@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from modelpool.pool.core.errors import MissingParts, unusable_field
+from modelpool.pool.catalog.registry.listings import ModelListing
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.registry.listings import ModelListing
+from modelpool.pool.values.core.errors import MissingParts, unusable_field
 
 #: maximum number of files with problems in an error
 _MAX_LISTED = 5

@@ -1,7 +1,7 @@
 """`EmbeddingIndex`: the textual inversions that prompts name, found in the registry and in LoRA files. Reads headers;
 needs no device.
 
-`pool.text.embeddings` reads them, `pool.text.chunks` inserts them into a prompt.
+`pool.models.text.embeddings` reads them, `pool.models.text.chunks` inserts them into a prompt.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from modelpool.pool.core.errors import UnknownName, unknown_name
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.stage_params import EmbeddingRef, LoraRef
-from modelpool.pool.keymaps.adapter_keys import bundled_name
-from modelpool.pool.loading.weights_header import read_weights_header
-from modelpool.pool.registry.kinds import FileKind
-from modelpool.pool.registry.names import without_suffix
-from modelpool.pool.registry.registry import Registry
-from modelpool.pool.text.chunks import embeddings_in
-from modelpool.pool.text.embeddings import read_embedding
+from modelpool.pool.catalog.registry.file_purpose import FileKind
+from modelpool.pool.catalog.registry.registry import Registry
+from modelpool.pool.catalog.registry.weight_file_names import without_suffix
+from modelpool.pool.models.loading.weights_header import read_weights_header
+from modelpool.pool.models.text.chunks import embeddings_in
+from modelpool.pool.models.text.embeddings import read_embedding
+from modelpool.pool.values.core.errors import UnknownName, unknown_name
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.stage_params import EmbeddingRef, LoraRef
+from modelpool.pool.weights.keymaps.adapter_keys import bundled_name
 
 #: embeddings and LoRA files whose facts are kept
 _MOST_FILES = 65_536

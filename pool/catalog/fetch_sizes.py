@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.fetch.file_key import file_key
-from modelpool.pool.specs.spec import ComponentSpec
+from modelpool.pool.files.fetch.file_key import file_key
+from modelpool.pool.values.core.remote_file import RemoteFile
+from modelpool.pool.values.specs.spec import ComponentSpec
 
 
 def with_fetch(spec: ComponentSpec, files: Sequence[RemoteFile]) -> ComponentSpec:

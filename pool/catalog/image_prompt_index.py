@@ -6,23 +6,23 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from modelpool.pool.catalog.fetch_sizes import with_fetch
-from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.core.sampling_facts import VisionEncoderUse
-from modelpool.pool.core.stage_params import FoundImagePrompt, ImagePromptRef, ModelRef
-from modelpool.pool.detection.vision import states_widths
+from modelpool.pool.catalog.registry.file_purpose import VISION_ENCODERS
+from modelpool.pool.catalog.registry.folder_scan import WeightsFile
+from modelpool.pool.catalog.registry.hub_names import name_of_file
+from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
-from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.loading.weights_header import read_weights_header
-from modelpool.pool.models.vision.preprocess import states_shape
-from modelpool.pool.quant.detect_layers import weight_shapes
-from modelpool.pool.registry.folders import WeightsFile
-from modelpool.pool.registry.hub_names import name_of_file
-from modelpool.pool.registry.kinds import VISION_ENCODERS
-from modelpool.pool.registry.registry import Registry
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.families.detection.vision import states_widths
+from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.models.components.vision.preprocess import states_shape
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.models.loading.weights_header import read_weights_header
+from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.remote_file import RemoteFile
+from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, ModelRef
+from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.quant.detect_layers import weight_shapes
 
 #: adapters that stay mapped and built, without weights
 ADAPTERS_KEPT = 32

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.detection.vaes import recognise_vae
-from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, read_single_header
-from modelpool.pool.quant.detect_layers import weight_shapes
+from modelpool.pool.families.detection.vaes import recognise_vae
+from modelpool.pool.files.formats.weights_file import PICKLE_SUFFIXES, read_single_header
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.weights.quant.detect_layers import weight_shapes
 
 #: latent channels of each decoder, by its name
 CHANNELS: Mapping[str, int] = MappingProxyType({"taesd": 4, "taesdxl": 4, "taesd3": 16, "taef1": 16})

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelpool.pool.catalog.fetch_sizes import with_fetch
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.stage_params import UpscaleParams, UpscalerRef
+from modelpool.pool.catalog.registry.hub_names import name_of_file
+from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.patcher.weight_bytes import module_bytes
-from modelpool.pool.plan.eviction_plan import ModuleBytes
-from modelpool.pool.registry.hub_names import name_of_file
-from modelpool.pool.registry.registry import Registry
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode
-from modelpool.pool.tracing.activation_bytes import with_margin
-from modelpool.pool.upscalers.open_upscaler import OpenUpscaler, upscaler_plan_of
-from modelpool.pool.upscalers.upscale import TILES, Tiles
+from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler, upscaler_plan_of
+from modelpool.pool.inference.upscalers.upscale import TILES, Tiles
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.stage_params import UpscaleParams, UpscalerRef
+from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, ExecutionMode
+from modelpool.pool.weights.patcher.weight_bytes import module_bytes
+from modelpool.pool.weights.plan.eviction_plan import ModuleBytes
+from modelpool.pool.weights.tracing.activation_bytes import with_margin
 
 #: upscalers that stay mapped and built, without weights
 UPSCALERS_KEPT = 16

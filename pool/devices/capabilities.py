@@ -1,8 +1,8 @@
 """Compute capabilities of a device as a frozen value, and their detection for each kind.
 
 The rules that map a card's name and generation to capabilities are pure. Decisions about models are in
-`pool.patcher.compute_dtype` and `pool.ops.layer_choice`. Source of the rules: comfyui-behaviour facts, section 3
-(`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`, `maximum_vram_for_weights`).
+`pool.weights.patcher.compute_dtype` and `pool.weights.ops.layer_choice`. Source of the rules: comfyui-behaviour facts,
+section 3 (`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`, `maximum_vram_for_weights`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
 from modelpool.pool.devices.memory_limits import host_memory
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name
+from modelpool.pool.values.core.errors import UserError, unknown_name
 
 #: a CUDA generation, "compute capability": (8, 9) is Ada
 Generation = tuple[int, int]

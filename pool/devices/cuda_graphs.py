@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CudaGraph:
-    """A captured call; see `pool.patcher.graphed_calls.CapturedGraph`."""
+    """A captured call; see `pool.weights.patcher.graphed_calls.CapturedGraph`."""
 
     def __init__(self, graph: Any, output: Any, held_bytes: int, read: tuple[Tensor, ...]) -> None:
         self._graph = graph

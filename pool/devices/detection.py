@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.accelerator_memory import memory_calls
 from modelpool.pool.devices.capabilities import (
     DeviceCapabilities,
@@ -17,11 +16,12 @@ from modelpool.pool.devices.capabilities import (
     detect_capabilities,
     weakest,
 )
+from modelpool.pool.devices.device_kinds import device_kind
 from modelpool.pool.devices.kind_names import ACCELERATORS, AUTO, DeviceKind
-from modelpool.pool.devices.kinds import device_kind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module
+from modelpool.pool.values.core.errors import UserError
 
 #: paths by which drivers list cards, independent of the torch build
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")

@@ -6,11 +6,11 @@ import time
 
 import torch
 
-from modelpool.pool.core.errors import DoesNotFit, format_bytes
-from modelpool.pool.devices.kinds import OpenDevice, open_device
+from modelpool.pool.devices.device_kinds import OpenDevice, open_device
 from modelpool.pool.devices.pinned_memory import SLOT_BYTES, SLOTS
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
+from modelpool.pool.values.core.errors import DoesNotFit, format_bytes
 
 #: maximum size of the copy that measures the link at start; where copies go through a ring, it passes through all of
 #: its buffers, so that filling and copying overlap as they do for weights

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.values.core.errors import UserError
 
 #: finds the module of a device kind, or None; tests pass their own
 FindModule = Callable[[DeviceKind], Any]

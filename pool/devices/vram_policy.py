@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from modelpool.pool.core.decision import Decision
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.values.core.decision import Decision
 
 _MIB = 1 << 20
 #: GPU memory reserved for other programs. Source: comfyui-behaviour facts, section 3, EXTRA_RESERVED_VRAM

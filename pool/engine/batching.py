@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import torch
 
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
     Encoded,
@@ -35,8 +35,8 @@ from modelpool.pool.core.stage_params import (
     VideoMask,
     batch_key,
 )
-from modelpool.pool.patcher.out_of_memory import exhausted_memory, release_frames
-from modelpool.pool.specs.spec import OomStep, RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import OomStep, RunCost, TaskSpec
+from modelpool.pool.weights.patcher.out_of_memory import exhausted_memory, release_frames
 
 #: runs these members as one batch: returns the result of each, in order, and the cost. May raise anything
 Attempt: TypeAlias = Callable[[Sequence[BatchMember]], tuple[Sequence[Result], RunCost]]

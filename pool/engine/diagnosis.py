@@ -1,7 +1,7 @@
 """Explains what a pool would do with the devices of this machine: the decisions of other modules, with reasons.
 
-Makes no rules of its own and uses no device memory. Input comes from `pool.devices.detection`; `actors.cli.doctor`
-prints the result.
+Makes no rules of its own and uses no device memory. Input comes from `pool.devices.detection`;
+`actors.cli.cluster.doctor` prints the result.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from modelpool.pool.core.errors import format_bytes
 from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES
 from modelpool.pool.devices.capabilities import DeviceCapabilities, host_capabilities
 from modelpool.pool.devices.copy_streams import COPY_STREAMS
 from modelpool.pool.devices.detection import Detected, DetectedDevice, Problem
+from modelpool.pool.devices.device_kinds import CPU_SHARE, DEFAULT_SIM_BYTES
 from modelpool.pool.devices.kind_names import RAY_COUNTS, DeviceKind, choose_kind
-from modelpool.pool.devices.kinds import CPU_SHARE, DEFAULT_SIM_BYTES
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.pinned_memory import SLOT_BYTES, SLOTS, pinned_budget_bytes
 from modelpool.pool.devices.torch_api import torch_private
@@ -36,11 +35,12 @@ from modelpool.pool.engine.load_devices import (
     text_encoder_place,
     vae_place,
 )
-from modelpool.pool.ops.attention import attention_priority
-from modelpool.pool.ops.layer_choice import FP8_WEIGHTS, dtype_name
-from modelpool.pool.patcher.compute_dtype import component_dtype
-from modelpool.pool.quant.formats import FORMATS
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.ops.attention import attention_priority
+from modelpool.pool.weights.ops.layer_choice import FP8_WEIGHTS, dtype_name
+from modelpool.pool.weights.patcher.compute_dtype import component_dtype
+from modelpool.pool.weights.quant.formats import FORMATS
 
 #: storage dtypes of diffusion models
 _STORAGES = (torch.float16, torch.bfloat16, torch.float32, FP8_WEIGHTS)

@@ -2,8 +2,8 @@
 
 Knows one device; neither Ray nor the scheduler. The worker actor is a thin shell around it;
 `pool.engine.explicit_control` is another, for users who move weights themselves. A run that runs out of memory is
-retried with less, as `pool.plan.oom_ladder` decides; each attempt starts from the beginning, and equal tasks give equal
-results. Not thread-safe, except for the hooks of a run.
+retried with less, as `pool.weights.plan.oom_ladder` decides; each attempt starts from the beginning, and equal tasks
+give equal results. Not thread-safe, except for the hooks of a run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,41 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from modelpool.pool.conditioning.image_embeds import embed_images, use_of
-from modelpool.pool.conditioning.micro_conditioning import pooled_width
-from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.fast_path import FastPath, FastPaths
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.catalog.estimates.activation_calibration import ActivationError
+from modelpool.pool.catalog.estimates.activation_estimator import empty_conditioning, widths_of
+from modelpool.pool.catalog.estimates.stage_peak_bytes import text_width
+from modelpool.pool.catalog.estimates.typical_run import typical_call
+from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
+from modelpool.pool.devices.cuda_graphs import CudaGraphs
+from modelpool.pool.devices.device_kinds import DeviceKind, OpenDevice
+from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
+from modelpool.pool.devices.uploads import AHEAD_BYTES
+from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
+from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
+from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
+from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
+from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
+from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
+from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
+from modelpool.pool.families.control_video_models import follows_video
+from modelpool.pool.inference.conditioning.image_embeds import embed_images, use_of
+from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.guidance.text_loras import TextLoras
+from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.pixels.latent_pixels import decoded
+from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
+from modelpool.pool.inference.upscalers.upscale import upscale_images
+from modelpool.pool.models.loading.assembled_checkpoint import members_of
+from modelpool.pool.models.loading.open_model import Component, OpenModel
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.text.embeddings import Embedding, read_embedding
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.fast_path import FastPath, FastPaths
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     DecodeParams,
     EncodeImageParams,
@@ -48,51 +75,24 @@ from modelpool.pool.core.stage_params import (
     role_of,
     upscaler_key,
 )
-from modelpool.pool.core.stopping import stop_if_asked
-from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
-from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
-from modelpool.pool.devices.cuda_graphs import CudaGraphs
-from modelpool.pool.devices.kinds import DeviceKind, OpenDevice
-from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
-from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.devices.uploads import AHEAD_BYTES
-from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
-from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
-from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
-from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
-from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
-from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
-from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
-from modelpool.pool.estimates.activation_calibration import ActivationError
-from modelpool.pool.estimates.activation_estimator import empty_conditioning, widths_of
-from modelpool.pool.estimates.stage_peak_bytes import text_width
-from modelpool.pool.estimates.typical_run import typical_call
-from modelpool.pool.families.control_video import follows_video
-from modelpool.pool.guidance.text_loras import TextLoras
-from modelpool.pool.image_prompts.open_adapter import OpenImagePrompt
-from modelpool.pool.loading.assembled_checkpoint import members_of
-from modelpool.pool.loading.open_model import Component, OpenModel
-from modelpool.pool.ops.attention import attention_priority
-from modelpool.pool.ops.attention_calls import AttentionKernels
-from modelpool.pool.ops.attention_choices import KernelChoices
-from modelpool.pool.ops.layer_choice import Products
-from modelpool.pool.patcher.compiled_blocks import BlockCompiler
-from modelpool.pool.patcher.compute_context import RunTools
-from modelpool.pool.patcher.graphed_calls import GraphStore
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.out_of_memory import release_unused
-from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
-from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
-from modelpool.pool.patches.patch_set import PatchSet
-from modelpool.pool.pixels.latent_pixels import decoded
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
-from modelpool.pool.text.embeddings import Embedding, read_embedding
-from modelpool.pool.upscalers.open_upscaler import OpenUpscaler
-from modelpool.pool.upscalers.upscale import upscale_images
-from modelpool.pool.vram.attached_patchers import AttachedPatchers
-from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
+from modelpool.pool.values.core.stopping import stop_if_asked
+from modelpool.pool.values.core.task_inputs import IMAGE, TaskInputs
+from modelpool.pool.values.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
+from modelpool.pool.weights.ops.attention import attention_priority
+from modelpool.pool.weights.ops.attention_calls import AttentionKernels
+from modelpool.pool.weights.ops.attention_choices import KernelChoices
+from modelpool.pool.weights.ops.layer_choice import Products
+from modelpool.pool.weights.patcher.compiled_blocks import BlockCompiler
+from modelpool.pool.weights.patcher.compute_context import RunTools
+from modelpool.pool.weights.patcher.graphed_calls import GraphStore
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+from modelpool.pool.weights.patcher.out_of_memory import release_unused
+from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep
+from modelpool.pool.weights.patcher.weight_form import MemoryFormat, WeightForm
+from modelpool.pool.weights.patches.patch_set import PatchSet
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
+from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
 #: cached textual inversions; each is some tens of KiB
 MAX_EMBEDDINGS = 64
@@ -274,8 +274,8 @@ class Engine:
         needed_next: Sequence[ComponentKey] = (),
         resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run `work` on its inputs by name (`pool.core.task_inputs`) and return its result and cost. `task` has the
-        sizes that were planned with.
+        """Run `work` on its inputs by name (`pool.values.core.task_inputs`) and return its result and cost. `task` has
+        the sizes that were planned with.
 
         `fresh` evicts everything first (a second try after running out of memory); `needed_next` are components
         expected to be needed afterwards, soonest first. It resumes from `resume`; if `hooks` make it pause, its result

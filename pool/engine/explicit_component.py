@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from modelpool.pool.core.arguments import real_number, size_in_bytes
-from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.core.stage_params import LoraRef, ModelRef
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.argument_checks import real_number, size_in_bytes
+from modelpool.pool.values.core.errors import AdapterMismatch, DoesNotFit, does_not_fit, format_bytes
+from modelpool.pool.values.core.stage_params import LoraRef, ModelRef
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+from modelpool.pool.weights.patches.patch_set import PatchSet, WeightPatch
 
 
 class ExplicitComponent:

@@ -24,12 +24,26 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
-from modelpool.pool.core.arguments import checked_text, size_in_bytes, whole_number
-from modelpool.pool.core.errors import ModelClosed, UserError, unusable_field
-from modelpool.pool.core.interrupt import Interrupt
-from modelpool.pool.core.output_kinds import output_shape_of
-from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.engine.explicit_component import ExplicitComponent
+from modelpool.pool.engine.explicit_work import (
+    SampleNumbers,
+    check_decodes,
+    check_encodes,
+    check_samples,
+    sample_work,
+    written_tokens,
+)
+from modelpool.pool.files.formats.model_description import is_description
+from modelpool.pool.files.formats.model_folder import is_model_folder
+from modelpool.pool.files.formats.shard_index import is_index
+from modelpool.pool.values.core.argument_checks import checked_text, size_in_bytes, whole_number
+from modelpool.pool.values.core.errors import ModelClosed, UserError, unusable_field
+from modelpool.pool.values.core.interrupt import Interrupt
+from modelpool.pool.values.core.output_kinds import output_shape_of
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
@@ -48,23 +62,9 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
-from modelpool.pool.core.written_tokens import WrittenTokens
-from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.engine.explicit_component import ExplicitComponent
-from modelpool.pool.engine.explicit_work import (
-    SampleNumbers,
-    check_decodes,
-    check_encodes,
-    check_samples,
-    sample_work,
-    written_tokens,
-)
-from modelpool.pool.formats.model_description import is_description
-from modelpool.pool.formats.model_folder import is_model_folder
-from modelpool.pool.formats.shard_index import is_index
-from modelpool.pool.specs.spec import Role, TaskSpec
+from modelpool.pool.values.core.task_inputs import LATENT, NEGATIVE, POSITIVE
+from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.spec import Role, TaskSpec
 
 __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
 

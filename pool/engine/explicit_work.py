@@ -9,22 +9,22 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from modelpool.pool.core.arguments import checked_text, real_number, whole_number
-from modelpool.pool.core.errors import UserError, unusable_field
-from modelpool.pool.core.output_kinds import check_extent, fitting_frames, kind_of
-from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
+from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
+from modelpool.pool.inference.sampling.noise import checked_seed
+from modelpool.pool.inference.sampling.sampler_names import EXPLICIT_SCHEDULE, MAX_CFG, MAX_STEPS, MIN_CFG, OWN_STEPS
+from modelpool.pool.values.core.argument_checks import checked_text, real_number, whole_number
+from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.output_kinds import check_extent, fitting_frames, kind_of
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.stage_params import (
     GuidanceParams,
     ModelRef,
     OutputShape,
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.written_tokens import WrittenTokens
-from modelpool.pool.families.control_video import takes_control_video, takes_face_video
-from modelpool.pool.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
-from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, MAX_CFG, MAX_STEPS, MIN_CFG, OWN_STEPS
-from modelpool.pool.sampling.noise import checked_seed
+from modelpool.pool.values.core.written_tokens import WrittenTokens
 
 #: maximum width and height of an image; as in `actors.request.requests`
 MAX_SIZE = 16384

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from modelpool.pool.conditioning.control_video import encode_control_video
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.stages import begin_decode_batch, vae_encode, vae_encode_beginning
+from modelpool.pool.inference.conditioning.control_video import encode_control_video
+from modelpool.pool.inference.pixels.image_ops import covering, pasted
+from modelpool.pool.inference.pixels.latent_pixels import DROPS_BEFORE
+from modelpool.pool.inference.pixels.tiled import HOST
+from modelpool.pool.inference.sampling.noise import image_noise_seed
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     ImagePixels,
@@ -19,14 +24,9 @@ from modelpool.pool.core.stage_params import (
     Output,
     RunHooks,
 )
-from modelpool.pool.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TaskInputs
-from modelpool.pool.engine.stages import begin_decode_batch, vae_encode, vae_encode_beginning
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.pixels.image_ops import covering, pasted
-from modelpool.pool.pixels.latent_pixels import DROPS_BEFORE
-from modelpool.pool.pixels.tiled import HOST
-from modelpool.pool.sampling.noise import image_noise_seed
-from modelpool.pool.specs.spec import ExecutionMode
+from modelpool.pool.values.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TaskInputs
+from modelpool.pool.values.specs.spec import ExecutionMode
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 
 def encode_images(

@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.engine.load_decisions import PLAIN_FORMATS, StoredFormat, why_not_native
-from modelpool.pool.formats.ggml_types import is_block_type
-from modelpool.pool.ops.layer_choice import Products
-from modelpool.pool.quant.formats import FORMATS
+from modelpool.pool.files.formats.ggml_types import is_block_type
+from modelpool.pool.weights.ops.layer_choice import Products
+from modelpool.pool.weights.quant.formats import FORMATS
 
 #: dense products per second relative to float16, of kernels for 4-bit and for 8-bit inputs. Source: NVIDIA's data
 #: sheets of the Ada, Hopper and Blackwell generations

@@ -1,7 +1,7 @@
 """Decides how the components of a checkpoint run on a device, from its header alone, with reasons.
 
-Combines the rules of `pool.patcher.compute_dtype` and `pool.ops.layer_choice`, and selects the kernels for a decision.
-Reads no weights.
+Combines the rules of `pool.weights.patcher.compute_dtype` and `pool.weights.ops.layer_choice`, and selects the kernels
+for a decision. Reads no weights.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
-from modelpool.pool.ops.context import LinearKernel
-from modelpool.pool.ops.dtypes import TORCH_DTYPES
-from modelpool.pool.ops.layer_choice import (
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.ops.context import LinearKernel
+from modelpool.pool.weights.ops.dtypes import TORCH_DTYPES
+from modelpool.pool.weights.ops.layer_choice import (
     OperationFlags,
     Operations,
     Products,
     pick_operations,
 )
-from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.ops.packed import stored_bytes as stored_bytes_of
-from modelpool.pool.patcher.compute_dtype import compute_dtype
-from modelpool.pool.patcher.weight_bytes import ModuleWeights
-from modelpool.pool.quant.formats import FORMATS
-from modelpool.pool.quant.native_kernels import linear_kernel, reference_kernel
-from modelpool.pool.quant.quant_codec import FP8_DTYPES
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.weights.ops.packed import PackedWeight
+from modelpool.pool.weights.ops.packed import stored_bytes as stored_bytes_of
+from modelpool.pool.weights.patcher.compute_dtype import compute_dtype
+from modelpool.pool.weights.patcher.weight_bytes import ModuleWeights
+from modelpool.pool.weights.quant.formats import FORMATS
+from modelpool.pool.weights.quant.native_kernels import linear_kernel, reference_kernel
+from modelpool.pool.weights.quant.quant_codec import FP8_DTYPES
 
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 #: formats that the reference arithmetic multiplies: scaled, and plain

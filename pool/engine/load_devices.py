@@ -1,16 +1,16 @@
 """Suggests where the components of a model are loaded, kept and computed: device or host. Pure; torch-free.
 
 Suggestions by policy and sizes for a single model, for users who place components by hand and for `modelpool doctor`.
-Workers of a pool plan for all models together instead (`pool.plan.eviction_plan`): there a component is loaded to the
-device when a task needs it. Source of the rules: comfyui-behaviour facts, section 3.
+Workers of a pool plan for all models together instead (`pool.weights.plan.eviction_plan`): there a component is loaded
+to the device when a task needs it. Source of the rules: comfyui-behaviour facts, section 3.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from modelpool.pool.core.decision import Decision
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.values.core.decision import Decision
 
 #: a text encoder up to this size is loaded on the host: moving it to the device is fast. Source: as above
 SMALL_ENCODER_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from modelpool.pool.devices.copy_streams import Event
-from modelpool.pool.specs.spec import ComponentKey, RunCost
+from modelpool.pool.values.specs.spec import ComponentKey, RunCost
 
 #: results of a run
 ResultT = TypeVar("ResultT")

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.previews import FORMAT, MAX_PREVIEW_BYTES, MAX_SIDE, PreviewKind, PreviewWish
-from modelpool.pool.core.stage_params import FloatArray, PixelArray
-from modelpool.pool.models.vae.codec import on_white
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.pixels.latent_colours import LatentColours, latents_to_fit
-from modelpool.pool.pixels.tiny_decoder import TinyDecoder, tiny_name
+from modelpool.pool.inference.pixels.latent_colours import LatentColours, latents_to_fit
+from modelpool.pool.inference.pixels.tiny_decoder import TinyDecoder, tiny_name
+from modelpool.pool.models.components.vae.codec import on_white
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.previews import FORMAT, MAX_PREVIEW_BYTES, MAX_SIDE, PreviewKind, PreviewWish
+from modelpool.pool.values.core.stage_params import FloatArray, PixelArray
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 logger = logging.getLogger(__name__)
 

@@ -14,18 +14,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.first_frame import first_frame_inputs
-from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
-from modelpool.pool.conditioning.image_embeds import texts_read
-from modelpool.pool.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
-from modelpool.pool.conditioning.regions import Regions, region_weights
-from modelpool.pool.conditioning.starts import StartLatent, start_of
-from modelpool.pool.controlnets.controlnet_run import controls_of
-from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
+from modelpool.pool.families.text_readings import readings_of
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs
+from modelpool.pool.inference.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
+from modelpool.pool.inference.conditioning.image_embeds import texts_read
+from modelpool.pool.inference.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
+from modelpool.pool.inference.conditioning.regions import Regions, region_weights
+from modelpool.pool.inference.conditioning.starts import StartLatent, start_of
+from modelpool.pool.inference.controlnets.controlnet_run import controls_of
+from modelpool.pool.inference.extensions.run_extension import run_extension
+from modelpool.pool.inference.extensions.step_clock import StepClock
+from modelpool.pool.inference.guidance.call_model import call_model, model_inputs, step_input, tokens_of
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
+from modelpool.pool.inference.guidance.prepared_prompts import prepared_prompts
+from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
+from modelpool.pool.inference.guidance.text_loras import with_text_loras
+from modelpool.pool.inference.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
+from modelpool.pool.inference.pixels.image_ops import HALF
+from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, to_model_scale
+from modelpool.pool.inference.pixels.tiled import HOST
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.partial_run import (
+    forgotten_if_failed,
+    partial_run_of,
+    run_states,
+    sampler_states,
+)
+from modelpool.pool.inference.sampling.schedules import FlowTable, sigma_table
+from modelpool.pool.models.components.text.connectors import connected
+from modelpool.pool.models.components.text.text_conditioning import text_kwargs
+from modelpool.pool.models.components.text.work_reading import reading_of_work
+from modelpool.pool.models.components.vae.audio_decoders import sound_of
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.text.embeddings import Embedding
+from modelpool.pool.models.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
+from modelpool.pool.models.text.image_tokens import ImageStates
+from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
+from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     Encoded,
     EncodeParams,
@@ -41,37 +72,11 @@ from modelpool.pool.core.stage_params import (
     SamplerState,
     VideoFrames,
 )
-from modelpool.pool.core.stopping import stop_check
-from modelpool.pool.core.task_inputs import IMAGE, LYRICS, REGION_MASK, TaskInputs, numbered
-from modelpool.pool.extensions.run_extension import run_extension
-from modelpool.pool.extensions.step_clock import StepClock
-from modelpool.pool.families.parts.sound import SoundTrack
-from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
-from modelpool.pool.families.text_readings import readings_of
-from modelpool.pool.guidance.call_model import call_model, model_inputs, step_input, tokens_of
-from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
-from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
-from modelpool.pool.guidance.prepared_prompts import prepared_prompts
-from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
-from modelpool.pool.guidance.text_loras import with_text_loras
-from modelpool.pool.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
-from modelpool.pool.models.text.connectors import connected
-from modelpool.pool.models.text.text_conditioning import text_kwargs
-from modelpool.pool.models.text.work_reading import reading_of_work
-from modelpool.pool.models.vae.sound import sound_of
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
-from modelpool.pool.pixels.image_ops import HALF
-from modelpool.pool.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, to_model_scale
-from modelpool.pool.pixels.tiled import HOST
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
-from modelpool.pool.sampling.schedules import FlowTable, sigma_table
-from modelpool.pool.specs.spec import ExecutionMode
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
-from modelpool.pool.text.embeddings import Embedding
-from modelpool.pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
-from modelpool.pool.text.image_tokens import ImageStates
+from modelpool.pool.values.core.stopping import stop_check
+from modelpool.pool.values.core.task_inputs import IMAGE, LYRICS, REGION_MASK, TaskInputs, numbered
+from modelpool.pool.values.specs.spec import ExecutionMode
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 
 #: amplitude of clips that are taken for silence. Source: diffusers' AceStepPipeline
 SMALLEST_PEAK = 1e-6

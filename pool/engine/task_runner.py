@@ -1,8 +1,8 @@
 """`TaskRunner`: runs one task on one device within its memory: leases, runs, measures, and retries with less.
 
-The caller computes; `VramManager` plans residency; `pool.plan.oom_ladder` decides what to try next. Each attempt starts
-from the beginning of the run, so that equal tasks give equal results however often they were tried. Calibrates
-activation estimates with the measurements of each run.
+The caller computes; `VramManager` plans residency; `pool.weights.plan.oom_ladder` decides what to try next. Each
+attempt starts from the beginning of the run, so that equal tasks give equal results however often they were tried.
+Calibrates activation estimates with the measurements of each run.
 """
 
 from __future__ import annotations
@@ -15,28 +15,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.lru_cache import LruCache
-from modelpool.pool.core.stage_params import StageParams
-from modelpool.pool.core.stopping import stop_if_asked
-from modelpool.pool.devices.kinds import OpenDevice
+from modelpool.pool.catalog.estimates.activation_calibration import (
+    ActivationCalibration,
+    ActivationKey,
+    measured_activations,
+)
+from modelpool.pool.devices.device_kinds import OpenDevice
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.engine.compute_thread import ComputeThread
 from modelpool.pool.engine.pending_run import PendingRun
-from modelpool.pool.estimates.activation_calibration import ActivationCalibration, ActivationKey, measured_activations
-from modelpool.pool.patcher.out_of_memory import (
-    ExhaustedMemory,
-    OutOfHostMemory,
-    RanOutOfMemory,
-    exhausted_memory,
-    release_frames,
-    release_unused,
-    requested_bytes,
-)
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.plan.oom_ladder import RunAttempt, next_attempt
-from modelpool.pool.specs.execution_modes import choose_mode, execution_modes
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.core.stage_params import StageParams
+from modelpool.pool.values.core.stopping import stop_if_asked
+from modelpool.pool.values.specs.execution_modes import choose_mode, execution_modes
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -45,9 +38,20 @@ from modelpool.pool.specs.spec import (
     RunCost,
     TaskSpec,
 )
-from modelpool.pool.vram.leases import Lease
-from modelpool.pool.vram.preloader import Preloader, PreloadNeeds
-from modelpool.pool.vram.vram_manager import PatcherUse, VramManager
+from modelpool.pool.weights.patcher.out_of_memory import (
+    ExhaustedMemory,
+    OutOfHostMemory,
+    RanOutOfMemory,
+    exhausted_memory,
+    release_frames,
+    release_unused,
+    requested_bytes,
+)
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.pool.weights.plan.oom_ladder import RunAttempt, next_attempt
+from modelpool.pool.weights.vram.leases import Lease
+from modelpool.pool.weights.vram.preloader import Preloader, PreloadNeeds
+from modelpool.pool.weights.vram.vram_manager import PatcherUse, VramManager
 
 _LOG = logging.getLogger(__name__)
 

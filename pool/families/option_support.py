@@ -1,4 +1,4 @@
-"""The options of a run (`pool.core.run_options`) that each family of models supports. Torch-free."""
+"""The options of a run (`pool.values.core.run_options`) that each family of models supports. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from modelpool.pool.core.run_options import RUN_OPTIONS
-from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, ImageConcat, Prediction, SamplingFacts
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS
+from modelpool.pool.values.core.run_options import RUN_OPTIONS
+from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, ImageConcat, Prediction, SamplingFacts
 
 #: the class of diffusers of UNets that are called without a row of their own
 _UNET = "UNet2DConditionModel"

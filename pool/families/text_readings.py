@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from modelpool.pool.families.modules import all_definitions, defined_families
+from modelpool.pool.families.definitions import all_definitions, defined_families
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 

@@ -10,23 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.family_facts import TextFacts
-from modelpool.pool.core.sampling_facts import (
-    AudioFacts,
-    ReferenceMode,
-    SamplingDefaults,
-    SamplingFacts,
-    VideoFacts,
-)
-from modelpool.pool.detection.diffusion import DiffusionFacts
-from modelpool.pool.detection.facts import Kind
-from modelpool.pool.detection.glm_layout import CODES, VISION, glm_vision_config
-from modelpool.pool.detection.layouts.signature import Naming
-from modelpool.pool.detection.parts import split
-from modelpool.pool.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
-from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
+from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts
+from modelpool.pool.families.detection.file_facts import Kind
+from modelpool.pool.families.detection.glm_layout import CODES, VISION, glm_vision_config
+from modelpool.pool.families.detection.layouts.signature import Naming
+from modelpool.pool.families.detection.parts import split
+from modelpool.pool.families.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
+from modelpool.pool.families.detection.text_encoders import recognise_text_encoder, stands_for
 from modelpool.pool.families.parts.definition import (
     FamilyDefinition,
     TextVision,
@@ -37,8 +28,17 @@ from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.unet_families import CASCADES
-from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.family_facts import TextFacts
+from modelpool.pool.values.core.sampling_facts import (
+    AudioFacts,
+    ReferenceMode,
+    SamplingDefaults,
+    SamplingFacts,
+    VideoFacts,
+)
+from modelpool.pool.values.specs.spec import Role
 
 #: roles of a model's text encoders, in the order of the members of its set
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)

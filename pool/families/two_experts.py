@@ -1,8 +1,8 @@
 """Families of models with two experts, high-noise and low-noise: Wan 2.2 14B. Torch-free.
 
 Both experts have the same keys and shapes, and no tensor tells which is which: the user states it in a model of
-separate files (`low_noise` of `pool.formats.model_description`), or a diffusers folder does. A file with one expert
-runs alone, as the family that its tensors tell.
+separate files (`low_noise` of `pool.files.formats.model_description`), or a diffusers folder does. A file with one
+expert runs alone, as the family that its tensors tell.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
-from modelpool.pool.core.sampling_facts import LowNoiseExpert
-from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
-from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
+from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
+from modelpool.pool.families.detection.parts import LOW_NOISE_PREFIX
 from modelpool.pool.families.parts.definition import FamilyDefinition, TwoExperts
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.transformer_families import defined_family
-from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
+from modelpool.pool.values.core.sampling_facts import LowNoiseExpert
+from modelpool.pool.values.specs.spec import Role
 
 
 def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:

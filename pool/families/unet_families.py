@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from modelpool.pool.detection.layouts.unet import CASCADE, LDM_UNET
-from modelpool.pool.families.modules import defined_unets
+from modelpool.pool.families.definitions import defined_unets
+from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE, LDM_UNET
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.unet_definition import UNetDefinition
 

@@ -1,1 +1,1 @@
-"""Builds components on the meta device from the shapes of a checkpoint."""
+"""Builds, opens and saves the components of a model."""

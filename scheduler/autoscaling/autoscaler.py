@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeAlias
 
-from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerSpec
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, WorkerSpec
 from modelpool.scheduler.autoscaling.group_records import GroupRecord
 from modelpool.scheduler.autoscaling.outlook import (
     DueWork,
@@ -34,13 +34,13 @@ from modelpool.scheduler.autoscaling.wanted import (
     least_cost,
     wanted,
 )
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.cost_classes import CostClass
-from modelpool.scheduler.tables.estimates import Estimate
-from modelpool.scheduler.tables.file_verdicts import Incarnation
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cost_classes import CostClass
+from modelpool.scheduler.model.estimates import Estimate
+from modelpool.scheduler.model.file_verdicts import Incarnation
+from modelpool.scheduler.model.messages import (
     Event,
     FilesJudged,
     LossCause,
@@ -53,9 +53,9 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from modelpool.scheduler.tables.node_groups import AutoscalingConfig
-from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
-from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+from modelpool.scheduler.model.node_groups import AutoscalingConfig
+from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
+from modelpool.scheduler.model.workers import Worker, WorkerState, WorkerTable
 
 #: two evaluations are at least this far apart, except for notices that a node ends
 LEAST_SECONDS = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.pool.specs.spec import WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import WorkerId, WorkerSpec
 from modelpool.scheduler.autoscaling.outlook import GroupOutlook
-from modelpool.scheduler.tables.estimates import Estimate
-from modelpool.scheduler.tables.gpu_kinds import kind_of
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.scheduler.model.estimates import Estimate
+from modelpool.scheduler.model.gpu_kinds import kind_of
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 #: delay before a group is tried again after a start that failed; doubles with each further one, up to a limit
 BACKOFF_SECONDS = 30.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 
 from modelpool.scheduler.autoscaling.recent_work import RecentWork
-from modelpool.scheduler.tables.node_groups import NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingWhy
+from modelpool.scheduler.model.node_groups import NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingWhy
 
 
 @dataclass(frozen=True, slots=True)

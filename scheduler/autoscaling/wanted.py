@@ -32,10 +32,11 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
     WaitingWork,
 )
-from modelpool.scheduler.tables.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
+from modelpool.scheduler.model.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 
-#: factor on the GPU-seconds that are due by a deadline, as in `scheduler.queue.deadlines`. At 1.1, nodes that turn out
+#: factor on the GPU-seconds that are due by a deadline, as in `scheduler.decisions.queue.deadlines`. At 1.1, nodes that
+# turn out
 #: to be missing are requested late, several at once, and are idle afterwards (benchmarks/autoscaling.py)
 SAFETY = 1.25
 #: part of the time to restore a node that it idles before it is given up. At 1, idling never costs more than twice the

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.errors import UnknownName, unknown_name
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import UnknownName, unknown_name
+from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
     JobId,
@@ -26,11 +26,11 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
-from modelpool.scheduler.tables.jobs import WAITS_FOR_VERDICT, TaskStatus
-from modelpool.scheduler.tables.messages import RunEnded, Submitted, TaskRevoked
-from modelpool.scheduler.tables.placement_record import TaskStart, Why
-from modelpool.scheduler.tables.story import StoryEntry
-from modelpool.scheduler.tables.story_lines import StoryLine
+from modelpool.scheduler.model.jobs import WAITS_FOR_VERDICT, TaskStatus
+from modelpool.scheduler.model.messages import RunEnded, Submitted, TaskRevoked
+from modelpool.scheduler.model.placement_record import TaskStart, Why
+from modelpool.scheduler.model.story import StoryEntry
+from modelpool.scheduler.model.story_lines import StoryLine
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState

@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from modelpool.pool.plan.eviction_plan import Resident, needed_bytes, plan
-from modelpool.pool.specs.execution_modes import choose_mode
-from modelpool.pool.specs.spec import JobId, OomStep, Stage
+from modelpool.pool.values.specs.execution_modes import choose_mode
+from modelpool.pool.values.specs.spec import JobId, OomStep, Stage
+from modelpool.pool.weights.plan.eviction_plan import Resident, needed_bytes, plan
 from modelpool.scheduler.core.queue_invariants import validate_fair_queue
 from modelpool.scheduler.core.send_ahead import MOST_QUEUED
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.core.wakeups import LEAST_TICK_SECONDS
-from modelpool.scheduler.costs.predict import predict
-from modelpool.scheduler.queue.demand import MOST_LOSSES
-from modelpool.scheduler.queue.urgent import AT_ONCE
-from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
-from modelpool.scheduler.tables.story_lines import dump
-from modelpool.scheduler.tables.worker_index import SIMILAR_MEMORY
-from modelpool.scheduler.tables.workers import Worker, WorkerState
+from modelpool.scheduler.decisions.costs.predict import predict
+from modelpool.scheduler.decisions.queue.demand import MOST_LOSSES
+from modelpool.scheduler.decisions.queue.urgent import AT_ONCE
+from modelpool.scheduler.model.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
+from modelpool.scheduler.model.story_lines import dump
+from modelpool.scheduler.model.worker_index import SIMILAR_MEMORY
+from modelpool.scheduler.model.workers import Worker, WorkerState
 
 _ON_WORKER = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.STOPPING)
 

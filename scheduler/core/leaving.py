@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from modelpool.pool.specs.spec import NO_NODE, NodeId, Stage, TaskId
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, Stage, TaskId
 from modelpool.scheduler.core.preemption import Preemption
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.kept_states import state_id, step_seconds
-from modelpool.scheduler.tables.messages import Command, CopyResult
-from modelpool.scheduler.tables.workers import Worker, WorkerTable
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.kept_states import state_id, step_seconds
+from modelpool.scheduler.model.messages import Command, CopyResult
+from modelpool.scheduler.model.workers import Worker, WorkerTable
 
 #: seconds between the end of the last step and the deadline: the report, and the copy of the state or the result
 LEAVE_SECONDS = 3.0

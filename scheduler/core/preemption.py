@@ -19,15 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from modelpool.pool.specs.spec import Stage
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.kept_states import step_seconds
-from modelpool.scheduler.tables.messages import Command, StopTask
-from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import Worker, WorkerTable
+from modelpool.pool.values.specs.spec import Stage
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import Task
+from modelpool.scheduler.model.kept_states import step_seconds
+from modelpool.scheduler.model.messages import Command, StopTask
+from modelpool.scheduler.model.story import Story
+from modelpool.scheduler.model.workers import Worker, WorkerTable
 
 #: waiting tasks that are considered, in order; each may have a run stopped for it
 MOST_WAITING = 8

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import RunErrorKind
+from modelpool.pool.values.specs.spec import RunErrorKind
 
 #: keys that are remembered, the oldest forgotten first
 MOST_KEYS = 256

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.specs.spec import UserId
-from modelpool.scheduler.queue.deadlines import SAFETY
-from modelpool.scheduler.queue.shares import LEAST_AHEAD
-from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus
-from modelpool.scheduler.tables.user_account import NO_VIRTUAL_START, UserAccount, UserFlow
+from modelpool.pool.values.specs.spec import UserId
+from modelpool.scheduler.decisions.queue.deadlines import SAFETY
+from modelpool.scheduler.decisions.queue.shares import LEAST_AHEAD
+from modelpool.scheduler.model.jobs import Job, JobStatus, Task, TaskStatus
+from modelpool.scheduler.model.user_account import NO_VIRTUAL_START, UserAccount, UserFlow
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState

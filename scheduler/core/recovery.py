@@ -1,6 +1,6 @@
 """Recovery after failed runs: carries out retry verdicts, escalates out-of-memory failures, quarantines harmful tasks.
 
-The decisions are in `scheduler.core.retry` and `scheduler.tables.oom_escalation`; this applies them to tasks and
+The decisions are in `scheduler.core.retry` and `scheduler.model.oom_escalation`; this applies them to tasks and
 workers.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
-from modelpool.pool.specs.spec import OomStep, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
+from modelpool.pool.values.specs.spec import OomStep, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.core.quarantine import Quarantine
 from modelpool.scheduler.core.retry import Verdict, blamed, verdict
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.cost_classes import sizes_of
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
-from modelpool.scheduler.tables.kept_states import KeptState
-from modelpool.scheduler.tables.messages import LossCause
-from modelpool.scheduler.tables.oom_escalation import (
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cost_classes import sizes_of
+from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.kept_states import KeptState
+from modelpool.scheduler.model.messages import LossCause
+from modelpool.scheduler.model.oom_escalation import (
     EscalationStep,
     EscalationTarget,
     MemoryFailure,
@@ -26,8 +26,8 @@ from modelpool.scheduler.tables.oom_escalation import (
     memory_story,
     next_step,
 )
-from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import WorkerTable
+from modelpool.scheduler.model.story import Story
+from modelpool.scheduler.model.workers import WorkerTable
 
 #: how long a task waits for the one worker that suits it best; then any will do
 PIN_SECONDS = 120.0
@@ -120,8 +120,8 @@ class Recovery:
         # if another worker could tell the cause, failures on one worker count once
         others = self._others(task, at) if is_suspect else []
         crashes = len(set(task.crashed)) if others else len(task.crashed)
-        # lost results have a limit per job (`scheduler.queue.demand`), and unavailable files fail a job when no machine
-        # is left
+        # lost results have a limit per job (`scheduler.decisions.queue.demand`), and unavailable files fail a job when
+        # no machine is left
         is_external = is_lost and cause.is_external
         if error.kind is RunErrorKind.FILE_UNAVAILABLE:
             task.unavailable += 1

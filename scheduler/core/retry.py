@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from modelpool.pool.specs.spec import RunError, RunErrorKind
+from modelpool.pool.values.specs.spec import RunError, RunErrorKind
 
 
 class RetryRule(Enum):
     """Rule for a second attempt after a kind of error."""
 
     AGAIN = "again"  #: it may succeed as things are
-    ESCALATE = "escalate"  #: it may succeed after a measure: `scheduler.tables.oom_escalation`
+    ESCALATE = "escalate"  #: it may succeed after a measure: `scheduler.model.oom_escalation`
     FAIL = "fail"  #: it would fail again
 
 

@@ -33,16 +33,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from modelpool.pool.specs.spec import TaskId, WorkerId
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.batching import Batching, may_share
-from modelpool.scheduler.placement.rules import PlacementDecision
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
-from modelpool.scheduler.tables.messages import Command, RevokeTask
-from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
+from modelpool.pool.values.specs.spec import TaskId, WorkerId
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.placement.batching import Batching, may_share
+from modelpool.scheduler.decisions.placement.rules import PlacementDecision
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.messages import Command, RevokeTask
+from modelpool.scheduler.model.story import Story
+from modelpool.scheduler.model.workers import QueuedTask, Worker, WorkerTable
 
 #: busy workers, earliest end first, that are considered after each event, and those that placement is asked for
 MOST_CONSIDERED = 64

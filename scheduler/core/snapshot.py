@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
-from modelpool.scheduler.placement.pinned_loads import PinnedLoads, PinnedSet
-from modelpool.scheduler.tables.cost_classes import STAGE_RANK
-from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
-from modelpool.scheduler.tables.run_kinds import gpu_name
-from modelpool.scheduler.tables.scaling_record import ScalingWhy
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads, PinnedSet
+from modelpool.scheduler.model.cost_classes import STAGE_RANK
+from modelpool.scheduler.model.jobs import JobStatus, Task, TaskStatus
+from modelpool.scheduler.model.run_kinds import gpu_name
+from modelpool.scheduler.model.scaling_record import ScalingWhy
 
 if TYPE_CHECKING:
     from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
     from modelpool.scheduler.core.state import SchedulerState
-    from modelpool.scheduler.tables.workers import Worker
+    from modelpool.scheduler.model.workers import Worker
 
 #: payer of a task (the user of the first job that wants it), its stage rank, its status
 _KIND = attrgetter("payer", "cost_class.rank", "status")
@@ -162,7 +162,7 @@ class Snapshot:
     #: user -> stage -> tasks that have not started; only users with waiting tasks. A task that several users want
     #: counts for the first of them
     waiting_by_user: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: user -> GPU-seconds used, loads included; only users with an account (`scheduler.queue.shares`)
+    #: user -> GPU-seconds used, loads included; only users with an account (`scheduler.decisions.queue.shares`)
     seconds_by_user: dict[str, float] = field(default_factory=dict)
     #: jobs with a deadline that met it, and that missed it, since the start
     deadlines_met: int = 0

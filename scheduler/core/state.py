@@ -62,9 +62,8 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from math import inf
 
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.eviction_hints import NO_HINTS, EvictionHints
+from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
     FileVerdict,
@@ -79,6 +78,7 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
@@ -89,21 +89,21 @@ from modelpool.scheduler.core.timeouts import Timeouts
 from modelpool.scheduler.core.unavailable import why_unavailable
 from modelpool.scheduler.core.unfit import why_unfit
 from modelpool.scheduler.core.wakeups import Ticks
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.batching import Batching
-from modelpool.scheduler.placement.eviction_hints import hint, with_pins
-from modelpool.scheduler.placement.pinned_loads import PinnedLoads
-from modelpool.scheduler.placement.prefetch import PrefetchPlanner
-from modelpool.scheduler.placement.preload import PreloadPlanner
-from modelpool.scheduler.placement.registry import PLACEMENTS
-from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
-from modelpool.scheduler.placement.switch_budget import SwitchBudget
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.file_verdicts import FileVerdicts, Origin, Origins
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
-from modelpool.scheduler.tables.kept_states import KeptState, kept_state, state_id
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.placement.batching import Batching
+from modelpool.scheduler.decisions.placement.eviction_hints import hint, with_pins
+from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads
+from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
+from modelpool.scheduler.decisions.placement.preload import PreloadPlanner
+from modelpool.scheduler.decisions.placement.registry import PLACEMENTS
+from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.switch_budget import SwitchBudget
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.file_verdicts import FileVerdicts, Origin, Origins
+from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.kept_states import KeptState, kept_state, state_id
+from modelpool.scheduler.model.messages import (
     BatchMate,
     CancelRequested,
     Command,
@@ -132,11 +132,11 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from modelpool.scheduler.tables.nodes import UNAVAILABLE_SECONDS
-from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart, Why
-from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.story_lines import StoryLine
-from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerState, WorkerTable
+from modelpool.scheduler.model.nodes import UNAVAILABLE_SECONDS
+from modelpool.scheduler.model.placement_record import PlacementRule, TaskStart, Why
+from modelpool.scheduler.model.story import Story
+from modelpool.scheduler.model.story_lines import StoryLine
+from modelpool.scheduler.model.workers import QueuedTask, Worker, WorkerState, WorkerTable
 
 #: drain notices that are remembered, for workers that start on such a machine
 MOST_DRAINING = 4096

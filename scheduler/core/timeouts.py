@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.scheduler.queue.demand import Demand
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
-from modelpool.scheduler.tables.messages import Command, StopTask
-from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import Worker, WorkerTable
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.messages import Command, StopTask
+from modelpool.scheduler.model.story import Story
+from modelpool.scheduler.model.workers import Worker, WorkerTable
 
 
 class Timeouts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, NodeId, RunError, RunErrorKind, TaskSpec
-from modelpool.scheduler.tables.nodes import Nodes
-from modelpool.scheduler.tables.workers import Worker, WorkerState
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunError, RunErrorKind, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.scheduler.model.nodes import Nodes
+from modelpool.scheduler.model.workers import Worker, WorkerState
 
 #: machines that a message names
 MOST_NAMED = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.errors import does_not_fit
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskSpec
+from modelpool.pool.values.core.errors import does_not_fit
+from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 
 
 def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from modelpool.pool.specs.spec import TaskId, WorkerId
-from modelpool.pool.specs.wire_value import WireValue
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
-from modelpool.scheduler.tables.placement_record import PlacementOption, WaitEvaluation
-from modelpool.scheduler.tables.workers import Worker
+from modelpool.pool.values.specs.spec import TaskId, WorkerId
+from modelpool.pool.values.specs.wire_value import WireValue
+from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.placement_record import PlacementOption, WaitEvaluation
+from modelpool.scheduler.model.workers import Worker
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.scheduler.tables.messages import Command, ScheduleTick
+from modelpool.scheduler.model.messages import Command, ScheduleTick
 
 #: interval between two checks of an overdue run
 LEAST_TICK_SECONDS = 0.05

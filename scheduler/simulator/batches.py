@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from modelpool.pool.plan.eviction_plan import Move, Residency, ResidencyPlan
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
-from modelpool.scheduler.tables.messages import BatchMate
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
+from modelpool.pool.weights.plan.eviction_plan import Move, Residency, ResidencyPlan
+from modelpool.scheduler.model.messages import BatchMate
 
 
 @dataclass(slots=True)

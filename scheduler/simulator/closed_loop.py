@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from modelpool.pool.specs.spec import JobSpec
+from modelpool.pool.values.specs.spec import JobSpec
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.metrics import percentile
-from modelpool.scheduler.tables.messages import Submitted
 
 CoreT = TypeVar("CoreT", bound=Core)
 

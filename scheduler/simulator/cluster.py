@@ -2,9 +2,9 @@
 
 Works with any core that answers events with commands: the scheduler of this pool, or one of its peers
 (`benchmarks.lab`). Simulated workers plan their residency with a `WorkerMemory`, by default
-`pool.plan.eviction_plan.plan` as on real workers, and convert its bytes to seconds; they divide runs as real ones do
-(`pool.specs.execution_modes`), with the same slowdown. No randomness: variation is passed in (`Disturbances`), so a run
-is a function of its arguments.
+`pool.weights.plan.eviction_plan.plan` as on real workers, and convert its bytes to seconds; they divide runs as real
+ones do (`pool.values.specs.execution_modes`), with the same slowdown. No randomness: variation is passed in
+(`Disturbances`), so a run is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from modelpool.pool.plan.eviction_plan import Move, Residency
-from modelpool.pool.plan.preload_plan import NOTHING_TO_PRELOAD
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -28,15 +26,10 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, half_loaded
-from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
-from modelpool.scheduler.simulator.faults import Disturbances
-from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
-from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedLoad, SimulatedWork
-from modelpool.scheduler.simulator.node_supply import NodeSupply
-from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
-from modelpool.scheduler.tables.kept_states import task_of_state
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.weights.plan.eviction_plan import Move, Residency
+from modelpool.pool.weights.plan.preload_plan import NOTHING_TO_PRELOAD
+from modelpool.scheduler.model.kept_states import task_of_state
+from modelpool.scheduler.model.messages import (
     BatchMate,
     CancelRequested,
     Command,
@@ -72,6 +65,13 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, half_loaded
+from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
+from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedLoad, SimulatedWork
+from modelpool.scheduler.simulator.node_supply import NodeSupply
+from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
 
 __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualCluster"]
 

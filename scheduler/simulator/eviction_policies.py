@@ -1,7 +1,7 @@
 """Eviction policies of simulated workers, one class each.
 
-All of them move bytes with `pool.plan.eviction_plan.plan`, so that costs are equal; all except the default only select
-in advance which complete components leave. Know neither time nor link: see `scheduler.simulator.machines`.
+All of them move bytes with `pool.weights.plan.eviction_plan.plan`, so that costs are equal; all except the default only
+select in advance which complete components leave. Know neither time nor link: see `scheduler.simulator.machines`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from modelpool.pool.plan.eviction_plan import Move, Residency, ResidencyPlan, Resident, needed_bytes, plan
-from modelpool.pool.specs.eviction_hints import EvictionHints
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, WorkerId
-from modelpool.pool.specs.spec import ComponentUse as Use
+from modelpool.pool.values.specs.eviction_hints import EvictionHints
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, Role, WorkerId
+from modelpool.pool.values.specs.spec import ComponentUse as Use
+from modelpool.pool.weights.plan.eviction_plan import Move, Residency, ResidencyPlan, Resident, needed_bytes, plan
 from modelpool.scheduler.simulator.records import model_name
 
 Specs = Mapping[ComponentKey, ComponentSpec]
@@ -46,7 +46,7 @@ class PlannedMemory:
     """The policy of this pool's workers: evicts bytes of many components, the least valuable first, and uses hints."""
 
     def moves(self, query: EvictionQuery, specs: Specs) -> ResidencyPlan:
-        """The result of `pool.plan.eviction_plan.plan`."""
+        """The result of `pool.weights.plan.eviction_plan.plan`."""
         return plan(query.now, query.uses, specs, query.activation_bytes, hints=query.hints)
 
 
@@ -114,7 +114,7 @@ class KnownFuture:
                 coming.setdefault(key, []).append(place)
 
     def moves(self, query: EvictionQuery, specs: Specs) -> ResidencyPlan:
-        """The result of `pool.plan.eviction_plan.plan` with the true order of the next uses."""
+        """The result of `pool.weights.plan.eviction_plan.plan` with the true order of the next uses."""
         worker_id = query.worker_id
         after = self._done[worker_id] = self._done.get(worker_id, 0) + 1
         coming = self._coming.get(worker_id, {})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from modelpool.pool.specs.spec import UserId
+from modelpool.pool.values.specs.spec import UserId
 
 #: slices of the total time. Order within a slice does not count: GPUs are not divided during a run
 SLICES = 1000

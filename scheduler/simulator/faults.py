@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import RunErrorKind
-from modelpool.scheduler.tables.messages import RunTask, StartWorker
+from modelpool.pool.values.specs.spec import RunErrorKind
+from modelpool.scheduler.model.messages import RunTask, StartWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Parses GPU specifications such as '64xH100,32x4090' to simulated GPUs and their machines. Pure.
 
-Data of GPU kinds is in `scheduler.tables.gpu_kinds`. Run seconds of a workload are those of one kind, the reference;
+Data of GPU kinds is in `scheduler.model.gpu_kinds`. Run seconds of a workload are those of one kind, the reference;
 slower kinds take proportionally longer.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from modelpool.pool.core.errors import (
+from modelpool.pool.values.core.errors import (
     GIB,
     MIB,
     UserError,
@@ -20,11 +20,11 @@ from modelpool.pool.core.errors import (
     unknown_name,
     unusable_field,
 )
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.scheduler.model.gpu_kinds import GPU_KINDS, PCIE4, kind_of
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode
-from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, PCIE4, kind_of
-from modelpool.scheduler.tables.messages import Submitted
 
 #: the default kind that the seconds of a workload were measured on
 REFERENCE_KIND = "H100"

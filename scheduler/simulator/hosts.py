@@ -15,8 +15,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
-from modelpool.pool.plan.preload_plan import PreloadPlan, RunningLease, plan_preload
-from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.execution_modes import choose_mode
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.specs.eviction_hints import NO_HINTS, EvictionHints
+from modelpool.pool.values.specs.execution_modes import choose_mode
+from modelpool.pool.values.specs.spec import (
     NO_NODE,
     UNPATCHED,
     ComponentKey,
@@ -30,10 +28,12 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
+from modelpool.pool.weights.plan.preload_plan import PreloadPlan, RunningLease, plan_preload
+from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.simulator.batches import RunningBatch
 from modelpool.scheduler.simulator.eviction_policies import EvictionQuery, WorkerMemory
 from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads, summed
-from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 
 NOTHING_HELD = RunningLease(frozenset(), 0)
 

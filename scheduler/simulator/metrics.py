@@ -11,13 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import UserId, WorkerId
+from modelpool.pool.values.specs.spec import UserId, WorkerId
+from modelpool.scheduler.model.messages import Outcome
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.fairness import ServiceSpan, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.records import SimulatedRun
-from modelpool.scheduler.tables.messages import Outcome
 
 #: of GPU-seconds: rounding of sums may make idle time negative by up to this fraction
 ROUNDING = 1e-9

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
+from modelpool.scheduler.model.messages import LossCause
+from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import LossCause
-from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: seconds after which the shell gives up a start, as in a live pool
 START_TIMEOUT_SECONDS = 600.0

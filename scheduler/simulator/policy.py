@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from modelpool.pool.specs.spec import ComponentSpec
+from modelpool.pool.values.specs.spec import ComponentSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import Core
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory

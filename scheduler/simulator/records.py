@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.plan.eviction_plan import Move
-from modelpool.pool.specs.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Move
 
 
 @dataclass(frozen=True, slots=True)

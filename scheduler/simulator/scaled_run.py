@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.gpu_kinds import kind_of
+from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import REFERENCE_KIND, UNNAMED_LINK_BYTES_PER_SECOND, NodeShape
 from modelpool.scheduler.simulator.node_supply import NodeSupply, Reclaim, SimulatedGroup, SupplyConditions
-from modelpool.scheduler.tables.gpu_kinds import kind_of
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: the start of a node takes between these multiples of `NodeGroup.start_seconds`
 START_RANGE = (2.0 / 3.0, 4.0 / 3.0)

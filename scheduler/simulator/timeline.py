@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.records import SimulatedRun
 

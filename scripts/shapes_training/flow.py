@@ -15,7 +15,7 @@ from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modelpool.pool.families.modules.flux import forward
+from modelpool.pool.families.definitions.flux import forward
 from scripts.shapes_training import diffusion, evaluate, text
 
 #: states of a caption that it reads, besides the one at its end

@@ -16,11 +16,12 @@ from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
+from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.gpu_worker import result_bytes, run_error
+from modelpool.actors.worker.wire.messages import (
     ClientId,
     JobEnded,
     LoadReport,
@@ -31,16 +32,24 @@ from modelpool.actors.wire.messages import (
     Submission,
     SubmissionId,
 )
-from modelpool.actors.worker.gpu_worker import result_bytes, run_error
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
-from modelpool.pool.core.task_inputs import TaskInputs
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import NodeId, RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunHooks
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import (
+    NodeId,
+    RunCost,
+    RunError,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    WorkerId,
+    WorkerSpec,
+)
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import LossCause
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 
 #: more turns of the event loop than anything here takes

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from modelpool.actors.control.cluster_view import ClusterView, NodeView
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId
 
 UNIX = 1_800_000_000.0
 

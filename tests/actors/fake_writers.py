@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.output_commit import NoWriter
 from modelpool.actors.outputs.place import WriteOrder, WriteReport
 from modelpool.actors.outputs.place_writer import PlaceWriter
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from tests.actors.fake_fleet import FakeRef
 from tests.actors.loop_connection import LoopConnection
 

@@ -18,12 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client.client import ModelPool
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import NodeSettings, PoolPlan
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
-from modelpool.pool.core.prompt_tokens import TokenizedPrompt
-from modelpool.pool.core.sampling_facts import (
+from modelpool.pool.catalog.registry.listings import FileNames
+from modelpool.pool.families.two_experts import TWO_EXPERTS
+from modelpool.pool.families.unet_families import CASCADES
+from modelpool.pool.models.text.chunks import embeddings_in
+from modelpool.pool.values.core.errors import AdapterMismatch, UserError, unknown_name
+from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.values.core.sampling_facts import (
     PLAIN_SAMPLING,
     AudioFacts,
     FirstFrameMode,
@@ -32,7 +36,7 @@ from modelpool.pool.core.sampling_facts import (
     SamplingFacts,
     VideoFacts,
 )
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
     ControlMaskMode,
@@ -63,13 +67,8 @@ from modelpool.pool.core.stage_params import (
     control_key,
     upscaler_key,
 )
-from modelpool.pool.families.two_experts import TWO_EXPERTS
-from modelpool.pool.families.unet_families import CASCADES
-from modelpool.pool.plan.eviction_plan import Residency, plan
-from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.registry.listings import FileNames
-from modelpool.pool.specs.eviction_hints import EvictionHints
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.eviction_hints import EvictionHints
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -79,7 +78,8 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.pool.text.chunks import embeddings_in
+from modelpool.pool.weights.plan.eviction_plan import Residency, plan
+from modelpool.pool.weights.plan.preload_plan import RunningLease, plan_preload
 from tests.pool.input_names import results_read
 
 MIB = 1 << 20
@@ -600,7 +600,7 @@ def make_pipes(folder: Path) -> Path:
 
 def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **plan) -> ModelPool:
     """A pool of fake engines on Ray, by a name of its own."""
-    from modelpool.actors.api.opening import start_pool
+    from modelpool.actors.client.opening import start_pool
 
     config = PoolConfig().override(workers=workers, name=name, record=record)
     opened = start_pool(config, partial(fake_plan, **plan), preload=())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from modelpool.actors.worker.gpu_worker import WorkerEngine
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     Outcome,
     Result,
@@ -16,7 +16,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StageParams,
 )
-from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, RunCost, TaskSpec
 
 
 class Interrupting:

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.api.client import ModelPool
-from modelpool.actors.api.output_writer import HOLD_SECONDS
+from modelpool.actors.client.client import ModelPool
+from modelpool.actors.client.output_writer import HOLD_SECONDS
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
@@ -24,11 +25,11 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.wire.messages import (
+from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
+from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     PreviewMade,
@@ -37,14 +38,13 @@ from modelpool.actors.wire.messages import (
     StateSaved,
     StepDone,
 )
-from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.actors.worker.worker_lease import WorkerLease
-from modelpool.pool.core.previews import PreviewWish
-from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import JudgedFile, TaskId, TaskReport, WorkerId
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
+from modelpool.pool.values.specs.spec import JudgedFile, TaskId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from modelpool.actors.control.parked_jobs import WINDOW, ParkedJobs
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import SubmissionId
-from modelpool.pool.specs.spec import JobId, RunErrorKind
+from modelpool.actors.worker.wire.messages import SubmissionId
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind
 from modelpool.scheduler.core.invariants import validate
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fake_fleet import ME, Desk, Sent, settle
 from tests.actors.fakes import FAIL, FakeCatalog, image_of
 from tests.tiers import examples

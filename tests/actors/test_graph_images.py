@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
@@ -31,7 +31,7 @@ from modelpool.pool.core.stage_params import (
     StartCondition,
     roles_of,
 )
-from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FILLS_HOLES, FakeCatalog, image_of
 from tests.actors.loop_connection import open_pool
 

@@ -15,14 +15,14 @@ from modelpool.actors.graph.memory_fit import largest_task
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import EncodeParams, ImagePixels, Result, lora_key
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.explicit_control import load_checkpoint
-from modelpool.pool.specs.spec import Role, Stage, TaskId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import EncodeParams, ImagePixels, Result, lora_key
+from modelpool.pool.values.specs.spec import Role, Stage, TaskId
 from tests.pool.input_names import results_read
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
 RANK = 4

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     SampleParams,
     StartCondition,
     batch_key,
 )
-from modelpool.pool.specs.spec import JobId, Role, Stage
+from modelpool.pool.values.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import AUDIOS, BEGINS, VIDEOS, FakeCatalog
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from modelpool.actors.control import catalog_service as catalog_desk
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, Stage, TaskSpec
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, Stage, TaskSpec
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog

@@ -11,9 +11,9 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import SampleParams, SamplerState, VideoFrames
-from modelpool.pool.specs.spec import JobId
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.pool.values.core.stage_params import SampleParams, SamplerState, VideoFrames
+from modelpool.pool.values.specs.spec import JobId
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fake_fleet import Desk, Sent, settle
 from tests.actors.fakes import PAIR, FakeCatalog, image_of
 from tests.actors.loop_connection import open_pool

@@ -4,9 +4,9 @@ weights are to come beside a run, with their work and the number of that run."""
 from __future__ import annotations
 
 from modelpool.actors.request.requests import LoraChoice
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, Role, TaskId, WorkerId
-from modelpool.scheduler.tables.messages import Prefetch, Preload
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.specs.spec import ComponentKey, Role, TaskId, WorkerId
+from modelpool.scheduler.model.messages import Prefetch, Preload
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog, component_key, sha

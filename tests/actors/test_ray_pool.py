@@ -18,21 +18,21 @@ import pytest
 import ray
 
 from modelpool import ModelPool, ray_data
-from modelpool.actors.api.opening import start_pool
-from modelpool.actors.api.ray_data import ROW_ID, RowOptions
+from modelpool.actors.client.opening import start_pool
+from modelpool.actors.client.ray_data import ROW_ID, RowOptions
+from modelpool.actors.config.config import ClusterSection, PoolConfig, PoolSection
 from modelpool.actors.control.catalog_process import MAIN as CATALOG_MODULE
+from modelpool.actors.control.metrics.exposition import metrics_text
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
-from modelpool.actors.metrics.exposition import metrics_text
+from modelpool.actors.outputs.results.outcomes import JobFailed, JobFailure, PoolLost
 from modelpool.actors.ray.survivors import left_workers
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import JobFailed, JobFailure, PoolLost
-from modelpool.actors.settings.config import ClusterSection, PoolConfig, PoolSection
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.benchmarks.rows_to_shards import run_trial, write_rows
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Latent
-from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, TaskId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import Latent
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, TaskId
 from tests.actors.fakes import (
     ENDLESS,
     FAIL,
@@ -233,7 +233,7 @@ import sys
 if sys.argv[2] == "ray first":
     import ray
 from modelpool import GenerateRequest, ModelPool
-from modelpool.actors.api.opening import OpenedPool, _join
+from modelpool.actors.client.opening import OpenedPool, _join
 opened = _join(sys.argv[1], "modelpool", "shared")
 with ModelPool(opened.connection, opened.close, None) as pool:
     (image,) = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=2)).images()
@@ -291,7 +291,7 @@ def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None
 def test_bytes_of_given_images_go_past_the_controller(folder, tmp_path, monkeypatch) -> None:
     """Notes are left by every process that unpickles the image: the workers that read it, and no other."""
     traced = partial(TracedImage, notes=tmp_path)
-    monkeypatch.setattr("modelpool.actors.inputs.input_images.ImagePixels", traced)
+    monkeypatch.setattr("modelpool.actors.control.inputs.input_images.ImagePixels", traced)
     pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), np.uint8)
     wanted = [request(seed=seed, image=pixels, mask=pixels[:, :, 0] > 9, strength=0.5) for seed in range(3)]
     with start_fake_pool("given", workers=1) as opened:

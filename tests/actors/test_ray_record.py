@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.scheduler.record.event_log import read_entries, read_header
-from modelpool.scheduler.record.log_trace import live_trace
-from modelpool.scheduler.record.replay import replay
-from modelpool.scheduler.tables.messages import RunTask
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.scheduler.model.messages import RunTask
+from modelpool.scheduler.simulator.record.event_log import read_entries, read_header
+from modelpool.scheduler.simulator.record.log_trace import live_trace
+from modelpool.scheduler.simulator.record.replay import replay
 from tests.actors.fakes import start_fake_pool
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
-from modelpool.actors.api.opening import OpenedPool, start_pool
+from modelpool.actors.client.opening import OpenedPool, start_pool
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.outputs.results.progress import RunningJob
 from modelpool.actors.ray.state_folder import own_checkpoints
-from modelpool.actors.results.progress import RunningJob
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
 
 pytestmark = pytest.mark.ray
 

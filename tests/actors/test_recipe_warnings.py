@@ -9,13 +9,13 @@ import warnings
 
 import pytest
 
-from modelpool.actors.api.client import PartialLora
-from modelpool.actors.cli.recipe_table import recipe_facts
+from modelpool.actors.cli.models.recipe_table import recipe_facts
+from modelpool.actors.client.client import PartialLora
 from modelpool.actors.control.catalog_service import BuiltRequest, CatalogService
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fake_fleet import InlineExecutor
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
 from tests.actors.loop_connection import open_pool

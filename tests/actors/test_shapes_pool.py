@@ -18,8 +18,8 @@ import pytest
 from examples.shapes.checker import matches, read_image
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.controller import Controller
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.specs.spec import Stage
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.specs.spec import Stage
 
 pytestmark = pytest.mark.ray
 

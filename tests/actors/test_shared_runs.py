@@ -10,10 +10,10 @@ from __future__ import annotations
 import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import SubmissionId
-from modelpool.pool.specs.spec import RunErrorKind, Stage
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.actors.worker.wire.messages import SubmissionId
+from modelpool.pool.values.specs.spec import RunErrorKind, Stage
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.control.test_controller import expected_image
 from tests.actors.fake_fleet import ME, Desk, Sent, dialogue, settle
 

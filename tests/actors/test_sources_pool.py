@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from modelpool import GenerateRequest, ModelPool
-from modelpool.actors.results.outcomes import JobFailure
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.outputs.results.outcomes import JobFailure
 from tests.architecture.source_tree import ROOT
-from tests.pool.fetch.range_server import RangeServer, serving
+from tests.pool.files.fetch.range_server import RangeServer, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

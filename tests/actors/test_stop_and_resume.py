@@ -21,14 +21,14 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.worker.gpu_worker import WorkerEngine
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     Result,
     RunHooks,
     SampleParams,
     StageParams,
 )
-from modelpool.pool.specs.spec import RunCost, TaskSpec, WorkerId
-from modelpool.scheduler.tables.messages import Command, Event, RunTask, WorkersWanted
+from modelpool.pool.values.specs.spec import RunCost, TaskSpec, WorkerId
+from modelpool.scheduler.model.messages import Command, Event, RunTask, WorkersWanted
 from tests.actors.loop_connection import LoopConnection
 from tests.actors.unchanged_outputs import (
     ROOT,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelpool.actors.api.client import DeadlineTooSoon, ModelPool
+from modelpool.actors.client.client import DeadlineTooSoon, ModelPool
 from modelpool.actors.request.qos import user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import Submission, SubmissionId
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.specs.spec import JobSpec
+from modelpool.actors.worker.wire.messages import Submission, SubmissionId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.specs.spec import JobSpec
 from tests.actors.fake_fleet import ME, Desk, dialogue
 from tests.actors.loop_connection import open_pool
 

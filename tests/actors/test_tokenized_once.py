@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import Encoded, EncodeParams
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
-from modelpool.pool.text.text_tokenizer import TextTokenizer
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.models.text.text_tokenizer import TextTokenizer
+from modelpool.pool.values.core.stage_params import Encoded, EncodeParams
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
-from tests.pool.loading import layouts
+from tests.pool.models.loading import layouts
 from tests.pool.pipeline import QUIET
 
 SIZE = {"width": 64, "height": 64, "steps": 1, "cfg": 4.0}

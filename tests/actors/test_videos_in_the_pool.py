@@ -13,8 +13,8 @@ from modelpool.actors.graph.recipe import RecipeLowNoise
 from modelpool.actors.outputs.file_content import read_sound
 from modelpool.actors.outputs.output_file import read_video_recipe
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Latent, VideoFrames
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import Latent, VideoFrames
 from tests.actors.fakes import AUDIOS, PAIR, SOUNDING, VIDEOS
 from tests.actors.loop_connection import open_pool
 

@@ -25,8 +25,6 @@ from tokenizers import Tokenizer
 from modelpool import GenerateRequest, PoolConfig, UserError
 from modelpool.actors.worker.gpu_worker import WorkerEngine
 from tests.actors.loop_connection import open_real_pool
-from tests.pool.controlnets import tiny_controls
-from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families import tiny_transformers
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO
@@ -36,15 +34,18 @@ from tests.pool.families.tiny_pairs import write_pair
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
 from tests.pool.families.tiny_videos import VIDEOS
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.inference.controlnets import tiny_controls
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.models.text.tiny_tokenizers import tiny
 from tests.pool.zoo.case import quiet_libraries
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ROOT / "examples" / "shapes"
 RECORD = ROOT / "tests" / "golden" / "unchanged_outputs.json"
-#: tokenizer.json by text encoder, from `tests.pool.text.tiny_tokenizers`. Training them anew gives other last digits
+#: tokenizer.json by text encoder, from `tests.pool.models.text.tiny_tokenizers`. Training them anew gives other last
+# digits
 TOKENIZERS = ROOT / "tests" / "golden" / "unchanged_tokenizers.json.gz"
 #: an encoder with each kind of tokenizer
 _ENCODER_OF = {"qwen": "qwen3_4b", "llama3": "llama3_8b"}

@@ -16,27 +16,27 @@ TEXT_FOLDERS = (*PRODUCT_FOLDERS, "configs", "docs", "tests", ".ci")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg", ".ini", ".yaml", ".yml", ""}
 #: modules of pool that a process without torch may import
 TORCH_FREE = (
-    "modelpool.pool.specs.names",
-    "modelpool.pool.specs.wire_value",
-    "modelpool.pool.specs.resident",
-    "modelpool.pool.specs.moves",
-    "modelpool.pool.specs.spec",
-    "modelpool.pool.plan.eviction_plan",
-    "modelpool.pool.plan.preload_plan",
-    "modelpool.pool.specs.eviction_hints",
-    "modelpool.pool.specs.execution_modes",
-    "modelpool.pool.plan.plan_time",
-    "modelpool.pool.core.decision",
+    "modelpool.pool.values.specs.name_types",
+    "modelpool.pool.values.specs.wire_value",
+    "modelpool.pool.values.specs.resident",
+    "modelpool.pool.values.specs.moves",
+    "modelpool.pool.values.specs.spec",
+    "modelpool.pool.weights.plan.eviction_plan",
+    "modelpool.pool.weights.plan.preload_plan",
+    "modelpool.pool.values.specs.eviction_hints",
+    "modelpool.pool.values.specs.execution_modes",
+    "modelpool.pool.weights.plan.plan_time",
+    "modelpool.pool.values.core.decision",
     "modelpool.pool.engine.load_devices",
     "modelpool.pool.devices.kind_names",
     "modelpool.pool.devices.vram_policy",
-    "modelpool.pool.plan.oom_ladder",
-    "modelpool.pool.plan.residency_reasons",
-    "modelpool.pool.plan.streaming_order",
-    "modelpool.pool.core.errors",
-    "modelpool.pool.core.arguments",
-    "modelpool.pool.core.stage_params",
-    "modelpool.pool.sampling.names",
+    "modelpool.pool.weights.plan.oom_ladder",
+    "modelpool.pool.weights.plan.residency_reasons",
+    "modelpool.pool.weights.plan.streaming_order",
+    "modelpool.pool.values.core.errors",
+    "modelpool.pool.values.core.argument_checks",
+    "modelpool.pool.values.core.stage_params",
+    "modelpool.pool.inference.sampling.sampler_names",
 )
 
 
@@ -53,7 +53,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name: "modelpool.pool.core.errors" for pool/core/errors.py."""
+        """Its dotted name: "modelpool.pool.values.core.errors" for pool/values/core/errors.py."""
         name = ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         return f"modelpool.{name}" if name.split(".")[0] in PACKAGES else name
 
@@ -78,7 +78,7 @@ class Module:
 
     @property
     def imported_packages(self) -> set[str]:
-        """The packages that it imports: "pool" for modelpool.pool.core, "torch" for torch.nn."""
+        """The packages that it imports: "pool" for modelpool.pool.values.core, "torch" for torch.nn."""
         return {name.removeprefix("modelpool.").split(".")[0] for name in self.imports}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.settings.group_sections import GroupSection
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.config.group_sections import GroupSection
 from tests.architecture.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.layers import LAYERS
+from tests.architecture.layers import LAYERS, ROOMS
 from tests.architecture.source_tree import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -58,21 +58,25 @@ def test_tables_that_the_how_tos_name_exist() -> None:
     assert missing == []
 
 
-def test_the_architecture_page_lists_every_folder() -> None:
+def test_the_architecture_page_lists_every_room_with_its_folders() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="ascii")
-    folders = [f"{package}/{folder}" for package in LAYERS for folder in LAYERS[package]]
-    assert [folder for folder in folders if f"| `{folder}` |" not in page] == []
-    order = " ".join(page.partition("## Layer order")[2].partition("## Threads")[0].split())
-    for package in LAYERS:
-        assert f"- **{package}**: " + ", ".join(f"`{folder}`" for folder in LAYERS[package]) in order
+    rows = re.findall(r"^\| `(\w+/\w+)` \| ([^|]*)\|", page.partition("## Rooms")[2], re.MULTILINE)
+    rooms = {
+        f"{package}/{room}": {folder.split("/")[0] for folder in order if folder != "."}
+        for package in ROOMS
+        for room, order in ROOMS[package].items()
+    }
+    assert {room: set(folders.replace(",", " ").split()) for room, folders in rows} == rooms
+    assert [room for room, _ in rows] == list(rooms)
+    assert len(page.splitlines()) <= 120, "one page"
 
 
-def test_the_architecture_page_lists_every_thread_and_lock() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="ascii")
+def test_the_page_on_concurrency_lists_every_thread_and_lock() -> None:
+    page = (ROOT / "docs" / "explanation" / "concurrency.md").read_text(encoding="ascii")
     modules = [path for package in LAYERS for path in (ROOT / package).rglob("*.py")]
     found = [path.relative_to(ROOT) for path in modules if _CONCURRENT.search(path.read_text(encoding="utf-8"))]
     listed = [
-        path for path in found if {f"`{path.as_posix()}`", f"`{path.parent.as_posix()}`"} & set(_CODE.findall(page))
+        path for path in found if {f"`{each.as_posix()}`" for each in (path, *path.parents)} & set(_CODE.findall(page))
     ]
     assert listed == found
     assert len(found) > 15

@@ -12,9 +12,9 @@ OTHER_READERS = {
     "actors/outputs/file_content.py": "reads outputs back, to compare them with the manifest",
     "actors/outputs/preview_image.py": "reads outputs for reports",
     "actors/outputs/image_metadata.py": "reads texts; pixels go nowhere",
-    "actors/http/encoded_images.py": "encodes outputs in another format",
-    "actors/http/thumbnails.py": "reads outputs",
-    "pool/core/previews.py": "reads previews that a worker has made",
+    "actors/http/service/encoded_images.py": "encodes outputs in another format",
+    "actors/http/page/thumbnails.py": "reads outputs",
+    "pool/values/core/previews.py": "reads previews that a worker has made",
 }
 
 
@@ -47,7 +47,14 @@ def test_only_one_module_decodes_images_of_users() -> None:
 
 def test_no_module_turns_transparency_into_colours_on_its_own() -> None:
     """`convert("RGB")` of an image of a user has the hidden colours of its transparent areas."""
-    folders = ("actors/http", "actors/inputs", "actors/job_files", "actors/api", "actors/request", "actors/graph")
+    folders = (
+        "actors/http",
+        "actors/control/inputs",
+        "actors/request/job_files",
+        "actors/client",
+        "actors/request",
+        "actors/graph",
+    )
     offenders = [
         f"{module.place}:{node.lineno}"
         for module in product_modules(*folders)

@@ -69,11 +69,16 @@ def test_the_pool_imports_nothing_above_it() -> None:
 
 
 def test_the_scheduler_imports_the_standard_library_and_torch_free_pool() -> None:
-    allowed = ("modelpool.scheduler", "modelpool.pool.specs", "modelpool.pool.plan", "modelpool.pool.core.errors")
+    allowed = (
+        "modelpool.scheduler",
+        "modelpool.pool.values.specs",
+        "modelpool.pool.weights.plan",
+        "modelpool.pool.values.core.errors",
+    )
     problems = [
         f"{module.place} imports {name}"
         for module in product_modules("scheduler")
-        for name in sorted(module.imports - {"modelpool", "modelpool.pool", "modelpool.pool.core"})
+        for name in sorted(module.imports - {"modelpool", "modelpool.pool", "modelpool.pool.values.core"})
         if name.split(".")[0] not in STANDARD_LIBRARY
         and not any(name == a or name.startswith(a + ".") for a in allowed)
     ]
@@ -86,7 +91,7 @@ def test_decisions_use_no_clock_no_chance_no_thread_and_no_environment() -> None
     assert {m.name for m in torch_free} == set(TORCH_FREE)
     modules = [*product_modules("scheduler"), *torch_free]
     drawn = (
-        "modelpool.scheduler.workloads.",
+        "modelpool.scheduler.simulator.workloads.",
         "modelpool.scheduler.simulator.policy",
         "modelpool.scheduler.simulator.scaled_run",
     )

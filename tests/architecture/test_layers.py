@@ -1,7 +1,7 @@
-"""Folders import downwards only.
+"""Rooms, and the folders in them, import downwards only.
 
-Proves: no two folders import each other, not even for types; every module lies in a folder of the list; a forbidden
-import would be found.
+Proves: no two folders import each other, not even for types; every module lies in a folder of the list; a room has few
+folders; the name of a file identifies it in its package; a forbidden import would be found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.architecture.layers import LAYERS
+from tests.architecture.layers import FOLDERS_IN_ROOM, LAYERS, ROOMS
 from tests.architecture.source_tree import ROOT, Module, product_modules
 
 
@@ -51,18 +51,38 @@ def test_every_module_lies_in_a_folder_of_the_list() -> None:
     assert folders <= used, f"empty folders: {folders - used}"
 
 
+def test_a_room_has_few_folders_and_each_package_few_rooms() -> None:
+    many = {
+        f"{package}/{room}": inner
+        for package, rooms in ROOMS.items()
+        for room, order in rooms.items()
+        if len(inner := {folder.split("/")[0] for folder in order if folder != "."}) > FOLDERS_IN_ROOM
+    }
+    assert many == {}
+    assert sum(len(rooms) for rooms in ROOMS.values()) <= 24
+
+
+def test_file_names_are_unique_in_their_package() -> None:
+    """A traceback or the tab of an editor identifies the file."""
+    homes: dict[tuple[str, str], list[str]] = {}
+    for module in product_modules(*LAYERS):
+        if module.path.name != "__init__.py":
+            homes.setdefault((module.place.split("/")[0], module.path.name), []).append(module.place)
+    assert {name: places for (_, name), places in homes.items() if len(places) > 1} == {}
+
+
 def test_folders_import_only_the_folders_before_them() -> None:
     assert upward_imports(product_modules(*LAYERS)) == []
 
 
 def test_a_forbidden_import_is_found(tmp_path: Path) -> None:
     class Planted(Module):
-        place = "pool/plan/planted.py"
-        name = "modelpool.pool.plan.planted"
-        imports = frozenset({"modelpool.pool.engine.engine", "modelpool.pool.core.errors"})  # type: ignore[assignment]
+        place = "pool/weights/plan/planted.py"
+        name = "modelpool.pool.weights.plan.planted"
+        imports = frozenset({"modelpool.pool.engine.engine", "modelpool.pool.values.core.errors"})  # type: ignore[assignment]
 
     assert upward_imports([Planted(tmp_path)]) == [
-        "pool/plan/planted.py (plan) imports modelpool.pool.engine.engine (engine)"
+        "pool/weights/plan/planted.py (weights/plan) imports modelpool.pool.engine.engine (engine)"
     ]
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from tests.architecture.source_tree import PACKAGES, Module, product_modules
 
 #: maps files, and the only module that may use what maps them
-MAPS, OPENS = "pool/mapping/mapped_file.py", "pool/mapping/open_weights.py"
+MAPS, OPENS = "pool/weights/quant/mapped_file.py", "pool/weights/quant/open_weights.py"
 #: functions of `OPENS` that open files
 OPENING = ("open_weights", "weights_of_header")
 #: packages that read files of weights, and the modules that use one: for types of blocks, and for vectors of faces
-READERS = {"safetensors": {"actors/request/face_fields.py"}, "gguf": {"pool/formats/ggml_types.py"}}
+READERS = {"safetensors": {"actors/request/face_fields.py"}, "gguf": {"pool/files/formats/ggml_types.py"}}
 
 
 def called(module: Module, *names: str) -> set[str]:

@@ -68,7 +68,7 @@ def test_the_wheel_holds_modelpool_alone(site: Path) -> None:
     expected = {module.place for module in product_modules(*PACKAGES)}
     assert inside == expected | {path.name for path in (ROOT / "modelpool").glob("*.py")}
     assert (site / "modelpool" / "py.typed").is_file()
-    assert list((site / "modelpool" / "pool" / "text").glob("*.gz"))
+    assert list((site / "modelpool" / "pool" / "models" / "text").glob("*.gz"))
     page = Path("actors", "http", "page")
     assert sorted(path.name for path in (site / "modelpool" / page).iterdir()) == sorted(
         path.name for path in (ROOT / page).iterdir()
@@ -77,7 +77,8 @@ def test_the_wheel_holds_modelpool_alone(site: Path) -> None:
 
 def test_the_public_api_comes_from_the_wheel(site: Path) -> None:
     code = (
-        "import modelpool, modelpool.pool.text.clip_tokenizer as t; from modelpool import ModelPool, GenerateRequest\n"
+        "import modelpool, modelpool.pool.models.text.clip_tokenizer as t\n"
+        "from modelpool import ModelPool, GenerateRequest\n"
         "from modelpool.pool import load_checkpoint\n"
         "t.ClipTokenizer.load()\n"
         "print(modelpool.__file__, modelpool.__version__)"

@@ -12,8 +12,8 @@ from benchmarks import ray_systems, ray_trace
 from benchmarks.against_ray import RACED, systems
 from benchmarks.ray_systems import CAPACITY_BYTES, MIB, System, TraceCatalog, TraceEngine, answers_of, passes
 from benchmarks.ray_trace import LOAD_SECONDS, MODELS, ROOM_MODELS, Answer, LeastRecentlyUsed, Request, loads_of, trace
-from modelpool.pool.core.stage_params import BatchMember, EncodeParams, RunHooks
-from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Role, Stage, TaskId, TaskSpec
+from modelpool.pool.values.core.stage_params import BatchMember, EncodeParams, RunHooks
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, Role, Stage, TaskId, TaskSpec
 
 HOOKS = RunHooks(lambda step, steps: None, lambda: False)
 

@@ -1,6 +1,6 @@
 """The model of `benchmarks.chaos` notices each broken guarantee, and its faults are those of its seed.
 
-The runner itself has a short form in tests/actors/cli/test_daemon.py.
+The runner itself has a short form in tests/actors/cli/cluster/test_daemon.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.chaos import Faults, role_of
 from benchmarks.chaos_model import Guarantees, digest, read_journal
-from modelpool.actors.detached.journal import Journal
-from modelpool.actors.detached.records import NewSubmission, RequestOutcome
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.actors.control.detached.journal import Journal
+from modelpool.actors.control.detached.records import NewSubmission, RequestOutcome
+from modelpool.scheduler.model.messages import Outcome
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_processes_have_roles() -> None:
         "ray::IDLE": "",
         "/x/ray/core/src/ray/raylet/raylet --static": "raylet",
         "/x/ray/core/src/ray/gcs/gcs_server --log": "GCS",
-        "python -P -m modelpool.actors.cli.daemon --ready-fd 4": "daemon",
+        "python -P -m modelpool.actors.cli.cluster.daemon --ready-fd 4": "daemon",
         "python -m modelpool wait batch-1": "driver",
         "python -m modelpool up --detach": "",
     }

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.clairvoyant import SCALE, Interval, Request, best_packing, least_bus_bytes
 from benchmarks.vram import POLICIES, SPECS, sequence
-from modelpool.pool.plan.eviction_plan import Residency, plan
-from modelpool.pool.specs.eviction_hints import EvictionHints
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.values.specs.eviction_hints import EvictionHints
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.plan.eviction_plan import Residency, plan
 
 INTERVALS = st.lists(
     st.builds(

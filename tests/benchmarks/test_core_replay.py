@@ -6,7 +6,7 @@ import gc
 
 from benchmarks.core_replay import replay
 from modelpool.scheduler.core import state
-from modelpool.scheduler.tables.messages import ComponentsKnown, Submitted, Tick
+from modelpool.scheduler.model.messages import ComponentsKnown, Submitted, Tick
 from tests.scheduler.world import COMPONENTS, image
 
 

@@ -27,8 +27,8 @@ from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
 from benchmarks.gpu.part import part_named
 from benchmarks.gpu.setting import Setting
-from modelpool.pool.patcher.compiled_blocks import BlockCompiler
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.patcher.compiled_blocks import BlockCompiler
 from tests.architecture.source_tree import ROOT
 
 #: parameters of the published models; source: their model cards and files

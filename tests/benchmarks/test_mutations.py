@@ -16,7 +16,7 @@ import pytest
 from benchmarks.mutations import Mutations, mutated_bytes, mutated_value, run
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField, UserError
+from modelpool.pool.values.core.errors import UnusableField, UserError
 
 
 @pytest.fixture(scope="module")

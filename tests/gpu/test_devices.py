@@ -9,7 +9,7 @@ import torch
 
 from modelpool.pool.devices.capabilities import default_device_kind
 from modelpool.pool.devices.detection import capabilities_here, detect
-from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.nvml import find_nvml, read_nvml
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 

@@ -15,7 +15,7 @@ import torch
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.detection import capabilities_here
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import Pipeline, open_engine
 
 pytestmark = pytest.mark.gpu

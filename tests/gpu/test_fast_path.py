@@ -20,18 +20,18 @@ from modelpool.pool.devices.detection import capabilities_here
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.ops.attention import attention_priority
-from modelpool.pool.ops.attention_calls import AttentionKernels, torch_attention
-from modelpool.pool.ops.attention_choices import KernelChoices
-from modelpool.pool.ops.context import compute
-from modelpool.pool.patcher.compute_context import RunTools
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
-from modelpool.pool.patcher.weight_form import MemoryFormat, WeightForm
-from modelpool.pool.patches.patch_set import PatchSet
-from modelpool.pool.quant.quantize import quantize
-from modelpool.pool.specs.spec import ComponentKey, Role
-from modelpool.pool.vram.vram_manager import VramManager, with_dependents
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.ops.attention import attention_priority
+from modelpool.pool.weights.ops.attention_calls import AttentionKernels, torch_attention
+from modelpool.pool.weights.ops.attention_choices import KernelChoices
+from modelpool.pool.weights.ops.context import compute
+from modelpool.pool.weights.patcher.compute_context import RunTools
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
+from modelpool.pool.weights.patcher.weight_form import MemoryFormat, WeightForm
+from modelpool.pool.weights.patches.patch_set import PatchSet
+from modelpool.pool.weights.quant.quantize import quantize
+from modelpool.pool.weights.vram.vram_manager import VramManager, with_dependents
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import Pipeline
 from tests.pool.toy import make_toy, patches_for, reference
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.capabilities import detect_capabilities
-from modelpool.pool.devices.kinds import DeviceKind, prepare_allocator
+from modelpool.pool.devices.device_kinds import DeviceKind, prepare_allocator
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader
-from modelpool.pool.ops.attention import attention_priority, use_attention_kernels
-from modelpool.pool.ops.classes import swap_to_casting
-from modelpool.pool.ops.context import compute
+from modelpool.pool.weights.ops.attention import attention_priority, use_attention_kernels
+from modelpool.pool.weights.ops.casting_classes import swap_to_casting
+from modelpool.pool.weights.ops.context import compute
 from tests.pool.zoo import build, store_in
 
 pytestmark = pytest.mark.gpu

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
-from modelpool.pool.patcher.compute_context import RunTools
-from modelpool.pool.patcher.model_patcher import ModelPatcher, realize_in_steps
-from modelpool.pool.patcher.shared_weights import WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.patches.patch_set import PatchSet
-from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.compute_context import RunTools
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, realize_in_steps
+from modelpool.pool.weights.patcher.shared_weights import WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
+from modelpool.pool.weights.patches.patch_set import PatchSet
 from tests.pool.toy import make_patch
 
 pytestmark = pytest.mark.gpu

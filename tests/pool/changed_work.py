@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.values.core.stage_params import SampleParams
 
 _GROUPS = ("shape", "schedule", "guidance")
 

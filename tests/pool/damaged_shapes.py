@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.files.formats.safetensors_file import Shape
 
 STRANGE_SHAPES: list[Shape] = [
     (), (0,), (1,), (7, 7), (-3, 4), (1 << 40, 3, 3, 3), (2, 3, 5, 7, 11), (0, 0, 0, 0, 0),

@@ -16,8 +16,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelpool.pool.core.stage_params import RunHooks
 from modelpool.pool.devices.sim.tensor import SimTensor
+from modelpool.pool.values.core.stage_params import RunHooks
 
 aten = torch.ops.aten
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from modelpool.pool.core import task_inputs as names
-from modelpool.pool.core.refs import ControlMaskMode
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core import task_inputs as names
+from modelpool.pool.values.core.refs import ControlMaskMode
+from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
     Encoded,
@@ -26,8 +26,8 @@ from modelpool.pool.core.stage_params import (
     VideoMask,
     VisionEncodeParams,
 )
-from modelpool.pool.core.task_inputs import TaskInputs
-from modelpool.pool.specs.spec import TaskId, TaskSpec
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import TaskId, TaskSpec
 
 
 def inputs_of(work: StageParams, *results: Result) -> TaskInputs:

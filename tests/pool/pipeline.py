@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeParams,
     GuidanceParams,
@@ -19,11 +22,8 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.input_names import inputs_of
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeParams,
     GuidanceParams,
@@ -26,12 +27,11 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.engine.engine import Engine
-from modelpool.pool.specs.spec import RunCost, TaskSpec
+from modelpool.pool.values.specs.spec import RunCost, TaskSpec
 from tests.pool.input_names import inputs_of
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import QUIET
 
 UNET, VAE = "model.diffusion_model.", "first_stage_model."

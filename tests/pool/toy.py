@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.ops.skip_init import without_initialisation
-from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
+from modelpool.pool.weights.ops.skip_init import without_initialisation
+from modelpool.pool.weights.patches.patch_set import LowRank, PatchSet, WeightPatch
 
 
 class Gain(nn.Module):

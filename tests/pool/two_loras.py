@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import FloatArray, Latent, Result, RunState, SampleParams, task_id
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.values.core.stage_params import FloatArray, Latent, Result, RunState, SampleParams, task_id
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import QUIET, Pipeline, inputs_of
 
 STEPS = 4

@@ -16,9 +16,9 @@ from modelpool.scheduler.core import state
 from modelpool.scheduler.core.history import find_job, history_of
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import entry_line, read_entries
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Event, Submitted
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Event, Submitted
+from modelpool.scheduler.simulator.record.event_log import entry_line, read_entries
 
 #: how a core was set up, and what it was told
 Stream: TypeAlias = tuple[SchedulerConfig, list[Event]]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import LogEntry, LogHeader, entry_line, header_line, read_entries
-from modelpool.scheduler.tables.messages import Command, ComponentsKnown, Event
+from modelpool.scheduler.model.messages import Command, ComponentsKnown, Event
+from modelpool.scheduler.simulator.record.event_log import LogEntry, LogHeader, entry_line, header_line, read_entries
 from tests.scheduler.world import COMPONENTS, Shell, image
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from modelpool.pool.plan.eviction_plan import Residency, Resident
-from modelpool.pool.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
-from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.registry import PLACEMENTS
-from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery
-from modelpool.scheduler.queue.backlog import Backlog
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.worker_index import WorkerIndex
-from modelpool.scheduler.tables.workers import Worker, WorkerState
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.placement.registry import PLACEMENTS
+from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery
+from modelpool.scheduler.decisions.queue.backlog import Backlog
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import Task
+from modelpool.scheduler.model.worker_index import WorkerIndex
+from modelpool.scheduler.model.workers import Worker, WorkerState
 from tests.scheduler.world import COMPONENTS
 
 AT = 100.0

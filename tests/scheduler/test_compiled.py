@@ -23,20 +23,15 @@ from typing import Any
 import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import FileVerdict, JobSpec, JudgedFile, NodeId, RunErrorKind, UserId, WorkerId
-from modelpool.pool.specs.wire_value import WireValue
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import FileVerdict, JobSpec, JudgedFile, NodeId, RunErrorKind, UserId, WorkerId
+from modelpool.pool.values.specs.wire_value import WireValue
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.snapshot import Snapshot
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.replay import Replayed
-from modelpool.scheduler.simulator.cluster import VirtualCluster
-from modelpool.scheduler.simulator.faults import Disturbances
-from modelpool.scheduler.simulator.hosts import SimulatedNode
-from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     Event,
@@ -46,9 +41,14 @@ from modelpool.scheduler.tables.messages import (
     PoolEnding,
     PruneComponents,
 )
-from modelpool.scheduler.tables.story_lines import StoryLine
-from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
-from modelpool.scheduler.workloads.arrivals import poisson
+from modelpool.scheduler.model.story_lines import StoryLine
+from modelpool.scheduler.model.user_share import EVERYBODY, UserShare
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.hosts import SimulatedNode
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.simulator.record.replay import Replayed
+from modelpool.scheduler.simulator.workloads.arrivals import poisson
 from tests.scheduler.decided import Stream, answer
 from tests.simulation.worlds import mix
 

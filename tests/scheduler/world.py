@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.plan.eviction_plan import Residency, Resident, needed_bytes, plan
-from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.specs.eviction_hints import EvictionHints
-from modelpool.pool.specs.execution_modes import choose_mode
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.eviction_hints import EvictionHints
+from modelpool.pool.values.specs.execution_modes import choose_mode
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -35,11 +33,13 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.weights.plan.eviction_plan import Residency, Resident, needed_bytes, plan
+from modelpool.pool.weights.plan.preload_plan import RunningLease, plan_preload
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.kept_states import state_id, task_of_state
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.kept_states import state_id, task_of_state
+from modelpool.scheduler.model.messages import (
     BatchMate,
     CancelRequested,
     Command,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.messages import Command, Event, RunTask
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import Command, Event, RunTask
-from modelpool.scheduler.workloads.arrivals import bursts
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import bursts
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 class Silent(SchedulerState):

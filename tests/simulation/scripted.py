@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    Role,
+    Stage,
+    TaskId,
+    TaskSpec,
+    WorkerId,
+)
+from modelpool.scheduler.model.messages import (
     BatchMate,
     Command,
     Event,

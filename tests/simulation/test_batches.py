@@ -11,17 +11,17 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import JobId, JobSpec, TaskSpec, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import JobId, JobSpec, TaskSpec, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Command, Event, Outcome, RunTask, StopTask, Submitted, Tick
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.metrics import figures
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, Event, Outcome, RunTask, StopTask, Submitted, Tick
-from modelpool.scheduler.workloads.arrivals import poisson
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.scripted import Scripted, Step, component, task
 from tests.simulation.worlds import gpus, mix, troubled
 

@@ -9,16 +9,16 @@ from random import Random
 
 from benchmarks.closed_loop import LOOPS, run_loop
 from benchmarks.ray_trace import MODEL_BYTES
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.simulator.closed_loop import run_closed_loop
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.workloads.arrivals import all_at_once
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 def test_each_client_has_one_job_at_a_time() -> None:

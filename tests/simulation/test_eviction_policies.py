@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.eviction_hints import NO_HINTS
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, WorkerId
+from modelpool.pool.values.specs.eviction_hints import NO_HINTS
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.simulator.eviction_policies import (
     EvictionQuery,
     KnownFuture,

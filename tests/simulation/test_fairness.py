@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import JobId, UserId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import JobId, UserId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.queue.shares import UserShare
+from modelpool.scheduler.decisions.queue.shares import UserShare
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, Submitted
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 #: one model with all its parts fits, two do not
 CAPACITY_BYTES = 9 * GIB

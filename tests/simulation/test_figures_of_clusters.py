@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from modelpool.benchmarks.lab.policies import POLICIES
+from modelpool.scheduler.model.messages import Outcome
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
 from modelpool.scheduler.simulator.metrics import figures
 from modelpool.scheduler.simulator.timeline import timeline
-from modelpool.scheduler.tables.messages import Outcome
-from modelpool.scheduler.workloads.built_in import BUILT_IN
+from modelpool.scheduler.simulator.workloads.built_in import BUILT_IN
 from tests.simulation.worlds import gpus, troubled
 
 

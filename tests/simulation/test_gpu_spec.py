@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.errors import GIB, DoesNotFit, UnknownName, UnusableField
+from modelpool.pool.values.core.errors import GIB, DoesNotFit, UnknownName, UnusableField
+from modelpool.scheduler.model.gpu_kinds import GPU_KINDS, GpuKind
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, require_fit, simulated_gpus
-from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, GpuKind
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 def test_kinds_counts_and_memory() -> None:

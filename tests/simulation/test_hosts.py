@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -27,11 +27,11 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.model.messages import Command, Event, StopTask, Submitted, Tick
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.metrics import figures
-from modelpool.scheduler.tables.messages import Command, Event, StopTask, Submitted, Tick
 from tests.simulation.scripted import Scripted, Step, component, task
 
 NODE = NodeId("box")

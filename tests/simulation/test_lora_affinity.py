@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import Role, Stage
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import Role, Stage
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.worlds import gpus
 
 MODEL = InventedModel("base", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentUse,
     JobId,
@@ -24,11 +24,11 @@ from modelpool.pool.specs.spec import (
     UserId,
     WorkerId,
 )
+from modelpool.scheduler.model.messages import Outcome, Submitted
 from modelpool.scheduler.simulator.fairness import ServiceSpan, fair_shares, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads
 from modelpool.scheduler.simulator.metrics import figures, latency, percentile
 from modelpool.scheduler.simulator.records import SimulationTotals
-from modelpool.scheduler.tables.messages import Outcome, Submitted
 
 ANNA, BEN = UserId("anna"), UserId("ben")
 TASK = TaskId("t")

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.specs.spec import JobId
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.worlds import gpus, mix
 
 

@@ -9,18 +9,18 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.prefetch import PrefetchPlanner
+from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, Prefetch, RunTask
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
 from modelpool.scheduler.simulator.metrics import Figures, figures
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, Prefetch, RunTask
-from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 MIX = Mix([InventedModel(f"m{n}") for n in range(12)], ("", "l1", "l2"), steps=(20, 30))
 

@@ -8,11 +8,11 @@ import pytest
 
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome
+from modelpool.scheduler.model.story_lines import dump
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
-from modelpool.scheduler.tables.story_lines import dump
 from tests.simulation.worlds import gpus, mix, troubled
 
 

@@ -12,18 +12,18 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import JobSpec, RunErrorKind, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import JobSpec, RunErrorKind, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.arrivals import all_at_once
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 def alike(job: JobSpec) -> JobSpec:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.simulator.cluster import SimulatedNode, VirtualCluster
-from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.messages import (
     CancelRequested,
     EndWorker,
     Outcome,
@@ -23,7 +21,9 @@ from modelpool.scheduler.tables.messages import (
     Submitted,
     WorkersWanted,
 )
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.cluster import SimulatedNode, VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 ROOT = Path(__file__).parents[2]
 MODEL = InventedModel("one", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB, vae_bytes=1 * GIB)
@@ -35,8 +35,8 @@ import sys
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.messages import Submitted
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 model = InventedModel("one")
 cluster = VirtualCluster(SchedulerState(), [SimulatedGpu("gpu-0", 24 << 30, 1e10)])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.simulator.metrics import Figures, GpuTime, latency
 from modelpool.scheduler.simulator.sizing import Goal, bottleneck, first_estimate, least_count
 

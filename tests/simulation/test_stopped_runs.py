@@ -6,8 +6,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -21,10 +21,10 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, StopTask, Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, StopTask, Submitted
 from tests.tiers import examples
 
 MODELS = tuple(ComponentKey(name) for name in ("video/diffusion_model", "image/diffusion_model"))

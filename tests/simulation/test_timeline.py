@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.simulator.metrics import figures
 from modelpool.scheduler.simulator.timeline import GAP, timeline
 from tests.simulation.test_metrics import Gpu, Run, World, small_world

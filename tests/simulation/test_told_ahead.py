@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.prefetch import PrefetchPlanner
+from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
+from modelpool.scheduler.model.messages import Prefetch, RunTask
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from modelpool.scheduler.tables.messages import Prefetch, RunTask
-from modelpool.scheduler.workloads.arrivals import poisson
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 def cluster_of(jobs: int) -> VirtualCluster[SchedulerState]:

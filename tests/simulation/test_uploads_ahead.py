@@ -11,18 +11,18 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import NodeId, TaskId, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, TaskId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.preload import PreloadPlanner
+from modelpool.scheduler.decisions.placement.preload import PreloadPlanner
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Event, Outcome, Prefetch, Preload, RunEnded, RunTask
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Event, Outcome, Prefetch, Preload, RunEnded, RunTask
-from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 MIX = Mix([InventedModel(f"m{n}") for n in range(6)], ("", "l1"), steps=(20, 30))
 
@@ -51,7 +51,9 @@ def finished(cluster: VirtualCluster[SchedulerState]) -> VirtualCluster[Schedule
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told of anything, and nothing is put off for it."""
     monkeypatch.setattr(PreloadPlanner, "plan_all", lambda self, job_came: self._started.clear())
-    monkeypatch.setattr("modelpool.scheduler.placement.expected_completion.can_preload_all", lambda *nothing: False)
+    monkeypatch.setattr(
+        "modelpool.scheduler.decisions.placement.expected_completion.can_preload_all", lambda *nothing: False
+    )
 
 
 @pytest.mark.parametrize("per_second", [None, 0.6])

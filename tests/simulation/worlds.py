@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import CancelRequested
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import CancelRequested
-from modelpool.scheduler.workloads.arrivals import all_at_once, bursts, poisson
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, bursts, poisson
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 
 def gpus(count: int, *capacities_gib: int) -> list[SimulatedGpu]:

@@ -23,7 +23,7 @@ import torch
 
 from modelpool.pool.devices.sim.ledger import SimMemoryStats
 from modelpool.pool.devices.sim.operations import WHOLE_OPS, aten, factory_ops, plan_of
-from modelpool.pool.devices.sim.registry import SimDevice, SimDevices
+from modelpool.pool.devices.sim.sim_registry import SimDevice, SimDevices
 from modelpool.pool.devices.sim.tensor import copy_from, make_on_device, run
 from modelpool.pool.devices.torch_api import torch_private
 

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from modelpool.pool.devices.sim.ledger import SimAllocation
 from modelpool.pool.devices.sim.operations import DIRECT_METHODS, DirectKind, OpKind, OpPlan, plan_of
-from modelpool.pool.devices.sim.registry import SimDevice, SimDevices
+from modelpool.pool.devices.sim.sim_registry import SimDevice, SimDevices
 from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
 
 CPU = torch.device("cpu")

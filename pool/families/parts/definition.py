@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
-from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import Condition, Layout, Naming
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import Condition, Layout, Naming
 from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
@@ -21,7 +20,8 @@ from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
+from modelpool.pool.values.specs.spec import Role
 
 #: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
 HALF_FIRST = ("float16", "bfloat16", "float32")
@@ -87,13 +87,13 @@ class FamilyDefinition:
     comfyui   its class in ComfyUI; empty if none
 
     The module:
-    module    name of its class in diffusers; `pool.models.diffusion.adapted_modules` replaces some of them
+    module    name of its class in diffusers; `pool.models.components.diffusion.adapted_modules` replaces some of them
     config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
               namings of a file
     convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
               reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
-              `pool.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
-    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.diffusion.architecture`
+              `pool.models.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
+    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.components.diffusion.architecture`
 
     Text and latents:
     latent    name of its latents (`pool.families.parts.latent_formats`)
@@ -101,7 +101,7 @@ class FamilyDefinition:
               and deviation of each channel there
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
     texts     the text encoders, and how each is read, in the order of their roles
-    text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_set  name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
     text_join  how the states of several encoders are joined; None: those of each are a separate input
     words       key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
                 empty: text encoders are separate
@@ -118,7 +118,7 @@ class FamilyDefinition:
     cfg_rescale  how the guided prediction is rescaled
     image_concat use of an input image that is concatenated with the latent
     dtypes    compute dtypes of the diffusion model, best first
-    controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
+    controlnets  name of the ControlNets for its models (`pool.inference.controlnets.controlnet_kinds`); empty for none
     several_references  whether it reads more than one reference image, other than through its text encoder
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side     as in `SamplingFacts`

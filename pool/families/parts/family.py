@@ -1,7 +1,7 @@
 """`Family`: where the components of a model are in a file, which architecture each has, and the facts that no tensor
 tells. Torch-free.
 
-`pool.families` has the values; `pool.loading.detect_family` finds the one of a file.
+`pool.families` has the values; `pool.models.loading.detect_family` finds the one of a file.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from modelpool.pool.core.family_facts import LatentFacts, TextFacts
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
-from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
+from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from modelpool.pool.values.specs.spec import Role
 
 
 class Architecture(Enum):
-    """The way to build a component (`pool.models.common.module_classes`), and the key naming of its file."""
+    """The way to build a component (`pool.models.components.common.module_classes`), and the key naming of its file."""
 
     CLIP_TEXT = "CLIP text model, in the naming of transformers"
     OPEN_CLIP_TEXT = "CLIP text model with a projection, in the naming of open_clip"
@@ -49,8 +49,8 @@ class Family:
     latent_shift, latent_means, latent_deviations  as in `LatentFacts`
     latent_format  name of its latents (`pool.families.parts.latent_formats`), if the VAE is to be checked
     shifts_latent  whether a shift that the configuration of a VAE states applies
-    text_set       how the text encoders read prompts: a key of `MEMBERS` of `pool.detection.text_encoders`; empty if
-                   `texts` states it
+    text_set       how the text encoders read prompts: a key of `MEMBERS` of `pool.families.detection.text_encoders`;
+                   empty if `texts` states it
     dtypes         names of the compute dtypes of the diffusion model, best first
     relative       family that it was pruned or fine-tuned from; LoRAs use the same names for its weights. Empty for
                    none

@@ -46,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.files.formats.safetensors_file import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

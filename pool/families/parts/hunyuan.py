@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, BaseNames, NameSource, Ranges
 from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading, fixed_length

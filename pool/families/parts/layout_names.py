@@ -1,7 +1,7 @@
 """`LayoutNames`: the published names of a layout, and how a converter makes those of diffusers of them. Torch-free to
 import.
 
-`pool.lora_names.discovered` traces the converters.
+`pool.models.lora_names.discovered` traces the converters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.parts.forward import Convert, Shapes
+from modelpool.pool.values.core.errors import UnknownArchitecture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class FixedCuts:
 class LayoutNames:
     """The published names of a layout. Families that share it have an equal value, except for `without` and `renamed`.
 
-    layout      its name in `pool.lora_names.discovered`
+    layout      its name in `pool.models.lora_names.discovered`
     without     beginnings of the names of published tensors that the module does not have
     renamed     parameters that the converter leaves under their published names -> the module's names
     converter   the converter, if diffusers has none
@@ -87,8 +87,8 @@ def single_block_cuts(width_key: str) -> FixedCuts:
 class LayoutTable:
     """A transformer with numbered `blocks`, in the names of the original and of diffusers: a converter for a layout
     that diffusers builds and does not convert. It only renames and cuts tensors, so that
-    `pool.keymaps.key_map` can trace it. Source of the tables: the public key lists of the original and of the diffusers
-    checkpoints of the same weights.
+    `pool.weights.keymaps.key_map` can trace it. Source of the tables: the public key lists of the original and of the
+    diffusers checkpoints of the same weights.
 
     outer    key prefixes outside of blocks; other keys are left out
     swapped  those of them whose halves are swapped: the original has shift before scale

@@ -1,6 +1,6 @@
 """`LoraNaming`: rules for the names of a diffusion model's weights in LoRA files, and the usual ones. Torch-free.
 
-Sources of the conventions: as in `pool.lora_names.naming`.
+Sources of the conventions: as in `pool.models.lora_names.naming`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from modelpool.pool.keymaps.key_map import RowRange
+    from modelpool.pool.weights.keymaps.key_map import RowRange
 
 Ranges: TypeAlias = "tuple[RowRange, ...]"
 BaseNames: TypeAlias = "Mapping[NameSource, Mapping[str, Ranges]]"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from modelpool.pool.core.sampling_facts import (
+from modelpool.pool.values.core.sampling_facts import (
     FirstFrameMode,
     LastFrameMode,
     NoiseFacts,
@@ -19,7 +19,7 @@ from modelpool.pool.core.sampling_facts import (
     SoundFacts,
     VisionEncoderUse,
 )
-from modelpool.pool.core.sampling_facts import Guidance as Guidance
+from modelpool.pool.values.core.sampling_facts import Guidance as Guidance
 
 
 class Level(Enum):

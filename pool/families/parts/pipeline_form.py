@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.formats.folder_header import WRITER_FOLDER
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.folder_header import WRITER_FOLDER
+from modelpool.pool.values.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
 #: the folder of a processor: a tokenizer, with what prepares images

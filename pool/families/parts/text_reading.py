@@ -1,7 +1,7 @@
 """`Reading`: how a text encoder is used by one family of models. Torch-free.
 
 Defines the template of a prompt, its length limits, and the states and masks that are read.
-`pool.families.text_readings` has one for each encoder of each family; `pool.text.encode` implements them.
+`pool.families.text_readings` has one for each encoder of each family; `pool.models.text.encode` implements them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.core.arguments import whole_number
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.values.core.argument_checks import whole_number
+from modelpool.pool.values.core.errors import unusable_field
 
 if TYPE_CHECKING:
-    from modelpool.pool.core.family_facts import TextFacts
+    from modelpool.pool.values.core.family_facts import TextFacts
 
 
 #: padding token of open_clip

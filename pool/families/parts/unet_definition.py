@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.pool.core.sampling_facts import NoiseFacts
-from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import Condition, Layout
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import Condition, Layout
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
@@ -20,6 +19,7 @@ from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.values.core.sampling_facts import NoiseFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class UNetDefinition:
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
     texts       the text encoders, and how each is read, in the order of their roles
-    text_set    name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_set    name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the
+                family
     text_join   how the states of several encoders are joined
     lora        names of its weights in LoRA files
     pipeline    its pipeline in diffusers; None: that of the family that it is derived from, if any

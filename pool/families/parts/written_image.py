@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from modelpool.pool.core.written_tokens import TOKEN_SIDE, WrittenTokens
 from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.values.core.written_tokens import TOKEN_SIDE, WrittenTokens
 
 #: tokens around an image: those of reference images have both, that of the image to write only the first. Tokens with
 #: lower ids are those of images

@@ -1,1 +1,1 @@
-"""Builds text encoders and assembles the text conditioning of each family."""
+"""Prompts: weights, chunks, tokenizers, templates, and their encoding."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.cli.main import run
-from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.cli.session import Session
-from modelpool.actors.settings.config import CONFIG_VARIABLE
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.session import Session
+from modelpool.actors.client.start_checks import NameCheck
+from modelpool.actors.config.config import CONFIG_VARIABLE
 from tests.actors.cli.fakes import FakePool
 
 

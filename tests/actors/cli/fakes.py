@@ -1,6 +1,6 @@
 """A pool without Ray, GPUs or models: images are a function of their recipe, problems come as ordered.
 
-Follows the same protocol as `actors.api.client.ModelPool` where the command line uses it.
+Follows the same protocol as `actors.client.client.ModelPool` where the command line uses it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Literal
 
 import numpy as np
 
-from modelpool.actors.api.start_checks import NameCheck
+from modelpool.actors.client.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
+from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+from modelpool.actors.outputs.results.previews import ImagePreview
+from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.actors.request.labels import labels_of
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
-from modelpool.actors.results.previews import ImagePreview
-from modelpool.actors.results.progress import Progress, RunningJob
-from modelpool.pool.core.errors import UserError, unknown_name
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
 from modelpool.pool.engine.preview_maker import encoded_preview
-from modelpool.pool.registry.listings import LoraListing, ModelListing
-from modelpool.pool.sampling.names import resolve_sampler
-from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
-from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, Why
+from modelpool.pool.inference.sampling.sampler_names import resolve_sampler
+from modelpool.pool.values.core.errors import UserError, unknown_name
+from modelpool.pool.values.core.stage_params import ImagePixels
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, WorkerId
+from modelpool.scheduler.model.placement_record import PlacementOption, PlacementRule, Why
 
 MODELS = ("shapes", "portraits")
 LORAS = ("light", "outline")

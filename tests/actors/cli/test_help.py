@@ -10,15 +10,15 @@ from typing import get_args
 import pytest
 
 import modelpool
-from modelpool.actors.cli import options
-from modelpool.actors.cli.batch import BATCH_HELP
+from modelpool.actors.cli.run.batch import BATCH_HELP
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.config.config import PoolSection
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import PoolSection
-from modelpool.pool.core.errors import MIB
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.vram_policy import VramPolicy, default_reserve_bytes
-from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
+from modelpool.pool.values.core.errors import MIB
 from tests.actors.cli.conftest import Command
 
 COMMANDS = (

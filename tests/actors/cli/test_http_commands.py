@@ -12,9 +12,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, KnownNames
-from tests.actors.http.comfy_examples import basic
-from tests.actors.http.test_comfy_api import changed
-from tests.actors.http.test_comfy_graph import with_start
+from tests.actors.http.comfy.comfy_examples import basic
+from tests.actors.http.comfy.test_comfy_api import changed
+from tests.actors.http.comfy.test_comfy_graph import with_start
 
 
 def test_serve_refuses_other_machines_without_a_key_before_a_pool_starts(command: Command) -> None:

@@ -17,7 +17,7 @@ from modelpool.actors.graph.recipe import RecipeImages
 from modelpool.actors.outputs.folder import write_atomically
 from modelpool.actors.outputs.image_file import RECIPE_KEY, encode_png
 from modelpool.actors.outputs.output_file import encoded
-from modelpool.pool.core.stage_params import AudioSamples, VideoFrames
+from modelpool.pool.values.core.stage_params import AudioSamples, VideoFrames
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import MODELS, FakePool, pixels_for
 from tests.actors.outputs.test_image_file import RECIPE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.actors.cli.run_jobs import memory_lines, resumed_lines
-from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.pool.specs.spec import ExecutionMode, Stage, WorkerId
+from modelpool.actors.cli.run.run_jobs import memory_lines, resumed_lines
+from modelpool.actors.outputs.results.outcomes import TaskSummary
+from modelpool.pool.values.specs.spec import ExecutionMode, Stage, WorkerId
 
 
 def task(stage: Stage, divided: str = "", rungs: tuple[str, ...] = (), shared: bool = False) -> TaskSummary:

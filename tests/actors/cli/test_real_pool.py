@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client.client import ModelPool
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.ray import fork_server
 from modelpool.actors.ray.fork_server import SERVER_VARIABLE
@@ -129,7 +129,7 @@ def test_what_only_the_pool_can_know_is_one_line(pool: ModelPool, tmp_path: Path
         assert "Traceback" not in process.stderr
 
 
-@pytest.mark.nightly(usually="tests/actors/cli/test_daemon.py")
+@pytest.mark.nightly(usually="tests/actors/cli/cluster/test_daemon.py")
 def test_up_status_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that outlives the command which started it, found by name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

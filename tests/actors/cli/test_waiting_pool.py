@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.actors.cli import run_jobs
-from modelpool.actors.cli.run_jobs import waiting_for
+from modelpool.actors.cli.run import run_jobs
+from modelpool.actors.cli.run.run_jobs import waiting_for
 from modelpool.actors.control.status import PoolStatus
-from modelpool.actors.results.progress import Progress
+from modelpool.actors.outputs.results.progress import Progress
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakeJobs, FakePool
 

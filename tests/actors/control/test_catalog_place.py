@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool import PoolConfig
+from modelpool.actors.config.config import ModelsSection
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
-from modelpool.actors.settings.config import ModelsSection
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.registry.registry_store import RegistryStore
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.catalog.registry.registry_store import RegistryStore
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import NodeId
 
 HEAD, DRIVER, A, B = (NodeId(name) for name in ("head", "driver", "a", "b"))
 NAMES = {HEAD: "the-head", DRIVER: "laptop", A: "gpu-a", B: "gpu-b"}

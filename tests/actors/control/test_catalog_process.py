@@ -28,10 +28,10 @@ from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.prompt_tokens import TokenizedPrompt
-from modelpool.pool.core.stage_params import EncodeParams
-from modelpool.pool.specs.spec import JobId, RunCost, Stage, TaskSpec
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
+from modelpool.pool.values.core.stage_params import EncodeParams
+from modelpool.pool.values.specs.spec import JobId, RunCost, Stage, TaskSpec
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, InlineExecutor
 from tests.actors.fakes import MODELS, FakeCatalog

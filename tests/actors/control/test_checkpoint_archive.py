@@ -15,12 +15,12 @@ from modelpool import GenerateRequest, ModelPool
 from modelpool.actors.control import checkpoint_archive
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.results.outcomes import OutputResult
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.pool.core.results import RunState, SamplerState
-from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.specs.spec import Stage, TaskId, WorkerId
+from modelpool.actors.outputs.results.outcomes import OutputResult
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
+from modelpool.pool.values.core.results import RunState, SamplerState
+from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.specs.spec import Stage, TaskId, WorkerId
 from modelpool.scheduler.core.leaving import LEAVE_SECONDS
 from tests.actors.loop_connection import LoopConnection, disk_at
 from tests.actors.worker.test_gpu_worker import Bench

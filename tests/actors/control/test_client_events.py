@@ -13,7 +13,7 @@ import pytest
 
 from modelpool.actors.control import client_events as feed
 from modelpool.actors.control.client_events import ClientEvents
-from modelpool.actors.wire.messages import DriverEvents
+from modelpool.actors.worker.wire.messages import DriverEvents
 
 
 class Talk:

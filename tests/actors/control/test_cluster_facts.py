@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modelpool.actors.control.cluster_facts import ClusterFacts, GpuUse, names_of, short_name, waiting_text
 from modelpool.actors.control.cluster_view import NodeEnd, NodeView
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId
 from tests.actors.fake_nodes import UNIX, FakeNodes
 
 

@@ -22,8 +22,8 @@ from modelpool.actors.control.cluster_view import (
     launch_failure,
     start_obstacle,
 )
-from modelpool.pool.specs.spec import NodeId
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.pool.values.specs.spec import NodeId
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 NODES = [NodeId(name) for name in "abc"]
 UNIX = 1_800_000_000.0

@@ -6,7 +6,7 @@ import pytest
 
 from modelpool.actors.control import controller
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import LORAS
 

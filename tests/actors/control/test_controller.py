@@ -10,13 +10,13 @@ from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, Unk
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import StageSubmission, Submission, SubmissionId
-from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, UnknownName
-from modelpool.pool.core.stage_params import Latent
-from modelpool.pool.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
+from modelpool.actors.worker.wire.messages import StageSubmission, Submission, SubmissionId
+from modelpool.pool.values.core.errors import AdapterMismatch, DoesNotFit, UnknownName
+from modelpool.pool.values.core.stage_params import Latent
+from modelpool.pool.values.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, RunEnded, RunTask, ScheduleTick, Submitted, Tick
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, RunEnded, RunTask, ScheduleTick, Submitted, Tick
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FAIL, FakeCatalog, image_of, text_of
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.specs.spec import NodeId, Stage
-from modelpool.scheduler.tables.messages import ComponentsKnown, Outcome
+from modelpool.pool.values.specs.spec import NodeId, Stage
+from modelpool.scheduler.model.messages import ComponentsKnown, Outcome
 from tests.actors.fake_fleet import Desk, settle
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.control.recorder import Recorder
-from modelpool.pool.specs.spec import RunErrorKind
-from modelpool.scheduler.record.event_log import read_entries
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import ResolveJob, RunEnded, RunTask
+from modelpool.pool.values.specs.spec import RunErrorKind
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import ResolveJob, RunEnded, RunTask
+from modelpool.scheduler.simulator.record.event_log import read_entries
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelpool.actors.control.event_reader import EventReader
-from modelpool.actors.wire.messages import ClientId, DriverEvents, SubmissionId, TaskProgress
-from modelpool.pool.specs.spec import JobId, Stage, WorkerId
+from modelpool.actors.worker.wire.messages import ClientId, DriverEvents, SubmissionId, TaskProgress
+from modelpool.pool.values.specs.spec import JobId, Stage, WorkerId
 
 
 class Notes:

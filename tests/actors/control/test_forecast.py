@@ -16,10 +16,10 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
-from modelpool.pool.plan.streaming_order import ModuleBytes
-from modelpool.pool.specs.spec import ComponentKey, JobId, Stage
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage
+from modelpool.pool.weights.plan.streaming_order import ModuleBytes
 from tests.actors.fakes import MIB, SIZES, FakeCatalog
 
 GPU = Speeds(1e9, overlaps=True, ahead_bytes=MIB)

@@ -10,11 +10,11 @@ import numpy as np
 
 from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.graph_shapes import BuiltRequest
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import AUDIOS, FILLS_HOLES, HANDS_ON, PAIR, VIDEOS, FakeCatalog
 from tests.each_case import each_case
 

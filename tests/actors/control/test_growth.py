@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.control.growth import workers_for_gpus
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import WorkerId
-from modelpool.scheduler.tables.workers import Worker, WorkerState
+from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.model.workers import Worker, WorkerState
 
 
 def worker(name: str, state: str) -> Worker:

@@ -11,8 +11,8 @@ from modelpool.actors.control.heartbeats import LEAST_BEATS, MOST_BEATS, SUSPECT
 from modelpool.actors.control.losses import Loss, loss_of_silent
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.worker_process import ProcessState
-from modelpool.pool.specs.spec import WorkerId
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.scheduler.model.messages import LossCause
 from tests.actors.fake_fleet import Desk, dialogue, settle
 
 BEAT = 3.0

@@ -6,7 +6,7 @@ import itertools
 
 from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of
 from modelpool.actors.worker.crash_trace import CrashEvidence
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.scheduler.model.messages import LossCause
 
 FOUND = CrashEvidence(found=True)
 MACHINES = [

@@ -7,8 +7,8 @@ from math import inf
 
 from modelpool.actors.control.cluster_view import NodeEnd, NodeView
 from modelpool.actors.control.node_watch import NodeWatch
-from modelpool.pool.specs.spec import NodeId
-from modelpool.scheduler.tables.messages import NodeDraining
+from modelpool.pool.values.specs.spec import NodeId
+from modelpool.scheduler.model.messages import NodeDraining
 from tests.actors.fake_fleet import ManualClock, settle
 from tests.actors.fake_nodes import UNIX, FakeNodes
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from modelpool.actors.cli.explain import _started
+from modelpool.actors.cli.cluster.explain import _started
 from modelpool.actors.control.cluster_view import NodeView
+from modelpool.actors.outputs.results.outcomes import where_and_why
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import where_and_why
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.history import history_of
 from tests.actors.fake_fleet import Desk, dialogue, settle
 from tests.actors.fake_nodes import FakeNodes

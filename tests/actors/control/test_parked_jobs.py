@@ -15,12 +15,12 @@ from modelpool.actors.control import controller as controller_module
 from modelpool.actors.control.parked_jobs import JOBS_IN_PACK, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import ClientId, Submission, SubmissionId
-from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskSpec
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, Event, Outcome, Submitted
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.actors.worker.wire.messages import ClientId, Submission, SubmissionId
+from modelpool.pool.values.core.errors import UnknownName
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskSpec
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Command, Event, Outcome, Submitted
+from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.actors.fake_fleet import ME, Desk, Sent, dialogue
 from tests.actors.fakes import FAIL, FakeCatalog
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from modelpool.actors.api.client import ModelPool
+from modelpool.actors.client.client import ModelPool
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control import controller
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.errors import UnknownName, UnusableField
-from modelpool.pool.specs.spec import RunError, RunErrorKind, WorkerId
+from modelpool.pool.values.core.errors import UnknownName, UnusableField
+from modelpool.pool.values.specs.spec import RunError, RunErrorKind, WorkerId
 from tests.actors.fake_fleet import Desk, dialogue, settle
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection, open_pool, open_real_pool

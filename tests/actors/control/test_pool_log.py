@@ -13,9 +13,8 @@ import pytest
 
 from modelpool.actors.control.log_file import ROOT_LOGGER, open_log_file
 from modelpool.actors.control.pool_log import PoolLog
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     FileVerdict,
     JobId,
@@ -30,7 +29,8 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.model.messages import (
     FilesJudged,
     LossCause,
     Outcome,

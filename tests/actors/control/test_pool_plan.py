@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 import torch
 
+from modelpool.actors.config.config import PoolConfig, PoolSection
 from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
-from modelpool.actors.settings.config import PoolConfig, PoolSection
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.fast_path import FastPath, FastPaths
-from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.devices.capabilities import cuda_capabilities
 from modelpool.pool.devices.detection import capabilities_here, detect
+from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.kind_names import DeviceKind
-from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
-from modelpool.pool.ops.layer_choice import Products
-from modelpool.pool.patcher.compiled_blocks import CACHE_VARIABLE
-from modelpool.pool.patcher.weight_form import MemoryFormat
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.fast_path import FastPath, FastPaths
+from modelpool.pool.values.core.results import RunState, SamplerState
+from modelpool.pool.values.specs.spec import TaskId
+from modelpool.pool.weights.ops.layer_choice import Products
+from modelpool.pool.weights.patcher.compiled_blocks import CACHE_VARIABLE
+from modelpool.pool.weights.patcher.weight_form import MemoryFormat
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"

@@ -9,10 +9,10 @@ import pytest
 from modelpool.actors.control.parked_jobs import JobPack
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import DriverEvents, JobPreview, PreviewMade, Submission, SubmissionId
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.previews import Preview, PreviewKind, PreviewWish
-from modelpool.pool.specs.spec import JobId, Stage
+from modelpool.actors.worker.wire.messages import DriverEvents, JobPreview, PreviewMade, Submission, SubmissionId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.previews import Preview, PreviewKind, PreviewWish
+from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fake_fleet import ME, Desk, Sent, dialogue, settle
 from tests.actors.fakes import FakeCatalog
 

@@ -10,13 +10,13 @@ import pytest
 from modelpool.actors.control import recorder as recorder_module
 from modelpool.actors.control.recorder import FLUSH_SECONDS, Recorder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
-from modelpool.scheduler.record.event_log import LogEntry, LogHeader, read_entries, read_header
-from modelpool.scheduler.record.log_trace import live_trace
-from modelpool.scheduler.record.replay import replay
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import RunTask, StartWorker, Submitted, Tick, WorkerUp
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import RunTask, StartWorker, Submitted, Tick, WorkerUp
+from modelpool.scheduler.simulator.record.event_log import LogEntry, LogHeader, read_entries, read_header
+from modelpool.scheduler.simulator.record.log_trace import live_trace
+from modelpool.scheduler.simulator.record.replay import replay
 from tests.actors.fake_fleet import Desk, dialogue, settle
 
 CONFIG = SchedulerConfig(window=24)

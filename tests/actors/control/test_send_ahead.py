@@ -13,12 +13,12 @@ from modelpool.actors.control.fleet import InputsLost
 from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.stage_request import UpscaleRequest
 from modelpool.actors.request.image_fields import InputImage
-from modelpool.actors.wire.messages import StageSubmission, SubmissionId
-from modelpool.pool.core.results import ImagePixels
-from modelpool.pool.specs.spec import RunErrorKind, Stage, TaskId
+from modelpool.actors.worker.wire.messages import StageSubmission, SubmissionId
+from modelpool.pool.values.core.results import ImagePixels
+from modelpool.pool.values.specs.spec import RunErrorKind, Stage, TaskId
 from modelpool.scheduler.core.send_ahead import Calls
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.control.test_controller import expected_image, request
 from tests.actors.fake_fleet import ME, Desk, FakeRef, Sent, settle
 from tests.actors.fakes import UPSCALER

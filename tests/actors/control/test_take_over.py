@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import _MESSAGES, _PARTS, plan_pool, worker_kind
 from modelpool.actors.graph.stage_request import StageRequest
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.message_fields import message_fields
-from modelpool.actors.wire.messages import (
+from modelpool.actors.worker.wire.message_fields import message_fields
+from modelpool.actors.worker.wire.messages import (
     PreviewMade,
     RunRequest,
     StageSubmission,
@@ -25,12 +25,12 @@ from modelpool.actors.wire.messages import (
     Submission,
     SubmissionId,
 )
-from modelpool.pool.core.results import Encoded, RunState, SamplerState
-from modelpool.pool.core.stage_params import DecodeParams, PreloadRequest, SamplingSchedule
-from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Stage, TaskReport, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.kept_states import state_id
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.pool.values.core.results import Encoded, RunState, SamplerState
+from modelpool.pool.values.core.stage_params import DecodeParams, PreloadRequest, SamplingSchedule
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, Stage, TaskReport, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.kept_states import state_id
+from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
@@ -173,7 +173,7 @@ def test_the_parts_of_messages_that_compiled_classes_do_not_tell_are_named(monke
         is_known = kind.__module__ not in compiled_modules
         return {name: hint if is_known or not get_args(hint) else type for name, hint in found.items()}
 
-    monkeypatch.setattr("modelpool.actors.wire.message_fields.get_type_hints", compiled)
+    monkeypatch.setattr("modelpool.actors.worker.wire.message_fields.get_type_hints", compiled)
     assert message_fields(*_MESSAGES, *_PARTS) == known != message_fields(*_MESSAGES)
 
 

@@ -13,10 +13,10 @@ from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import EncodeParams, SampleParams
-from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
-from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.core.stage_params import EncodeParams, SampleParams
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.weights.plan.eviction_plan import Residency, needed_bytes, plan
 from tests.actors.fakes import FakeCatalog, component_key, sha
 
 JOB = JobId("job")

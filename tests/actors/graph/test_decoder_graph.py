@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.recipe import Recipe, RecipeDecoder
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnknownName, UserError
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.errors import UnknownName, UserError
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeParams,
     OutputShape,
@@ -28,7 +28,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     StartCondition,
 )
-from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import AUDIOS, DECODES, HANDS_ON, VIDEOS, FakeCatalog, component_key, image_of, sha
 
 JOB = JobId("job")

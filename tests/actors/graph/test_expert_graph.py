@@ -16,12 +16,12 @@ from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams
-from modelpool.pool.guidance.call_model import tokens_of
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.specs.spec import JobId, Role, Stage
+from modelpool.pool.inference.guidance.call_model import tokens_of
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.values.core.stage_params import DecodeParams, EncodeParams, SampleParams
+from modelpool.pool.values.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import LORAS, PAIR, SAMPLING, FakeCatalog, component_key
 from tests.pool.changed_work import changed_work
 

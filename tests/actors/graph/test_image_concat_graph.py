@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.image_concat_graph import reference_size
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, ImageConcat, ModelDefaults, Prediction, SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.families.definitions.stable_diffusion_1 import SD1_INSTRUCT
+from modelpool.pool.families.definitions.stable_diffusion_2 import SD_X4
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import (
+    PLAIN_SAMPLING,
+    ImageConcat,
+    ModelDefaults,
+    Prediction,
+    SamplingFacts,
+)
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
@@ -29,9 +37,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
 )
-from modelpool.pool.families.modules.stable_diffusion_1 import SD1_INSTRUCT
-from modelpool.pool.families.modules.stable_diffusion_2 import SD_X4
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 64, 3), np.uint8)

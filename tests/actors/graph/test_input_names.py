@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
@@ -18,8 +18,8 @@ from modelpool.pool.core.stage_params import (
     Result,
     SampleParams,
 )
-from modelpool.pool.core.task_inputs import TaskInputs
-from modelpool.pool.specs.spec import JobId, TaskId
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import JobId, TaskId
 from tests.actors.fakes import FakeCatalog
 
 RANDOM = np.random.default_rng(0)

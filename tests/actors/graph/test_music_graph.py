@@ -13,11 +13,11 @@ from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import EncodeParams, ModelRef, SampleParams
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
-from modelpool.pool.specs.spec import JobId, Stage
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef, SampleParams
+from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import FakeCatalog
 
 JOB, SONG, FAMILY = JobId("job"), "shapes", "ace_step_15"

@@ -8,11 +8,11 @@ import pytest
 
 from modelpool.actors.graph.option_checks import check_options
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.run_options import RUN_OPTIONS
 from modelpool.pool.families.option_support import families_with, family_name, supported_options
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.families.two_experts import TWO_EXPERTS
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.run_options import RUN_OPTIONS
 
 FAMILIES = running_families()
 

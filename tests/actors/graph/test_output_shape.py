@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from modelpool.actors.graph.output_shape import Duration, duration_of, format_of, size_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.sampling_facts import (
+    PLAIN_SAMPLING,
+    AudioFacts,
+    ModelDefaults,
+    SamplingFacts,
+    VideoFacts,
+)
 
 AUDIO = SamplingFacts(audio=AudioFacts(47.5, 44100, 1024))
 

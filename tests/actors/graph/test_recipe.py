@@ -24,8 +24,8 @@ from modelpool.actors.graph.recipe import (
 from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
-from modelpool.pool.core.refs import LoraRef
-from modelpool.pool.core.run_options import AttentionScale, RunOptions, SkipLayers
+from modelpool.pool.values.core.refs import LoraRef
+from modelpool.pool.values.core.run_options import AttentionScale, RunOptions, SkipLayers
 from tests.each_case import each_case
 
 RECIPE = Recipe(

@@ -12,16 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.core.errors import UnusableField, UserError
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, ImageConcat, ModelDefaults, ReferenceMode, SamplingFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.models.components.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP
+from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.errors import UnusableField, UserError
+from modelpool.pool.values.core.sampling_facts import (
+    PLAIN_SAMPLING,
+    ImageConcat,
+    ModelDefaults,
+    ReferenceMode,
+    SamplingFacts,
+)
+from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     ImagePixels,
@@ -29,8 +36,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     VisionEncodeParams,
 )
-from modelpool.pool.models.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP
-from modelpool.pool.specs.spec import ComponentSpec, JobId, Role
+from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role
 from tests.actors.fakes import MIB, FakeCatalog, component_key
 
 RANDOM = np.random.default_rng(0)

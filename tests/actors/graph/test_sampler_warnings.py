@@ -8,13 +8,13 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.schedule_guidance import sampler_warnings
-from modelpool.actors.http.a1111_parameters import fields_of_parameters
+from modelpool.actors.http.a1111.a1111_parameters import fields_of_parameters
 from modelpool.actors.outputs.image_file import parameters_text, parse_parameters
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, SamplingFacts, VideoFacts
-from modelpool.pool.sampling.names import NOT_FOR_FLOWS, OWN_STEPS, SAMPLERS, SCHEDULES
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.inference.sampling.sampler_names import NOT_FOR_FLOWS, OWN_STEPS, SAMPLERS, SCHEDULES
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, SamplingFacts, VideoFacts
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import PAIR, SAMPLING, FakeCatalog
 
 

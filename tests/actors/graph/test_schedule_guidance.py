@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from modelpool.actors.graph.schedule_guidance import resolve_schedule
-from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.errors import UnusableField
 
 
 def test_align_your_steps_is_that_of_the_model() -> None:

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.cli.recipe_table import recipe_facts
+from modelpool.actors.cli.models.recipe_table import recipe_facts
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.graph.schedule_guidance import check_shift
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.http.a1111_parameters import fields_of_parameters
+from modelpool.actors.http.a1111.a1111_parameters import fields_of_parameters
 from modelpool.actors.outputs.image_file import parameters_text, parse_parameters
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
-from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
+from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import PAIR, SAMPLING, FakeCatalog
 
 SIZE = {"width": 64, "height": 64, "frames": 5, "steps": 8}

@@ -8,9 +8,9 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.refs import ImagePromptRef
-from modelpool.pool.core.stage_params import SampleParams, control_key, image_prompt_key
-from modelpool.pool.specs.spec import ComponentUse, JobId, Stage
+from modelpool.pool.values.core.refs import ImagePromptRef
+from modelpool.pool.values.core.stage_params import SampleParams, control_key, image_prompt_key
+from modelpool.pool.values.specs.spec import ComponentUse, JobId, Stage
 from tests.actors.fakes import UPSCALER, FakeCatalog, sha
 
 

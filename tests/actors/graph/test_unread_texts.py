@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelpool.actors.graph.vision_graph import unread_text_warnings
-from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 
 def _warnings(reads: tuple[str, ...], cfg: float, reads_negative: bool = True) -> list[str]:

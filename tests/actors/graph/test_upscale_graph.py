@@ -17,8 +17,8 @@ from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.pool.core.errors import UnknownName, UnusableField, UserError
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     OutputShape,
@@ -27,7 +27,7 @@ from modelpool.pool.core.stage_params import (
     UpscalerRef,
     roles_of,
 )
-from modelpool.pool.specs.spec import JobId, Role, Stage
+from modelpool.pool.values.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import AUDIOS, UPSCALER, VIDEOS, FakeCatalog, sha
 
 CATALOG: GraphCatalog = FakeCatalog()

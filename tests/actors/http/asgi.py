@@ -10,8 +10,8 @@ from typing import Any
 
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError, unknown_name
-from modelpool.pool.registry.listings import FileNames, LoraListing, ModelListing
+from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+from modelpool.pool.values.core.errors import UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ async def call(
 
 
 class RefusingPool:
-    """A pool with one model that refuses every request, as for an unknown model. See `actors.http.ports.HttpPool`."""
+    """A pool with one model that refuses every request, as for an unknown model. See
+    `actors.http.service.ports.HttpPool`."""
 
     def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> Any:
         assert all(isinstance(request, GenerateRequest) for request in requests)

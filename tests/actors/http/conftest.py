@@ -12,12 +12,12 @@ import pytest
 import uvicorn
 
 from modelpool import ModelPool
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
-from modelpool.actors.http.limit_log import LimitLog
-from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.server import listen, server_config
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.actors.http.service.limit_log import LimitLog
+from modelpool.actors.http.service.ports import HttpPool
 from tests.actors.loop_connection import open_real_pool
 
 ROOT = Path(__file__).parents[3]

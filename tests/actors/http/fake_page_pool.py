@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from modelpool.actors.api.client import ModelPool
-from modelpool.pool.core.stage_params import Result, RunHooks, RunState, SampleParams, Stopped
-from modelpool.pool.registry.listings import LoraListing, ModelListing
-from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.actors.client.client import ModelPool
+from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
+from modelpool.pool.values.core.stage_params import Result, RunHooks, RunState, SampleParams, Stopped
+from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fakes import LORAS, FakeCatalog, FakeEngine, text_of
 from tests.actors.loop_connection import LoopConnection
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
-from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd, owner_folder
+from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, owner_folder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.registry.listings import ModelListing
+from modelpool.pool.catalog.registry.listings import ModelListing
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
 from tests.actors.http.test_shared_servers import SharedPool
 
@@ -91,7 +91,7 @@ def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, mo
     pool = RecordingPool()
 
     async def answers(places: int) -> list[int]:
-        monkeypatch.setattr("modelpool.actors.http.webhooks.MOST_PENDING", places)
+        monkeypatch.setattr("modelpool.actors.http.service.webhooks.MOST_PENDING", places)
         app = application(pool, settings, tmp_path)
         headers: tuple[dict[str, str], ...] = ({}, {"idempotency-key": "order 1"}, {})
         return [(await call(app, "POST", "/api/jobs", body, each)).status for each in headers]

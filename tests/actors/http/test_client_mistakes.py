@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelpool.actors.http.a1111_requests import parse_call, requests_of
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.http.a1111.a1111_requests import parse_call, requests_of
 from modelpool.actors.http.application import application
-from modelpool.actors.http.bodies import FormBody
-from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.comfy_graph import WorkflowRejected, check_nodes
-from modelpool.actors.http.openai_api import ParsedCall, _edit_requests
-from modelpool.actors.http.services import Services
+from modelpool.actors.http.comfy.comfy_graph import WorkflowRejected, check_nodes
+from modelpool.actors.http.openai.openai_api import ParsedCall, _edit_requests
+from modelpool.actors.http.service.bodies import FormBody
+from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.http.service.services import Services
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
-from tests.actors.http.test_comfy_api import GRAPH
-from tests.actors.http.test_comfy_graph import exported
+from tests.actors.http.comfy.test_comfy_api import GRAPH
+from tests.actors.http.comfy.test_comfy_graph import exported
 
 
 def answers(folder: Path, *calls: tuple[Any, ...]) -> list[Answer]:

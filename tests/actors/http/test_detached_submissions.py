@@ -12,11 +12,11 @@ from typing import Any
 
 from PIL import Image
 
-from modelpool.actors.detached import job_service
-from modelpool.actors.detached.job_service import JobsProgress
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.control.detached import job_service
+from modelpool.actors.control.detached.job_service import JobsProgress
 from modelpool.actors.http.application import application
-from modelpool.actors.settings.serve_section import ServeSection
-from tests.actors.detached.test_job_service import Service, opened
+from tests.actors.control.detached.test_job_service import Service, opened
 from tests.actors.fakes import ENDLESS
 from tests.actors.http.asgi import Answer, call
 

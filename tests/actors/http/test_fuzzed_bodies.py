@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
-from modelpool.actors.settings.serve_section import ServeSection
 from tests.actors.http.asgi import RefusingPool, call
-from tests.actors.http.test_comfy_api import GRAPH
+from tests.actors.http.comfy.test_comfy_api import GRAPH
 
 BODIES = 1000
 #: values that have the wrong type or are out of range almost everywhere

@@ -18,14 +18,14 @@ import pytest
 import requests
 from PIL import Image
 
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.http.application import application
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
+from tests.actors.http.comfy.test_comfy_api import GRAPH
 from tests.actors.http.random_images import RandomImage, exif_of, png, random_images
-from tests.actors.http.test_comfy_api import GRAPH
 
 #: levels by which two correct ways to compose and to weigh differ, beyond the tolerance of a file
 _ROUNDING = 1.01

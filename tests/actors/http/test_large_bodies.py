@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.http.access import Caller, CallState
+from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
-from modelpool.actors.http.bodies import MAX_BODY_VALUES, MEMORY_BYTES
-from modelpool.actors.http.native_api import MAX_CALL_LORAS
-from modelpool.actors.http.services import ClientGone, Services
-from modelpool.actors.http.turns import Turns
+from modelpool.actors.http.native.native_api import MAX_CALL_LORAS
+from modelpool.actors.http.service.access import Caller, CallState
+from modelpool.actors.http.service.bodies import MAX_BODY_VALUES, MEMORY_BYTES
+from modelpool.actors.http.service.services import ClientGone, Services
+from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.request import json_text
 from modelpool.actors.request.json_text import MAX_VALUES, NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.serve_section import ServeSection
 from tests.actors.http.asgi import RefusingPool, call
 
 

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from modelpool.actors.http.a1111_extras import ExtrasCall, parse_extras
-from modelpool.actors.http.a1111_requests import ControlUnit, ImageCall, Options, parse_call, requests_of
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.http.a1111.a1111_extras import ExtrasCall, parse_extras
+from modelpool.actors.http.a1111.a1111_requests import ControlUnit, ImageCall, Options, parse_call, requests_of
 from modelpool.actors.http.application import application
-from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.openai_api import ImagesCall, ParsedCall
-from modelpool.actors.job_files.columns import NO_CHOICE
+from modelpool.actors.http.openai.openai_api import ImagesCall, ParsedCall
+from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_table import OPTION_FIELDS, REQUEST_FIELDS
 from modelpool.actors.request.image_fields import Hires, Region
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
+from modelpool.actors.request.job_files.columns import NO_CHOICE
 from modelpool.actors.request.lora_fields import LoraChoice
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import OTHER_FIELDS, GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.run_options import RUN_OPTIONS, limits_of
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.run_options import RUN_OPTIONS, limits_of
 from tests.actors.http.asgi import RefusingPool, call
-from tests.actors.http.test_comfy_api import GRAPH
+from tests.actors.http.comfy.test_comfy_api import GRAPH
 
 NEEDED = {"model": "shapes", "prompt": "x"}
 FACES = [[1.0, 2.0]]

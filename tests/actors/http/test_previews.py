@@ -21,17 +21,17 @@ import websockets
 from PIL import Image
 
 from modelpool import GenerateRequest, ImagePreview, ModelPool
-from modelpool.actors.detached.job_service import JobService
-from modelpool.actors.detached.journal import Journal
-from modelpool.actors.http import submissions as submissions_module
-from modelpool.actors.http.comfy_prompts import Socket
-from modelpool.actors.http.submissions import Submissions
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.control.detached.job_service import JobService
+from modelpool.actors.control.detached.journal import Journal
+from modelpool.actors.http.comfy.comfy_prompts import Socket
+from modelpool.actors.http.service import submissions as submissions_module
+from modelpool.actors.http.service.submissions import Submissions
 from modelpool.actors.worker.gpu_worker import WorkerEngine
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import RunHooks
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import RunHooks
 from tests.actors.http.conftest import CONFIG, served
-from tests.actors.http.test_submissions import REQUEST, OrderedPool
+from tests.actors.http.service.test_submissions import REQUEST, OrderedPool
 from tests.actors.loop_connection import open_real_pool
 
 STEPS = 10

@@ -13,15 +13,16 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import modelpool
-from modelpool.actors.http.a1111_requests import parse_call, requests_of
-from modelpool.actors.http.a1111_upscalers import scaling_fields
-from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.read_requests import ReadFields, fields_of_texts, read_fields, request_like
+from modelpool.actors.http.a1111.a1111_requests import parse_call, requests_of
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
+from modelpool.actors.http.read_requests import fields_of_texts, read_fields, request_like
+from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
-from modelpool.pool.core.errors import UserError
-from tests.actors.http.test_comfy_api import changed
-from tests.actors.http.test_comfy_graph import with_start
+from modelpool.pool.values.core.errors import UserError
+from tests.actors.http.comfy.test_comfy_api import changed
+from tests.actors.http.comfy.test_comfy_graph import with_start
 
 #: (name, family of the model, text, expected values of fields, beginnings of the notes)
 A1111: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (

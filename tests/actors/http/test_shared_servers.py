@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.control.metrics.families import counter
 from modelpool.actors.control.status import FailedJob, PoolStatus, RunStatus, WorkerStatus
 from modelpool.actors.http.application import application
-from modelpool.actors.metrics.families import counter
-from modelpool.actors.settings.serve_section import ServeSection
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import WorkerId
 from tests.actors.http.asgi import RefusingPool, call
-from tests.actors.http.test_comfy_api import GRAPH
-from tests.actors.http.test_submissions import OrderedJobs, OrderedPool
+from tests.actors.http.comfy.test_comfy_api import GRAPH
+from tests.actors.http.service.test_submissions import OrderedJobs, OrderedPool
 
 KEYS = {"ann": "a" * 20, "bob": "b" * 20}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.http.comfy_graph import (
+from modelpool.actors.http.comfy.comfy_graph import (
     MAX_LISTED_LEVELS,
     MAX_OUTPUT_NODES,
     PoolNames,
@@ -19,12 +19,12 @@ from modelpool.actors.http.comfy_graph import (
     outputs_of,
     requests_of,
 )
-from modelpool.actors.http.comfy_prompts import ComfyPrompts, Prompt, Socket
-from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, Prompt, Socket
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS
-from modelpool.pool.core.errors import UserError
-from tests.actors.http.test_comfy_api import GRAPH
+from modelpool.pool.values.core.errors import UserError
+from tests.actors.http.comfy.test_comfy_api import GRAPH
 
 NAMES = PoolNames({"shapes": "SD 1.5"}, ["light"])
 #: nodes in a row: each could double what it gets

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, audio_kind, encode_audio, write_audio
-from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
+from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
 
 KINDS = pytest.mark.parametrize("kind", list(AudioKind), ids=lambda kind: kind.value)
 Samples = npt.NDArray[np.int16]

@@ -14,7 +14,7 @@ from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_la
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.outputs.output_file import FinishedOutput
 from modelpool.actors.request.labels import Labels
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.outputs.test_folder import image
 
 

@@ -31,8 +31,8 @@ from modelpool.actors.outputs.report_figures import report_figures
 from modelpool.actors.outputs.report_page import report_page
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.core.stage_params import ImagePixels
 from tests.actors.outputs.test_image_file import RECIPE
 
 

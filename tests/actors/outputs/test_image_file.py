@@ -25,7 +25,7 @@ from modelpool.actors.outputs.image_file import (
 )
 from modelpool.actors.outputs.image_metadata import is_image
 from modelpool.actors.outputs.recipe_json import recipe_from_json
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 LIGHT = RecipeLora(name="light", sha256="0123456789abcdef" * 4, strength=0.8)
 RECIPE = Recipe(

@@ -19,8 +19,8 @@ from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.place import kind_of_recipe
 from modelpool.actors.outputs.preview_image import first_image, wave_image
 from modelpool.actors.request.labels import Labels
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import AudioSamples, Output, VideoFrames
 from tests.actors.outputs.test_image_file import RECIPE
 from tests.each_case import each_case
 

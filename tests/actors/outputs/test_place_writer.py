@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs import store as store_module
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout, objects_at
 from modelpool.actors.outputs.manifest import Manifest
@@ -24,7 +25,6 @@ from modelpool.actors.outputs.place import OutputPlace, WriteReport
 from modelpool.actors.outputs.place_writer import OtherPlace, PlaceMark, PlaceWriter, is_seen_by_others, place_mark
 from modelpool.actors.outputs.store_access import StoreAccess
 from modelpool.actors.request.labels import Labels
-from modelpool.actors.settings.output_address import OutputAddress
 from tests.actors.outputs.test_folder import image
 from tests.s3_server import s3_server
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.file_content import labels_in
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout
@@ -32,9 +33,8 @@ from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels, output_key
-from modelpool.actors.settings.output_address import OutputAddress
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import ImagePixels
 from tests.actors.outputs.test_folder import image
 from tests.s3_server import s3_server
 

@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modelpool.actors.config.output_address import output_address
 from modelpool.actors.outputs import objects as objects_module
 from modelpool.actors.outputs import store as store_module
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
@@ -28,9 +29,8 @@ from modelpool.actors.outputs.place import file_name
 from modelpool.actors.outputs.store import DAMAGED_FOLDER, MANIFEST_FOLDER, OutputStore
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
-from modelpool.actors.settings.output_address import output_address
-from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.values.core.errors import OutputFailed, UserError
+from modelpool.pool.values.core.stage_params import ImagePixels
 from tests.actors.outputs.test_folder import image, pixels_of
 from tests.s3_server import s3_server
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 from modelpool.actors.outputs.file_content import read_sound
 from modelpool.actors.outputs.video import VideoKind, encode_video, video_kind, write_video
-from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
-from modelpool.pool.core.stage_params import AudioSamples
+from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
+from modelpool.pool.values.core.stage_params import AudioSamples
 
 #: how far a pixel is from what it was, on the average of a frame
 NEAR = {VideoKind.MP4: 5.0, VideoKind.WEBM: 4.5, VideoKind.GIF: 6.0}

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from modelpool.pool.core.stage_params import Result, SampleParams, StageParams
-from modelpool.pool.specs.spec import TaskSpec
+from modelpool.pool.values.core.stage_params import Result, SampleParams, StageParams
+from modelpool.pool.values.specs.spec import TaskSpec
 from tests.actors.fakes import FakeEngine, text_of
 
 #: each end happens in the first attempt of a prompt with its name

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.actors.config.config import PoolConfig
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 KUBERAY = CONFIGS / "kuberay"

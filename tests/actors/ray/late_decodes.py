@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from modelpool.actors.wire.packing import unpacked
-from modelpool.pool.core.stage_params import DecodeParams, Result, StageParams
-from modelpool.pool.specs.spec import RunCost, TaskSpec
+from modelpool.actors.worker.wire.packing import unpacked
+from modelpool.pool.values.core.stage_params import DecodeParams, Result, StageParams
+from modelpool.pool.values.specs.spec import RunCost, TaskSpec
 from tests.actors.fakes import FakeEngine
 
 #: how long a decode takes without a run behind it

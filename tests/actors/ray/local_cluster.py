@@ -47,7 +47,7 @@ import psutil
 
 if TYPE_CHECKING:
     from modelpool import GenerateRequest, ImageResult, ModelPool
-    from modelpool.actors.api.jobs import Jobs
+    from modelpool.actors.client.jobs import Jobs
 
 T = TypeVar("T")
 

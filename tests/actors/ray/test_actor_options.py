@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelpool.actors.ray.actor_options import worker_needs
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.scheduler.model.node_groups import NodeGroup
 
 TYPES = {"L4", "H100"}
 

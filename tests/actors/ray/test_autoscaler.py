@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from modelpool.scheduler.tables.node_groups import NodeGroup
+from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.actors.ray.kuberay_manifests import GROUP_LABEL, configured_groups, node_types
 from tests.actors.ray.local_autoscaler import LocalAutoscaler, NodeType, eventually, local_autoscaler
 
@@ -45,8 +45,8 @@ def quick_groups(*names: str) -> tuple[NodeGroup, ...]:
 def start_pool(address: str, groups: tuple[NodeGroup, ...], record: Path | None = None) -> Any:
     """A pool of simulated GPUs of these groups, which decides every second."""
     from modelpool import ModelPool, PoolConfig
-    from modelpool.scheduler.tables.config import SchedulerConfig
-    from modelpool.scheduler.tables.node_groups import AutoscalingConfig
+    from modelpool.scheduler.model.config import SchedulerConfig
+    from modelpool.scheduler.model.node_groups import AutoscalingConfig
 
     scheduler = SchedulerConfig(groups=groups, autoscaling=AutoscalingConfig(interval_seconds=1.0, wait_seconds=1.0))
     config = PoolConfig(scheduler=scheduler).override(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from modelpool import GenerateRequest
-from modelpool.pool.specs.spec import Stage
+from modelpool.pool.values.specs.spec import Stage
 from tests.actors.ray.local_cluster import (
     Finished,
     LocalCluster,

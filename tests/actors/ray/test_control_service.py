@@ -15,8 +15,8 @@ from modelpool.actors.ray.control_service import INTERVAL_SECONDS, ControlServic
 from modelpool.actors.ray.ray_fleet import LEAST_START_SECONDS, RayFleet, start_limit_seconds
 from modelpool.actors.ray.ray_losses import LossExaminer
 from modelpool.actors.ray.ray_nodes import RayNodes
-from modelpool.pool.specs.spec import NodeId, WorkerId
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
+from modelpool.scheduler.model.messages import LossCause
 
 
 class Service:

@@ -9,8 +9,8 @@ import ray
 from modelpool import GenerateRequest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.ray.actor_options import COMPUTE, worker_threads
-from modelpool.actors.wire.packing import packed
-from modelpool.pool.specs.spec import JobId
+from modelpool.actors.worker.wire.packing import packed
+from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog, image_of, start_fake_pool
 from tests.actors.ray.late_decodes import LateDecodes, Recorder, Slow
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from modelpool import ModelPool
-from modelpool.pool.formats.weights_file import read_single_header
-from modelpool.pool.loading.file_fingerprint import fingerprint
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.mapping.file_hash import file_sha256
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.weights_file import read_single_header
+from modelpool.pool.models.loading.file_fingerprint import fingerprint
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.quant.file_hash import file_sha256
 from tests.actors.ray.local_cluster import (
     SHAPES,
     Finished,

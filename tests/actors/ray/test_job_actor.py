@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from modelpool.actors.detached.journal import Journal, JournalFailed
+from modelpool.actors.control.detached.journal import Journal, JournalFailed
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray import job_actor
 from modelpool.actors.ray.job_actor import JobServiceActor
-from modelpool.actors.results.outcomes import PoolLost
 
 
 def nobody(namespace: str, name: str) -> None:

@@ -22,7 +22,7 @@ from modelpool.actors.ray.ray_session import (
     open_session,
     write_note,
 )
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 THERE = {"RAY_ADDRESS": "head:6379"}
 

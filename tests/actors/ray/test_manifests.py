@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from modelpool.actors.ray_serve.ingress import IngressArguments
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.http.ray_serve.ingress import IngressArguments
 from tests.actors.ray.kuberay_manifests import (
     CONFIGS,
     GROUP_LABEL,

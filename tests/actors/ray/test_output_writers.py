@@ -18,15 +18,15 @@ import pytest
 import ray
 
 from modelpool import GenerateRequest, ModelPool
-from modelpool.actors.api.opening import start_pool
+from modelpool.actors.client.opening import start_pool
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.outputs.layout import OutputLayout, declare_layout, objects_at
 from modelpool.actors.outputs.open_outputs import existing_outputs
 from modelpool.actors.outputs.place import OutputPlace
 from modelpool.actors.ray import output_writers
 from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.ray.ray_connection import RayConnection
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.settings.output_address import OutputAddress
 from tests.actors.fakes import AUDIOS, VIDEOS, fake_plan
 from tests.s3_server import s3_server
 

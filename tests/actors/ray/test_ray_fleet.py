@@ -17,8 +17,8 @@ from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.actors.ray.survivors import Succession, detached_options, left_workers
-from modelpool.pool.specs.spec import WorkerId
-from modelpool.scheduler.tables.messages import LossCause
+from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.scheduler.model.messages import LossCause
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

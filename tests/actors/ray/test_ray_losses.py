@@ -13,13 +13,13 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
+from modelpool.actors.config.config import ClusterSection
 from modelpool.actors.control.losses import Death
 from modelpool.actors.ray import ray_losses
 from modelpool.actors.ray.ray_losses import death_by_error, one_line, open_trace
 from modelpool.actors.ray.ray_nodes import RayNodes
-from modelpool.actors.settings.config import ClusterSection
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.specs.spec import WorkerId
 from tests.actors.fakes import start_fake_pool
 from tests.actors.ray.crashing_engine import ENDS, CrashingEngine
 from tests.actors.ray.local_autoscaler import eventually

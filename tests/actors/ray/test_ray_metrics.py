@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ray.util.metrics import Metric
 
-from modelpool.actors.metrics.families import HistogramSample, MetricFamily, counter, gauge, histogram
+from modelpool.actors.control.metrics.families import HistogramSample, MetricFamily, counter, gauge, histogram
 from modelpool.actors.ray.ray_metrics import RayMetrics
+from tests.actors.control.metrics.test_pool_metrics import request
 from tests.actors.fake_fleet import Desk, dialogue
-from tests.actors.metrics.test_pool_metrics import request
 
 Records = list[tuple[str, float, dict[str, str]]]
 

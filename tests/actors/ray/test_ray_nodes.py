@@ -22,8 +22,8 @@ from modelpool.actors.ray.ray_nodes import (
     pools_of,
     self_test,
 )
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import NodeId
 
 NOW = 1_800_000_000.0
 HEAD, GPU_NODE, DEAD, OLD = (bytes([n]) * 28 for n in (1, 2, 3, 4))

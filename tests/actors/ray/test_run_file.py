@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
-from modelpool.pool.core.user_folders import machine_folder
+from modelpool.pool.values.core.user_folders import machine_folder
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from modelpool.actors.ray.ray_nodes import ActorReport
 from modelpool.actors.ray.survivors import Succession, end_left_workers, take_over
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
 
 N1 = NodeId("n1")
 

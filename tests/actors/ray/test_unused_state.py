@@ -20,7 +20,7 @@ from modelpool.actors.ray.unused_state import (
     remove_unused_state,
     unused_entries,
 )
-from modelpool.pool.core.user_folders import machine_folder
+from modelpool.pool.values.core.user_folders import machine_folder
 
 LONG_AGO = time.time() - UNUSED_SECONDS - 1000
 

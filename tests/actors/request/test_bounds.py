@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from modelpool.actors.http.a1111_requests import Options, without_loras
+from modelpool.actors.http.a1111.a1111_requests import Options, without_loras
 from modelpool.actors.outputs.image_metadata import RECIPE_KEY, texts_in
 from modelpool.actors.request.bounds import (
     MAX_ENTRIES,
@@ -20,8 +20,8 @@ from modelpool.actors.request.bounds import (
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_fields import MAX_PARTS
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import MOST_SHOWN, UserError
-from modelpool.pool.text.prompt_weights import MAX_BRACKETS, parse_weights
+from modelpool.pool.models.text.prompt_weights import MAX_BRACKETS, parse_weights
+from modelpool.pool.values.core.errors import MOST_SHOWN, UserError
 
 MANY = "x" * (MAX_PROMPT_CHARACTERS + 1)
 LONG_NAME = "x" * (MAX_NAME_CHARACTERS + 1)

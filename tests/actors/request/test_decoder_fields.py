@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 STEPS = "expected a whole number from 1 to 999"
 CFG = "expected a number from 1 \\(no guidance\\) to 100"

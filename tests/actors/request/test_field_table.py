@@ -12,7 +12,7 @@ import pytest
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.number_fields import Number, Whole
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField, UserError
+from modelpool.pool.values.core.errors import UnusableField, UserError
 
 
 def request(**fields: Any) -> GenerateRequest:

@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.random_images import SHOWN, chunk, exif_of, png, turned_images
 
 _XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.request.face_fields import Faces
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.image_prompt_blocks import block_factor
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.image_prompt_blocks import block_factor
 
 
 @pytest.fixture

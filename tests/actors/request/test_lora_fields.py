@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.actors.http.a1111_requests import without_loras
+from modelpool.actors.http.a1111.a1111_requests import without_loras
 from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.lora_names.blocks import numbered_factors
+from modelpool.pool.models.lora_names.blocks import numbered_factors
+from modelpool.pool.values.core.errors import UserError
 
 _LIST_12 = "1,0.5,0,0,1,0,1,1,1,1,1,1"
 

@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 
 def request(**fields: Any) -> GenerateRequest:

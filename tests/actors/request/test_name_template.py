@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.request.name_template import MAX_NAME_BYTES, NAME_FIELDS, NameTemplate, safe_stem
-from modelpool.pool.core.errors import UnknownName, UnusableField
+from modelpool.pool.values.core.errors import UnknownName, UnusableField
 
 
 @given(st.text())

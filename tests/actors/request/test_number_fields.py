@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from modelpool.actors.request.number_fields import CFG, STEPS, finite_number, whole_number
-from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnusableField
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.other_names import OTHER_NAMES
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 
 def made(**fields: Any) -> GenerateRequest:

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.cli.plan import memory_plan
+from modelpool.actors.cli.models.plan import memory_plan
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.placeholders import with_placeholders
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.values.specs.spec import JobId
 from tests.pool.families.test_seen_wan import BOTH, image
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, TinyFamilyModel
 from tests.pool.families.tiny_videos import VIDEOS
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 SIZE: dict[str, Any] = {"width": 64, "height": 64}
 

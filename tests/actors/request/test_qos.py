@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.cli.job_file import read_job_file
+from modelpool.actors.cli.run.job_file import read_job_file
+from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.request.qos import deadline_warning, parse_seconds, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import UserId
-from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.specs.spec import UserId
+from modelpool.scheduler.model.user_share import EVERYBODY, UserShare
 from tests.each_case import each_case
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, resolve_sampling
-from modelpool.pool.core.errors import UnknownName, UnusableField, UserError
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from modelpool.actors.request.option_words import option_words
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.run_options import (
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.run_options import (
     MAIN_SETTING,
     NO_OPTIONS,
     RUN_OPTIONS,

@@ -8,7 +8,7 @@ import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError
 
 
 def request(**fields: Any) -> GenerateRequest:

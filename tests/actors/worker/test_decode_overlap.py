@@ -13,12 +13,12 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import RunRequest, StillDecodes
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.wire.messages import RunRequest, StillDecodes
 from modelpool.actors.worker.worker_lease import OlderEpoch
-from modelpool.pool.core.stage_params import DecodeParams, Result
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
+from modelpool.pool.values.core.stage_params import DecodeParams, Result
+from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import UPSCALER, FakeCatalog, FakeEngine, result_of
 
 PATIENCE_SECONDS = 10.0

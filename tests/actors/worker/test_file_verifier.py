@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.wire.messages import ExpectedFile, LoadRequest, RunRequest
 from modelpool.actors.worker.file_check import FilesUnavailable
 from modelpool.actors.worker.file_verifier import FileVerifier
-from modelpool.pool.loading.file_fingerprint import fingerprint
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.registry.node_hashes import HashingStopped, NodeHashes
-from modelpool.pool.registry.registry_store import RegistryStore
-from modelpool.pool.specs.spec import ComponentKey, FileVerdict, JudgedFile, RunErrorKind
+from modelpool.actors.worker.wire.messages import ExpectedFile, LoadRequest, RunRequest
+from modelpool.pool.catalog.registry.node_hashes import HashingStopped, NodeHashes
+from modelpool.pool.catalog.registry.registry_store import RegistryStore
+from modelpool.pool.models.loading.file_fingerprint import fingerprint
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile, RunErrorKind
 from tests.actors.worker.test_gpu_worker import Bench
 
 LORA = ComponentKey("lora")

@@ -10,13 +10,13 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
-from modelpool.pool.core.errors import CorruptFile, DoesNotFit
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
-from modelpool.pool.core.task_inputs import TaskInputs
-from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
+from modelpool.actors.worker.wire.messages import RunRequest, StepDone
+from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.errors import CorruptFile, DoesNotFit
+from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
 
@@ -149,7 +149,7 @@ def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> No
 
 def test_what_was_done_about_memory_is_told_from_the_first_attempt_on() -> None:
     """The rungs of the request come first, those of the worker after them; for good ends and for bad ones."""
-    from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
+    from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
 
     before, there = (OomStep.DROP_CACHES, OomStep.OTHER_WORKER), (OomStep.DROP_CACHES, OomStep.STREAM_MORE)
     bench = Bench(RaisingEngine(RanOutOfMemory("2 GiB are missing", there)))

@@ -10,10 +10,10 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.worker.own_results import MOST_BYTES, MOST_KEPT, OwnResults
-from modelpool.pool.core.stage_params import Latent, Result
-from modelpool.pool.specs.spec import JobId, RunErrorKind
+from modelpool.actors.worker.wire.messages import RunRequest
+from modelpool.pool.values.core.stage_params import Latent, Result
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind
 from tests.actors.fakes import FAIL, FakeCatalog, image_of
 from tests.actors.worker.test_gpu_worker import Bench
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.worker.revoked_runs import MOST_REMEMBERED, RevokedRuns
+from modelpool.actors.worker.wire.messages import RunRequest
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from tests.actors.worker.test_gpu_worker import Bench
 

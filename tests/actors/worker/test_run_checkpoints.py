@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
+from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.worker_lease import OlderEpoch
-from modelpool.pool.core.results import Latent, RunState, SamplerState
-from modelpool.pool.core.stage_params import RunHooks, SampleParams
-from modelpool.pool.specs.spec import RunErrorKind, TaskReport, WorkerId
+from modelpool.pool.values.core.results import Latent, RunState, SamplerState
+from modelpool.pool.values.core.stage_params import RunHooks, SampleParams
+from modelpool.pool.values.specs.spec import RunErrorKind, TaskReport, WorkerId
 from tests.actors.fakes import FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 

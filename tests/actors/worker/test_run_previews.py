@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from modelpool.actors.wire.messages import PreviewMade, RunRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.pool.core.previews import PreviewKind, PreviewWish
-from modelpool.pool.core.stage_params import FloatArray, ModelRef, RunHooks
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.actors.worker.wire.messages import PreviewMade, RunRequest
+from modelpool.pool.values.core.previews import PreviewKind, PreviewWish
+from modelpool.pool.values.core.stage_params import FloatArray, ModelRef, RunHooks
+from modelpool.pool.values.specs.spec import WorkerId
 from tests.actors.fakes import FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 

@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
-from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
-from modelpool.actors.wire.messages import RunRequest, StateSaved
-from modelpool.actors.wire.packing import packed_result, result_of
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
-from modelpool.pool.core.results import GuidanceState, Latent, RunState, SamplerState
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
+from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
+from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
+from modelpool.actors.worker.wire.packing import packed_result, result_of
+from modelpool.pool.values.core.results import GuidanceState, Latent, RunState, SamplerState
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from tests.actors.fakes import FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 

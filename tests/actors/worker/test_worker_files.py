@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.wire.messages import FetchOrder
+from modelpool.actors.worker.wire.messages import FetchOrder
 from modelpool.actors.worker.worker_files import WorkerFiles, mapped_inodes
-from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.core.stage_params import Stopped
-from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.fetch.fetch_errors import CacheFull
-from modelpool.pool.fetch.file_key import file_key
-from modelpool.pool.fetch.open_source import open_source
-from tests.pool.fetch.range_server import RangeServer, serving
+from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.pool.files.fetch.fetch_errors import CacheFull
+from modelpool.pool.files.fetch.file_key import file_key
+from modelpool.pool.files.fetch.open_source import open_source
+from modelpool.pool.values.core.remote_file import RemoteFile
+from modelpool.pool.values.core.stage_params import Stopped
+from tests.pool.files.fetch.range_server import RangeServer, serving
 
 SIZE = 2 << 20
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.actors.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.run_memory import MOST_KINDS, MOST_RUNS, RunMemory
+from modelpool.actors.worker.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.worker_lease import LeaseWatch, OlderEpoch, WorkerLease
-from modelpool.pool.core.stage_params import PreloadRequest
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, WorkerId
+from modelpool.pool.values.core.stage_params import PreloadRequest
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from modelpool.benchmarks.lab.policies import POLICIES
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -20,10 +20,10 @@ from modelpool.pool.specs.spec import (
     UserId,
     WorkerId,
 )
+from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import Submitted
 
 
 def model(name: str, size_gib: float = 4) -> ComponentSpec:

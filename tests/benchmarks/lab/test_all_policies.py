@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from modelpool.benchmarks.lab.base import Peer
 from modelpool.benchmarks.lab.bounds import least_load_seconds, least_makespan_seconds
 from modelpool.benchmarks.lab.policies import POLICIES
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import JobId, NodeId, RunErrorKind, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import JobId, NodeId, RunErrorKind, WorkerId
+from modelpool.scheduler.model.messages import CancelRequested, Outcome, WorkersWanted
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import CancelRequested, Outcome, WorkersWanted
-from modelpool.scheduler.workloads.arrivals import all_at_once, bursts
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
-from modelpool.scheduler.workloads.workload import Workload
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, bursts
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.workload import Workload
 
 NAMES = sorted(POLICIES)
 MIX = Mix(

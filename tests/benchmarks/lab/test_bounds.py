@@ -17,14 +17,14 @@ from modelpool.benchmarks.lab.clairvoyant import FACTOR
 from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.benchmarks.lab.prefetch_order import PrefetchOrder
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, NodeId, Role, WorkerId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, NodeId, Role, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.workloads.arrivals import all_at_once
-from modelpool.scheduler.workloads.mix import Mix
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.benchmarks.lab.scenes import job, model, play, workers
 
 A, B = model("a"), model("b", 8)

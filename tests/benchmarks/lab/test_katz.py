@@ -15,9 +15,9 @@ from modelpool.benchmarks.lab import katz
 from modelpool.benchmarks.lab.caches import lfu_loads, lru_loads
 from modelpool.benchmarks.lab.katz import katz_workload, requests_by_instance
 from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, LORAS, SERVICE_A, SERVICE_B, SERVICES, KatzService
-from modelpool.pool.specs.spec import Role
-from modelpool.scheduler.tables.jobs import problem_with
-from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
+from modelpool.pool.values.specs.spec import Role
+from modelpool.scheduler.model.jobs import problem_with
+from modelpool.scheduler.simulator.workloads.trace_lines import from_lines, to_lines
 
 KINDS = ("loras", "controlnets")
 #: instances of the trace's average length whose LoRAs are drawn. Chance makes few of them differ from many by about 2%;

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from modelpool.benchmarks.lab.policies import POLICIES
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, NodeId, Role
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, NodeId, Role
+from modelpool.scheduler.model.messages import Outcome
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
-from modelpool.scheduler.tables.messages import Outcome
 from tests.benchmarks.lab.scenes import job, model, order, play, workers
 
 A, B, C, D = (model(name) for name in "abcd")

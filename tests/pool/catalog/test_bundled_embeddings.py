@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.core.stage_params import EncodeParams
-from modelpool.pool.text.embeddings import ANY, read_embedding
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.models.text.embeddings import ANY, read_embedding
+from modelpool.pool.values.core.errors import UnknownName
+from modelpool.pool.values.core.stage_params import EncodeParams
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 
 ROWS = torch.randn(2, 32, generator=torch.Generator().manual_seed(4))

@@ -1,5 +1,5 @@
 """The catalog finds files through the registry: a restart hashes nothing again, what comes later is seen, and the names
-of `pool.registry.names` are its names."""
+of `pool.catalog.registry.weight_file_names` are its names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import AmbiguousName, CorruptFile, UnknownArchitecture, UnknownName
-from modelpool.pool.core.stage_params import ModelRef
-from modelpool.pool.registry import registry as registry_module
-from modelpool.pool.registry.changes import add_location, set_alias
-from modelpool.pool.registry.registry_store import HashRecord
+from modelpool.pool.catalog.registry import registry as registry_module
+from modelpool.pool.catalog.registry.changes import add_location, set_alias
+from modelpool.pool.catalog.registry.registry_store import HashRecord
+from modelpool.pool.values.core.errors import AmbiguousName, CorruptFile, UnknownArchitecture, UnknownName
+from modelpool.pool.values.core.stage_params import ModelRef
 from tests.architecture.source_tree import ROOT
 
 SHAPES = ROOT / "examples" / "shapes"

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
-from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.catalog.registry.registry import open_registry
+from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.stage_params import (
     ControlRef,
     GuidanceParams,
     ModelRef,
@@ -26,11 +27,10 @@ from modelpool.pool.core.stage_params import (
     control_key,
     task_id,
 )
-from modelpool.pool.registry.registry import open_registry
-from tests.pool.controlnets import tiny_controls
-from tests.pool.controlnets.layouts import ldm_controlnet
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.inference.controlnets import tiny_controls
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 ZEROS, IN_A_FOLDER = "force_zeros_for_pooled_projection", "diffusion_pytorch_model.safetensors"
 File = dict[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
-from modelpool.pool.core.errors import MissingParts, UnusableField
-from modelpool.pool.registry.listings import ModelListing
+from modelpool.pool.catalog.registry.listings import ModelListing
+from modelpool.pool.values.core.errors import MissingParts, UnusableField
 
 FAMILIES = ("cascade_b",)
 (TITLE,) = decoder_titles(FAMILIES)

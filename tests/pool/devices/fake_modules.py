@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.torch_modules import FindModule
+from modelpool.pool.values.core.errors import UserError
 
 GIB = 1 << 30
 

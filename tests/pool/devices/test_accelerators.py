@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import backend_registration
 
-from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.devices import torch_modules
 from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES, AcceleratorMemory, memory_calls
 from modelpool.pool.devices.allocator_settings import allocator_settings
 from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
+from modelpool.pool.devices.device_kinds import CpuMemory, device_kind, open_device
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
-from modelpool.pool.devices.kinds import CpuMemory, device_kind, open_device
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.torch_api import torch_private
 from modelpool.pool.devices.torch_modules import device_count, device_module
+from modelpool.pool.values.core.errors import UnknownName, UserError
 from tests.architecture.source_tree import ROOT
 from tests.pool.devices.fake_modules import (
     GIB,

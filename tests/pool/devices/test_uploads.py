@@ -32,8 +32,8 @@ from modelpool.pool.devices.uploads import (
     key_of,
     streamed_bytes,
 )
-from modelpool.pool.ops.classes import swap_to_casting
-from modelpool.pool.ops.context import compute
+from modelpool.pool.weights.ops.casting_classes import swap_to_casting
+from modelpool.pool.weights.ops.context import compute
 from tests.pool.devices.fake_streams import FakeEvent, FakeStream, Trace
 from tests.pool.zoo import build, store_in
 

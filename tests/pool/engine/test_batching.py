@@ -20,9 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.catalog.estimates.stage_peak_bytes import stage_call
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.batching import batch_task, run_batch, shares
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.inference.sampling.samplers import FUNCTIONS
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING
+from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
     BatchMember,
     DecodeParams,
@@ -44,16 +50,10 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.batching import batch_task, run_batch, shares
-from modelpool.pool.engine.engine import Engine
-from modelpool.pool.estimates.stage_peak_bytes import stage_call
-from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.sampling.samplers import FUNCTIONS
-from modelpool.pool.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
-from modelpool.pool.tracing.activation_bytes import peak_bytes
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
+from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.pool.weights.tracing.activation_bytes import peak_bytes
 from tests.pool.changed_work import changed_work
 from tests.pool.input_names import inputs_of
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine

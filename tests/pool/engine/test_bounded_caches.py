@@ -15,9 +15,9 @@ import pytest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine import engine as engine_module
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.loading import open_model as open_model_module
-from modelpool.pool.specs.spec import Role
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.models.loading import open_model as open_model_module
+from modelpool.pool.values.specs.spec import Role
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 
 MODELS = ("toy", "toy1", "toy2", "toy3")

@@ -19,12 +19,19 @@ from torch import Tensor
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.regions import Regions, region_weights
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sample_conditions import RegionParams
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.task_runner import TaskRunner
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.conditioning.regions import Regions, region_weights
+from modelpool.pool.inference.guidance.call_model import call_model
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance
+from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sample_conditions import RegionParams
+from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING
+from modelpool.pool.values.core.stage_params import (
     Encoded,
     EncodeParams,
     FloatArray,
@@ -36,18 +43,11 @@ from modelpool.pool.core.stage_params import (
     batch_key,
     task_id,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.task_runner import TaskRunner
-from modelpool.pool.guidance.call_model import call_model
-from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
-from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
-from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.patcher.hooked_run import hooked_run
-from modelpool.pool.patcher.hooks import HookGroup, WeightHook
-from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
-from modelpool.pool.specs.spec import JobId, Role
+from modelpool.pool.values.specs.spec import JobId, Role
+from modelpool.pool.weights.patcher.hooked_run import hooked_run
+from modelpool.pool.weights.patcher.hooks import HookGroup, WeightHook
+from modelpool.pool.weights.patcher.keyframes import HookKeyframe, HookKeyframes
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, inputs_of, open_engine
 from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
 

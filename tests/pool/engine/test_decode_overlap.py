@@ -19,17 +19,17 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.previews import PreviewKind, PreviewWish
-from modelpool.pool.core.stage_params import ImagePixels, Latent, Result, RunHooks, Stopped
 from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.preview_maker import CELLS_TO_FIT, small_decode_bytes
 from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRunner
-from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, release_frames
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import OomStep, Role, RunCost
+from modelpool.pool.values.core.previews import PreviewKind, PreviewWish
+from modelpool.pool.values.core.stage_params import ImagePixels, Latent, Result, RunHooks, Stopped
+from modelpool.pool.values.specs.spec import OomStep, Role, RunCost
+from modelpool.pool.weights.patcher.out_of_memory import OutOfHostMemory, release_frames
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.input_names import inputs_of
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 

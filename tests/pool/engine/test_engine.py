@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, DoesNotFit
-from modelpool.pool.core.stage_params import EncodeParams, ModelRef, RunHooks, Stopped, stage_of, task_id
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import Role, TaskId
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile, DoesNotFit
+from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef, RunHooks, Stopped, stage_of, task_id
+from modelpool.pool.values.specs.spec import Role, TaskId
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 

@@ -20,23 +20,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import Encoded, Latent, RunHooks, SampleParams
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.kind_names import DeviceKind
-from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader, StreamOrder, Uploader
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineFacts
-from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import OomStep, Role, TaskSpec
+from modelpool.pool.values.core.errors import DoesNotFit
+from modelpool.pool.values.core.stage_params import Encoded, Latent, RunHooks, SampleParams
+from modelpool.pool.values.specs.spec import OomStep, Role, TaskSpec
+from modelpool.pool.weights.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.devices.fake_streams import Trace
 from tests.pool.input_names import inputs_of
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.devices import opening
 from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities
+from modelpool.pool.devices.device_kinds import SimMemory
 from modelpool.pool.devices.kind_names import DeviceKind
-from modelpool.pool.devices.kinds import SimMemory
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, VramPolicy, rules_for
 from modelpool.pool.engine import engine as engine_module
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.values.core.errors import DoesNotFit
 
 MIB = 1 << 20
 INDEX = 57  # of a simulated device that no other test uses

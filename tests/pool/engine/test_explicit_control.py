@@ -22,11 +22,18 @@ from hypothesis import strategies as st
 from modelpool import pool
 from modelpool.pool import DoesNotFit, LoadedModel, ModelClosed, RanOutOfMemory, Stopped, load_checkpoint
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, UnknownName, UnusableField, UserError, format_bytes
-from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.values.core.errors import (
+    AdapterMismatch,
+    CorruptFile,
+    UnknownName,
+    UnusableField,
+    UserError,
+    format_bytes,
+)
+from modelpool.pool.values.core.stage_params import Latent
 from tests.architecture.source_tree import ROOT
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 
 PROMPT = {"prompt": "a (red:1.3) circle", "steps": 2, "cfg": 4.0, "sampler": "euler_ancestral", "seed": 7}

@@ -19,17 +19,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool import LoadedModel, UserError, load_checkpoint
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, PixelArray, VideoFrames
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PixelArray, VideoFrames
 from tests.pool.families import test_transformers_saved as saved
 from tests.pool.families.conftest import uncounted as uncounted
-from tests.pool.families.modules.in_tables import modules_with_tests
+from tests.pool.families.definitions.in_tables import modules_with_tests
 from tests.pool.families.test_unet_families import CASES as UNETS
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 from tests.pool.families.tiny_transformers import TinyFamily
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("uncounted"), pytest.mark.filterwarnings("ignore")]
 
@@ -80,7 +80,7 @@ def _families() -> dict[str, Write]:
     """How the tiny file of each family is written, by its name."""
     transformers: dict[str, TinyFamily] = {**saved.FAMILIES}
     for name in sorted(modules_with_tests()):
-        module = importlib.import_module(f"tests.pool.families.modules.test_{name}")
+        module = importlib.import_module(f"tests.pool.families.definitions.test_{name}")
         values = [each for table in vars(module).values() if isinstance(table, dict) for each in table.values()]
         tiny = (getattr(each, "tiny", each) for each in (*values, *vars(module).values()))
         transformers |= {each.name: each for each in tiny if hasattr(each, "encoders") and hasattr(each, "file")}
@@ -98,7 +98,7 @@ def _lora_names() -> dict[str, tuple[str, str]]:
     """A weight of each family under its published name, and the form of the names in LoRA files."""
     names: dict[str, tuple[str, str]] = {**saved.LORAS}
     for name in sorted(modules_with_tests()):
-        names |= getattr(importlib.import_module(f"tests.pool.families.modules.test_{name}"), "LORAS", {})
+        names |= getattr(importlib.import_module(f"tests.pool.families.definitions.test_{name}"), "LORAS", {})
     return names
 
 

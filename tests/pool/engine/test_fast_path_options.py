@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.fast_path import FastPath, FastPaths
-from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.patcher.compiled_blocks import BlockCompiler
-from modelpool.pool.patcher.graphed_calls import GraphStore
-from modelpool.pool.patcher.weight_form import MemoryFormat
-from modelpool.pool.specs.spec import Role
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
-from tests.pool.patcher.recorded_graphs import RecordedGraphs
+from modelpool.pool.values.core.fast_path import FastPath, FastPaths
+from modelpool.pool.values.core.stage_params import Latent
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.patcher.compiled_blocks import BlockCompiler
+from modelpool.pool.weights.patcher.graphed_calls import GraphStore
+from modelpool.pool.weights.patcher.weight_form import MemoryFormat
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline
+from tests.pool.weights.patcher.recorded_graphs import RecordedGraphs
 
 SIM = EngineSettings("sim", 0, PLENTY_BYTES)
 

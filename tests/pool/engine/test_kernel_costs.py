@@ -16,15 +16,15 @@ from torch import nn
 from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import cuda_capabilities, host_capabilities
-from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.device_kinds import DeviceKind
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.engine.kernel_costs import KernelCost, kernel_costs
 from modelpool.pool.engine.load_decisions import StoredFormat, products_kernel, stored_formats
-from modelpool.pool.ops.layer_choice import Products
-from modelpool.pool.patcher.weight_bytes import module_weights
-from modelpool.pool.quant.native_kernels import fp8_linear, linear_kernel, reference_kernel, reference_product
-from modelpool.pool.quant.quantize import quantize
-from tests.pool.quant.test_checkpoints import PROMPT, SHAPES, draw, quantized
+from modelpool.pool.weights.ops.layer_choice import Products
+from modelpool.pool.weights.patcher.weight_bytes import module_weights
+from modelpool.pool.weights.quant.native_kernels import fp8_linear, linear_kernel, reference_kernel, reference_product
+from modelpool.pool.weights.quant.quantize import quantize
+from tests.pool.weights.quant.test_checkpoints import PROMPT, SHAPES, draw, quantized
 
 GIB = 1 << 30
 CPU = host_capabilities(DeviceKind.CPU, GIB)

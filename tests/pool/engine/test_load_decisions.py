@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities, host_capabilities
-from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.device_kinds import DeviceKind
 from modelpool.pool.engine.load_decisions import StoredFormat, component_operations, products_kernel
-from modelpool.pool.ops.classes import swap_to_casting
-from modelpool.pool.ops.context import compute
-from modelpool.pool.ops.layer_choice import OperationFlags, Products
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.ops.casting_classes import swap_to_casting
+from modelpool.pool.weights.ops.context import compute
+from modelpool.pool.weights.ops.layer_choice import OperationFlags, Products
 from tests.pool.zoo import store_in
 
 GIB = 1 << 30

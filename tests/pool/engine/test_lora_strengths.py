@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.models.lora_names.blocks import MID, ModelBlocks, canonical_block, numbered_factors
+from modelpool.pool.models.lora_names.discovered import layout_map
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     SampleParams,
     batch_key,
     task_id,
 )
-from modelpool.pool.lora_names.blocks import MID, ModelBlocks, canonical_block, numbered_factors
-from modelpool.pool.lora_names.discovered import layout_map
-from modelpool.pool.specs.spec import Role
-from tests.pool.loading import layouts
+from modelpool.pool.values.specs.spec import Role
+from tests.pool.models.loading import layouts
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
 

@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.previews import MAX_PREVIEW_BYTES, MAX_SIDE, PreviewKind, PreviewWish
-from modelpool.pool.core.stage_params import BatchMember, DecodeParams, FloatArray, Latent, RunHooks
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.preview_maker import encoded_preview
+from modelpool.pool.values.core.previews import MAX_PREVIEW_BYTES, MAX_SIDE, PreviewKind, PreviewWish
+from modelpool.pool.values.core.stage_params import BatchMember, DecodeParams, FloatArray, Latent, RunHooks
 from tests.pool.engine.test_batching import SHAPES, Bench, array
-from tests.pool.models.vae.cases import CASES
+from tests.pool.models.components.vae.cases import CASES
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
 COLOURS = PreviewWish(PreviewKind.LATENT_RGB)
@@ -71,7 +71,7 @@ def test_each_image_of_a_batch_has_its_own_predictions_and_they_change_no_result
 def test_without_a_hook_nothing_is_copied(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call and no copy: the sampler gets the function of the model itself."""
     calls = []
-    monkeypatch.setattr("modelpool.pool.guidance.sampling_run._copied_frames", lambda clean: calls.append(1))
+    monkeypatch.setattr("modelpool.pool.inference.guidance.sampling_run._copied_frames", lambda clean: calls.append(1))
     (member,) = bench.samples(1)
     bench.alone(member)
     bench.alone(with_hooks(member, replace(QUIET, preview=lambda latents: None)))  # nobody wants one

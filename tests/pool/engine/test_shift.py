@@ -10,9 +10,12 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine import stages
+from modelpool.pool.families.supported import running_families
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.values.core.stage_params import (
     Encoded,
     GuidanceParams,
     ModelRef,
@@ -23,13 +26,10 @@ from modelpool.pool.core.stage_params import (
     batch_key,
     task_id,
 )
-from modelpool.pool.engine import stages
-from modelpool.pool.families.supported import running_families
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.specs.spec import ComponentKey, Role
-from tests.pool.extensions.extended import latents
+from modelpool.pool.values.specs.spec import ComponentKey, Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
+from tests.pool.inference.extensions.extended import latents
 from tests.pool.input_names import inputs_of
 from tests.pool.zoo import build
 

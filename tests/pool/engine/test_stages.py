@@ -16,9 +16,14 @@ import pytest
 import torch
 
 from examples.shapes.drawing import Scene, ShapeInScene, draw
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, vae_encode
+from modelpool.pool.inference.pixels.latent_pixels import as_bytes
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.stage_params import (
     Encoded,
     EncodeParams,
     GuidanceParams,
@@ -31,15 +36,10 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
     Stopped,
 )
-from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, vae_encode
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.pixels.latent_pixels import as_bytes
-from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.values.core.stopping import ASK_EVERY_SECONDS
+from modelpool.pool.values.specs.spec import ComponentKey, ExecutionMode, Role
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.weights.patcher.weight_form import WeightForm
 from tests.pool.input_names import inputs_of
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"

@@ -19,24 +19,24 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.catalog.estimates.activation_calibration import ActivationKey
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRun
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     ImagePixels,
     Latent,
     OutputShape,
     RunHooks,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.engine import Engine
-from modelpool.pool.engine.task_runner import FREED_BYTES, TaskRun
-from modelpool.pool.estimates.activation_calibration import ActivationKey
-from modelpool.pool.ops.attention import DEFAULT_PRIORITY, AttentionBackend
-from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.plan.oom_ladder import FRAGMENTED_BYTES
-from modelpool.pool.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
-from modelpool.pool.vram.leases import with_dependents
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.values.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
+from modelpool.pool.weights.ops.attention import DEFAULT_PRIORITY, AttentionBackend
+from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
+from modelpool.pool.weights.plan.oom_ladder import FRAGMENTED_BYTES
+from modelpool.pool.weights.vram.leases import with_dependents
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 SIDE = 128

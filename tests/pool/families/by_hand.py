@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelpool.pool.core.run_options import NO_OPTIONS
-from modelpool.pool.core.stage_params import FloatArray, Latent, SampleParams
-from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.engine.stages import sample_batch
-from modelpool.pool.options.model_options import ModelOptions
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.run_options import NO_OPTIONS
+from modelpool.pool.values.core.stage_params import FloatArray, Latent, SampleParams
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.options.model_options import ModelOptions
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.input_names import results_read
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.stage_params import Encoded
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_audio import CELL, CHANNELS, STABLE_AUDIO, seconds_model
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.whole_transformer import SECONDS, SEED, STEPS, Whole
@@ -93,7 +93,7 @@ def test_without_what_embeds_seconds_it_is_refused_by_name(tmp_path: Path) -> No
     """A part of such a file, as some are handed around."""
     from safetensors.torch import save_file
 
-    from modelpool.pool.core.errors import UnknownArchitecture
+    from modelpool.pool.values.core.errors import UnknownArchitecture
 
     kept = {key: value for key, value in STABLE_AUDIO.file().items() if "seconds_" not in key}
     save_file(kept, tmp_path / "part.safetensors")

@@ -17,16 +17,16 @@ from diffusers import (
 )
 from PIL import Image
 
-from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.errors import UnknownName, UnusableField
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import Role
-from tests.pool.controlnets.layouts import ldm_controlnet
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.values.core.errors import UnknownName, UnusableField
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.families.tiny_model import Made, TinyModel, euler
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

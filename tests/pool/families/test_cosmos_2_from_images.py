@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.values.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_cosmos_from_images import _Lenient, image
 from tests.pool.families.test_transformer_families import _RESIZING
 from tests.pool.families.tiny_relatives import RELATIVES

@@ -14,16 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from modelpool.pool.conditioning.first_frame import FIRST_FRAME_SIGMA, noises_image
-from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
-from modelpool.pool.specs.spec import Role
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.inference.conditioning.first_frame import FIRST_FRAME_SIGMA, noises_image
+from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
+from modelpool.pool.values.core.sampling_facts import Prediction
+from modelpool.pool.values.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_transformer_families import _RESIZING, _Harmless
 from tests.pool.families.tiny_relatives import RELATIVES
 from tests.pool.families.tiny_shown import TinyFamilyModel
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import ImageConcat, NoiseKind, Prediction
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.sampling_facts import ImageConcat, NoiseKind, Prediction
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_model import TinyModel
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import open_clip
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import open_clip
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

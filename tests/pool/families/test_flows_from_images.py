@@ -17,7 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.values.core.stage_params import SampleParams
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel

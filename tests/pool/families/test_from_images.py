@@ -18,12 +18,12 @@ from diffusers import (
 )
 from PIL import Image
 
-from modelpool.pool.conditioning.starts import scaled_latent
-from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.conditioning.starts import scaled_latent
+from modelpool.pool.values.core.stage_params import EncodeImageParams, SampleParams
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_model import Made, TinyModel, euler
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout, ldm_unet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout, ldm_unet
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

@@ -15,24 +15,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.formats.byte_ranges import ByteRange
-from modelpool.pool.formats.weights_file import read_single_header
-from modelpool.pool.loading import assembled_checkpoint as assembled
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.loading.content_digest import RangeDigests, component_digests
-from modelpool.pool.models.text.build import facts_named
-from modelpool.pool.registry.hashes import hash_file
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
-from modelpool.pool.text.text_tokenizer import KINDS, TokenizerMissing
+from modelpool.pool.catalog.registry.hashes import hash_file
+from modelpool.pool.files.formats.byte_ranges import ByteRange
+from modelpool.pool.files.formats.weights_file import read_single_header
+from modelpool.pool.models.components.text.build_text_encoder import facts_named
+from modelpool.pool.models.loading import assembled_checkpoint as assembled
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.loading.content_digest import RangeDigests, component_digests
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.text.gguf_tokenizer import gguf_tokenizer
+from modelpool.pool.models.text.text_tokenizer import KINDS, TokenizerMissing
+from modelpool.pool.values.core.stage_params import Encoded
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 from tests.pool.families.whole_transformer import Whole
-from tests.pool.formats.gguf_files import rounded
-from tests.pool.models.text.gguf_encoders import ARCHITECTURES, written
-from tests.pool.text.gguf_vocabularies import entries_of
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.files.formats.gguf_files import rounded
+from tests.pool.models.components.text.gguf_encoders import ARCHITECTURES, written
+from tests.pool.models.text.gguf_vocabularies import entries_of
+from tests.pool.models.text.tiny_tokenizers import tiny
 
 #: a family of each kind, and its text encoder that is a GGUF file
 ENCODERS = {"lumina2": "gemma2_2b", "hunyuan_video": "llama3_8b", "hidream_i1": "llama3_8b", "flux2": "mistral3_24b"}

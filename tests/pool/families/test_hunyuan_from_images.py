@@ -18,8 +18,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.actors.graph.output_shape import output_shape_of
-from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.files.formats.model_description import read_description
+from modelpool.pool.inference.pixels.latent_pixels import sampled_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.models.text.text_tokenizer import TokenizerMissing
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.stage_params import (
     Encoded,
     EncodeParams,
     OutputShape,
@@ -27,21 +34,14 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     VisionEncodeParams,
 )
-from modelpool.pool.formats.model_description import read_description
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.pixels.latent_pixels import sampled_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.text_tokenizer import TokenizerMissing
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_llava import LEADING_CELL, SIDE, STATES, llava, vision_file
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES, File
-from tests.pool.text.tiny_tokenizers import for_transformers, tiny
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
+from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

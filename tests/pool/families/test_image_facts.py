@@ -10,14 +10,14 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
-from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.detection.signatures import SIGNATURES
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
+from modelpool.pool.families.detection.signatures import SIGNATURES
 from modelpool.pool.families.parts.model_facts import Guidance, Level
-from modelpool.pool.models.diffusion.build import plan_diffusion_model
-from tests.pool.families.modules.in_tables import image_facts_in_tables
-from tests.pool.models.diffusion.image_cases import CASES, Case
-from tests.pool.models.diffusion.test_image_build import IMAGE_ROWS, SIZED, level
+from modelpool.pool.models.components.diffusion.build_diffusion_model import plan_diffusion_model
+from modelpool.pool.values.core.sampling_facts import NoiseKind, Prediction
+from tests.pool.families.definitions.in_tables import image_facts_in_tables
+from tests.pool.models.components.diffusion.image_cases import CASES, Case
+from tests.pool.models.components.diffusion.test_image_build import IMAGE_ROWS, SIZED, level
 from tests.pool.zoo.case import quiet_libraries
 
 IMAGE_FACTS = image_facts_in_tables()

@@ -14,22 +14,22 @@ from diffusers import StableDiffusionControlNetInpaintPipeline, StableDiffusionX
 from PIL import Image
 from safetensors.torch import save_file
 
-from modelpool.pool.controlnets.build import plan_controlnet
-from modelpool.pool.controlnets.config import controlnet_config
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import BatchMember, ControlMaskMode, Latent
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.specs.spec import Role, Stage
-from tests.pool.controlnets.layouts import ldm_controlnet
+from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.inference.controlnets.config import controlnet_config
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import BatchMember, ControlMaskMode, Latent
+from modelpool.pool.values.specs.spec import Role, Stage
 from tests.pool.families.test_controlnets import CFG, FIELDS, HEIGHT, SEED, SIZE, STEPS, WIDTH, assert_equal
 from tests.pool.families.test_controlnets import diffusers_latent as controlled_latent
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_needs_from_images import check
 from tests.pool.families.tiny_model import QUIET, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
 from tests.pool.input_names import results_read
-from tests.pool.loading import layouts
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 STRENGTH = 0.75

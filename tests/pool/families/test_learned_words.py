@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import AdapterMismatch, UnknownName, UnsafeFile
-from modelpool.pool.core.stage_params import Encoded, EncodeParams
-from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from modelpool.pool.text.encode import read_texts
+from modelpool.pool.models.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from modelpool.pool.models.text.encode import read_texts
+from modelpool.pool.values.core.errors import AdapterMismatch, UnknownName, UnsafeFile
+from modelpool.pool.values.core.stage_params import Encoded, EncodeParams
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_model import TinyModel
-from tests.pool.loading import layouts
+from tests.pool.models.loading import layouts
 
 RUN = {"steps": 1, "cfg": 1.0, "width": 32, "height": 32}
 PROMPT = "a (embedding:worn:1.2) chair"

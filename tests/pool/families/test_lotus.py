@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnknownArchitecture, UserError
-from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import EncodeImageParams, Latent
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnknownArchitecture, UserError
+from modelpool.pool.values.core.sampling_facts import Prediction
+from modelpool.pool.values.core.stage_params import EncodeImageParams, Latent
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_from_images import image
 from tests.pool.families.test_shown_folders import assert_near
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
-from tests.pool.loading import layouts
+from tests.pool.models.loading import layouts
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

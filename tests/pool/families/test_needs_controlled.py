@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from modelpool.pool.devices.sim import device as sim
-from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_needs_from_images import LONG
 from tests.pool.families.test_needs_shown import check
 from tests.pool.families.test_transformer_controlnets import CONTROLS
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.inference.controlnets import tiny_controls
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
 REGIONS = [{"prompt": "cat", "box": (0, 0, 32, 48)}]

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodeImageParams
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.specs.spec import Stage
-from tests.pool.controlnets.layouts import ldm_controlnet
+from modelpool.pool.values.core.stage_params import EncodeImageParams
+from modelpool.pool.values.specs.spec import Stage
 from tests.pool.families.test_from_images import filling
 from tests.pool.families.tiny_model import Made, TinyModel
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 #: an estimate is at most so much above the truth
 MOST_OVER = 0.05

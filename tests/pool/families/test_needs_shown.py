@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodeImageParams
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.specs.spec import Stage
+from modelpool.pool.values.core.stage_params import EncodeImageParams
+from modelpool.pool.values.specs.spec import Stage
 from tests.pool.families.test_needs_from_images import MOST_OVER
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel

@@ -18,21 +18,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.actors.graph.image_concat_graph import reference_size
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import ReferenceMode
-from modelpool.pool.core.stage_params import EncodeParams, SampleParams, VisionEncodeParams
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.models.vision.qwen import grid_of
-from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.components.vision.qwen import grid_of
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import ReferenceMode
+from modelpool.pool.values.core.stage_params import EncodeParams, SampleParams, VisionEncodeParams
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_qwen_edit import SEEING, Processor, seeing_encoder
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
-from tests.pool.text.tiny_tokenizers import tiny as tiny_tokenizer
+from tests.pool.models.text.tiny_tokenizers import tiny as tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 WIDTH, HEIGHT, STEPS, SEED, CFG = 64, 48, 3, 11, 4.0

@@ -15,11 +15,11 @@ from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import P
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from modelpool.pool.core.stage_params import ImagePixels
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.saving.replaced_folder import lost_files
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.models.saving.replaced_folder import lost_files
+from modelpool.pool.values.core.stage_params import ImagePixels
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_seen_videos import FIELDS, image
 from tests.pool.families.test_stable_cascade import REQUEST, SECOND_STEPS
 from tests.pool.families.test_video_folders import write_folder

@@ -19,9 +19,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import Guidance
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.catalog.estimates.typical_run import typical_call
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.inference.guidance.per_frame_guidance import frame_guidance_scales
+from modelpool.pool.inference.pixels.latent_pixels import to_vae_scale
+from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import Guidance
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     EncodeImageParams,
     ImageEmbeds,
@@ -30,23 +39,14 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     VisionEncodeParams,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.estimates.typical_run import typical_call
-from modelpool.pool.guidance.per_frame_guidance import frame_guidance_scales
-from modelpool.pool.pixels.latent_pixels import to_vae_scale
-from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
-from modelpool.pool.tracing.module_flops import module_work
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.tracing.module_flops import module_work
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.tiny_videos import GROUPS, SIDE, VIDEOS, TinyVideoModel, image_vae, temporal_vae
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 from tests.pool.input_names import results_read
-from tests.pool.models.vae import published
+from tests.pool.models.components.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -350,9 +350,9 @@ def test_numbers_of_videos_have_limits(fields: dict[str, Any], message: str) -> 
 
 
 def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    from modelpool.actors.control.inputs.input_images import InputImages
     from modelpool.actors.graph.build_graph import build_graph
-    from modelpool.actors.inputs.input_images import InputImages
-    from modelpool.pool.specs.spec import JobId
+    from modelpool.pool.values.specs.spec import JobId
 
     tiny = TinyVideoModel(tmp_path, VIDEOS["svd"])
 

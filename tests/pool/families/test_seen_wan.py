@@ -18,20 +18,20 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import SampleParams, VideoFrames, VisionEncodeParams
-from modelpool.pool.formats.model_description import read_description
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.files.formats.model_description import read_description
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.stage_params import SampleParams, VideoFrames, VisionEncodeParams
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_videos_from_images import CONCATENATED, louder
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
 from tests.pool.families.tiny_transformers import File, TinyFamily, prefixed, seeded
 from tests.pool.families.tiny_videos import SEEN, SIDE, clip_vision
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from tests.pool.conditioning.test_image_concat import _OurUpscalerLevels
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
+from tests.pool.inference.conditioning.test_image_concat import _OurUpscalerLevels
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

@@ -22,21 +22,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import BatchMember, ImagePixels, Latent, PriorCondition, SampleParams
+from modelpool.pool.catalog.estimates.typical_run import typical_params
+from modelpool.pool.catalog.registry.assembling import SelectedFiles, assemble
+from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.explicit_control import load_checkpoint
-from modelpool.pool.estimates.typical_run import typical_params
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.unet_families import CASCADES
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.models.diffusion.rows import ARCHITECTURES
-from modelpool.pool.registry.assembling import SelectedFiles, assemble
-from modelpool.pool.registry.registry import open_registry
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role, Stage
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.stage_params import BatchMember, ImagePixels, Latent, PriorCondition, SampleParams
+from modelpool.pool.values.specs.spec import Role, Stage
 from tests.pool.families.tiny_cascade import (
     PRIOR,
     STAGE_B,
@@ -50,7 +50,7 @@ from tests.pool.families.tiny_cascade import (
     write_folders,
 )
 from tests.pool.input_names import results_read
-from tests.pool.models.text.pipelines import clip_tokenizer
+from tests.pool.models.components.text.pipelines import clip_tokenizer
 from tests.pool.pipeline import QUIET
 
 pytestmark = [

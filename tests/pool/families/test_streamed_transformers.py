@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.catalog.estimates.typical_run import typical_call, typical_params
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.estimates.typical_run import typical_call, typical_params
-from modelpool.pool.specs.spec import Role
-from modelpool.pool.tracing.module_flops import module_work
+from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.weights.tracing.module_flops import module_work
 from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO

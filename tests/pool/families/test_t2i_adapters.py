@@ -19,15 +19,15 @@ from diffusers import (
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.controlnets.build import plan_controlnet
-from modelpool.pool.controlnets.t2i_adapters import t2i_adapter_config
-from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.registry.kinds import FileKind, kind_of_keys
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.catalog.registry.file_purpose import FileKind, kind_of_keys
+from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.inference.controlnets.t2i_adapters import t2i_adapter_config
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
-from tests.pool.loading import layouts
+from tests.pool.models.loading import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 TOLERANCE = 1e-5

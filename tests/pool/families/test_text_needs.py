@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import EncodeParams, stage_of, task_id
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.specs.spec import TaskSpec
+from modelpool.pool.values.core.stage_params import EncodeParams, stage_of, task_id
+from modelpool.pool.values.specs.spec import TaskSpec
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.pipeline import QUIET

@@ -17,10 +17,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, StableDiffu
 from torch import Tensor
 from torch.nn import functional
 
-from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.values.core.stage_params import Encoded
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import FRAME_RATE, HEIGHT, SEED, STEPS, WIDTH, Whole
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import ShiftBySize
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.loading.transformer_folder import _noise
-from modelpool.pool.text.text_tokenizer import KINDS
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.loading.transformer_folder import _noise
+from modelpool.pool.models.text.text_tokenizer import KINDS
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.sampling_facts import ShiftBySize
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
 from tests.pool.families.whole_transformer import Whole
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.text.tiny_tokenizers import tiny
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

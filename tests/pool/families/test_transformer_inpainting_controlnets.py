@@ -16,13 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import BatchMember, EncodeImageParams, Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.specs.spec import Stage
-from tests.pool.controlnets import tiny_controls
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.stage_params import BatchMember, EncodeImageParams, Latent
+from modelpool.pool.values.specs.spec import Stage
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_inpainting_controlnets import soft_mask
 from tests.pool.families.test_needs_shown import check
@@ -40,6 +39,7 @@ from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.told_pipelines import parts_of, texts_of
+from tests.pool.inference.controlnets import tiny_controls
 from tests.pool.input_names import results_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -13,13 +13,13 @@ import diffusers
 import numpy as np
 import pytest
 
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.run_options import RotaryPositions, RunOptions
-from modelpool.pool.extensions.run_extension import check_fits
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.option_support import ROPE_MODELS, families_with
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.options.transformer_options import RopeOptions
+from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.run_options import RotaryPositions, RunOptions
+from modelpool.pool.weights.options.transformer_options import RopeOptions
 from tests.pool.families.by_hand import sampled_by_hand
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES

@@ -16,19 +16,19 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.guiders import AdaptiveProjectedMixGuidance, ClassifierFreeGuidance
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.families.parts.text_reading import Pooled
 from modelpool.pool.families.text_readings import READINGS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.guidance import apg as late_projection
-from modelpool.pool.lora_names.naming import naming_of
-from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.guidance import apg as late_projection
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.lora_names.naming import naming_of
+from modelpool.pool.values.core.stage_params import Encoded
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_transformer_families import _decoded, _hunyuan_dit, _masked, _sd3, _told
 from tests.pool.families.tiny_relatives import ALL_FAMILIES, RELATIVES
 from tests.pool.families.whole_transformer import PROMPT, SEED, STEPS, Whole
-from tests.pool.models.text.pipelines import PIPELINES as TEXTS
+from tests.pool.models.components.text.pipelines import PIPELINES as TEXTS
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

@@ -19,19 +19,19 @@ from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAud
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.unet_families import CASCADES
-from modelpool.pool.formats.folder_header import WRITER_FOLDER
-from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
-from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
-from modelpool.pool.saving.replaced_folder import lost_files
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.files.formats.folder_header import WRITER_FOLDER
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import Checkpoint, open_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.models.saving.pipelines import pipeline_facts, scheduler_facts
+from modelpool.pool.models.saving.replaced_folder import lost_files
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.test_transformers_saved import FAMILIES
 from tests.pool.families.tiny_llava import LEADING_CELL
@@ -51,7 +51,7 @@ pytestmark = [
 ALL: dict[str, TinyFamily] = {
     **FAMILIES, ONE.name: ONE, BOTH.name: BOTH, LEADING_CELL.name: LEADING_CELL, "qwen_image that sees": SEEING,
 }  # fmt: skip
-#: tried in tests/pool/families/modules
+#: tried in tests/pool/families/definitions
 IN_OWN_TESTS = {
     "ace_step_15",
     *("allegro", "bria", "cogvideox", "cogvideox_15", "cogvideox_15_i2v", "cogvideox_2b", "cogvideox_2b_fun_control"),
@@ -185,7 +185,7 @@ def test_a_file_becomes_a_folder_that_libraries_load(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", TINY)
 def test_two_models_for_much_and_little_noise_are_one_folder(name: str, tmp_path: Path) -> None:
-    from modelpool.pool.formats.model_description import read_description
+    from modelpool.pool.files.formats.model_description import read_description
 
     checkpoint = open_checkpoint(read_description(write_pair(tmp_path, TINY[name])))
     saved = save_diffusers(checkpoint, tmp_path / "folder")

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO

@@ -14,21 +14,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.placeholders import with_placeholders
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import SampleParams, StartCondition, VisionEncodeParams
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.stage_params import SampleParams, StartCondition, VisionEncodeParams
+from modelpool.pool.values.specs.spec import JobId
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_shown_folders import assert_near
 from tests.pool.families.tiny_model import Made, OurLevels, TinyModel
 from tests.pool.families.tiny_unclip import layout_of, statistics
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

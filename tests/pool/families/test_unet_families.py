@@ -26,9 +26,9 @@ from diffusers import (
 )
 from torch import Tensor
 
-from modelpool.pool.families.modules.stable_diffusion_1 import SD1, SD1_INPAINT
-from modelpool.pool.families.modules.stable_diffusion_2 import SD2, SD2_INPAINT
-from modelpool.pool.families.modules.stable_diffusion_xl import (
+from modelpool.pool.families.definitions.stable_diffusion_1 import SD1, SD1_INPAINT
+from modelpool.pool.families.definitions.stable_diffusion_2 import SD2, SD2_INPAINT
+from modelpool.pool.families.definitions.stable_diffusion_xl import (
     KOALA_1B,
     KOALA_700M,
     PLAYGROUND_25,
@@ -39,18 +39,18 @@ from modelpool.pool.families.modules.stable_diffusion_xl import (
     VEGA,
 )
 from modelpool.pool.families.parts.family import Family
-from modelpool.pool.guidance.sampling_run import _initial_scale
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.loading.describe import describe
-from modelpool.pool.loading.small_tensors import SPREAD_KEY
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
-from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.inference.guidance.sampling_run import _initial_scale
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.schedules import SigmaTable, make_sigmas, sigma_table
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.loading.describe import describe
+from modelpool.pool.models.loading.small_tensors import SPREAD_KEY
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from tests.pool.families.clip_tokenizers import tokenizers_of
 from tests.pool.families.test_from_images import filling, image, mask
 from tests.pool.families.tiny_model import TinyModel
-from tests.pool.loading import layouts, unet_layouts
-from tests.pool.loading.layouts import Layout
+from tests.pool.models.loading import layouts, unet_layouts
+from tests.pool.models.loading.layouts import Layout
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_unet_families import CASES, fields_of
 from tests.pool.families.test_videos_from_images import CONCATENATED

@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.controlnets.build import plan_controlnet
-from modelpool.pool.controlnets.config import controlnet_config
-from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.specs.spec import Role
-from tests.pool.controlnets.layouts import ldm_controlnet
+from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.inference.controlnets.config import controlnet_config
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS, assert_equal
 from tests.pool.families.test_needs_from_images import check as check_working
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
-from tests.pool.loading import layouts
+from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.models.loading import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 MODES = 6

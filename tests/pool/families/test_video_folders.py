@@ -10,9 +10,9 @@ import diffusers
 import pytest
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_seen_videos import FIELDS, image
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import seeded

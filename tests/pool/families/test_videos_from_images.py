@@ -13,8 +13,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import FirstFrameMode
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode
+from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeImageParams,
@@ -30,17 +32,15 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.specs.spec import Role, TaskSpec
+from modelpool.pool.values.specs.spec import Role, TaskSpec
 from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
 from tests.pool.families.whole_transformer import HEIGHT as PIXELS_HIGH
 from tests.pool.families.whole_transformer import WIDTH as PIXELS_WIDE
 from tests.pool.input_names import inputs_of
-from tests.pool.models.diffusion import video_published as video_layouts
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import published
+from tests.pool.models.components.diffusion import video_published as video_layouts
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 _UMT5 = {"umt5_xxl": (lambda: texts.umt5(words=T5_WORDS), texts.t5_file)}

@@ -16,26 +16,26 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.actors.settings.separate_models import separate_models
-from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
-from modelpool.pool.core.sampling_facts import ShiftBySize
+from modelpool.actors.config.separate_models import separate_models
+from modelpool.pool.catalog.registry.assembling import SelectedFiles, assemble
+from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.families.two_experts import misassigned
-from modelpool.pool.formats.model_description import read_description
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.loading.describe import describe
-from modelpool.pool.loading.recognition_input import recognise_file
-from modelpool.pool.lora_names.key_map import lora_key_map
-from modelpool.pool.registry.assembling import SelectedFiles, assemble
-from modelpool.pool.registry.registry import open_registry
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.files.formats.model_description import read_description
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.loading.describe import describe
+from modelpool.pool.models.loading.recognition_input import recognise_file
+from modelpool.pool.models.lora_names.lora_key_map import lora_key_map
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture
+from modelpool.pool.values.core.sampling_facts import ShiftBySize
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_wan_pairs import FIELDS as SIZES
 from tests.pool.families.test_wan_pairs import runs_of
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import LOW_SEED, TINY, TinyPair, flow_scheduler, write_pair, write_pair_folder
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 
 pytestmark = [
     pytest.mark.usefixtures("uncounted"),

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import LoraRef
-from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.values.core.stage_params import LoraRef
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_pairs import TINY, write_pair
 
 FIRST, SECOND, TEXT = Role.DIFFUSION_MODEL, Role.DIFFUSION_MODEL_2, Role.TEXT_ENCODER

@@ -15,8 +15,13 @@ from PIL import Image
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.schedules import flow_table, make_sigmas
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.stage_params import (
     BatchMember,
     Latent,
     Result,
@@ -26,16 +31,11 @@ from modelpool.pool.core.stage_params import (
     Stopped,
     VideoFrames,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.schedules import flow_table, make_sigmas
-from modelpool.pool.specs.spec import JobId, Role, Stage
+from modelpool.pool.values.specs.spec import JobId, Role, Stage
 from tests.nearly import assert_nearly
-from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_pairs import TINY, TinyPair, flow_scheduler
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 from tests.pool.input_names import results_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -14,27 +14,27 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.inference.pixels.latent_pixels import sampled_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     Latent,
     OutputShape,
     SampleParams,
     VideoFrames,
 )
-from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.pixels.latent_pixels import sampled_shape
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role
-from tests.pool.conditioning.test_image_concat import assert_equal
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
 from tests.pool.families.tiny_transformers import TinyFamily
+from tests.pool.inference.conditioning.test_image_concat import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

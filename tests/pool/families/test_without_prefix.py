@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 
 PREFIX = "model.diffusion_model."

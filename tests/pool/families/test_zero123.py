@@ -21,23 +21,29 @@ from torch.nn import functional
 
 from modelpool.actors.graph.vision_graph import view_condition
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnknownArchitecture, UnusableField, UserError
-from modelpool.pool.core.sampling_facts import VisionEncoderUse
-from modelpool.pool.core.stage_params import EncodeImageParams, ImageEmbeds, Latent, ViewCondition, VisionEncodeParams
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.models.vision.preprocess import DEVIATIONS, MEANS, preprocess_image
-from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from modelpool.pool.saving.diffusers_folder import save_diffusers
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.models.components.vision.preprocess import DEVIATIONS, MEANS, preprocess_image
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.models.saving.diffusers_folder import save_diffusers
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField, UserError
+from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.values.core.stage_params import (
+    EncodeImageParams,
+    ImageEmbeds,
+    Latent,
+    ViewCondition,
+    VisionEncodeParams,
+)
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_from_images import image
 from tests.pool.families.test_shown_folders import assert_near
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_videos import PATCH, SEEN, SIDE, open_clip_vision
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout, ldm_unet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout, ldm_unet
 from tests.pool.zoo.case import quiet_libraries
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -11,9 +11,9 @@ from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioPr
 from torch import Tensor
 
 from tests.pool.families.tiny_transformers import T5_WORDS, WIDTH, File, TinyFamily, seeded
-from tests.pool.models.diffusion import video_published as layouts
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import published
+from tests.pool.models.components.diffusion import video_published as layouts
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import published
 
 #: of the tiny latents, and samples that one cell stands for
 CHANNELS, CELL = 6, 8

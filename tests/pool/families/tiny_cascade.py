@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SampleParams
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.specs.spec import JobId, Role, TaskId
+from modelpool.pool.values.core.stage_params import Latent, ModelRef, Result, SampleParams
+from modelpool.pool.values.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
 from tests.pool.input_names import results_read
-from tests.pool.models.diffusion.video_published import cascade
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import published
+from tests.pool.models.components.diffusion.video_published import cascade
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import published
 from tests.pool.pipeline import QUIET
 
 #: channels of what stage C makes, of what stage B makes, and of what CLIP sees images as

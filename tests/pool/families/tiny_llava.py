@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tests.pool.families.test_videos_from_images import louder
 from tests.pool.families.tiny_transformers import CLIP_L, FAMILIES, WIDTH, File, TinyFamily, prefixed, seeded, words
-from tests.pool.models.diffusion import video_published
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import published
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.components.diffusion import video_published
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import published
+from tests.pool.models.text.tiny_tokenizers import tiny
 from tests.pool.zoo.case import quiet_libraries
 
 #: pixels a side of what is seen, of a patch, and the states that there are

@@ -12,18 +12,18 @@ from diffusers import EulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, Result, RunHooks, SampleParams
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
-from modelpool.pool.specs.spec import JobId, Role, RunCost, TaskId
+from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, Result, RunHooks, SampleParams
+from modelpool.pool.values.specs.spec import JobId, Role, RunCost, TaskId
 from tests.pool.input_names import results_read
-from tests.pool.loading.layouts import Layout
-from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.models.loading.layouts import Layout
+from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 

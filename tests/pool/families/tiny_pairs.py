@@ -11,12 +11,12 @@ from typing import Any
 import diffusers
 from safetensors.torch import save_file
 
-from modelpool.pool.text.text_tokenizer import KINDS
+from modelpool.pool.models.text.text_tokenizer import KINDS
 from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily, seeded
 from tests.pool.families.whole_transformer import BYTES
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.text.tiny_tokenizers import tiny
 
 #: of the model for low noise; that for high noise has 1
 LOW_SEED = 5

@@ -14,8 +14,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForCond
 
 from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN
 from tests.pool.families.tiny_transformers import FAMILIES, WIDTH, words
-from tests.pool.models.text import cases as texts
-from tests.pool.text.tiny_tokenizers import for_transformers, tiny
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
 
 #: in the last of so many blocks all of an image is looked at at once

@@ -27,10 +27,10 @@ from tests.pool.families.tiny_transformers import (
     publish_pixart,
     words,
 )
-from tests.pool.models.diffusion import image_published as layouts
-from tests.pool.models.diffusion import video_published as video_layouts
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import published
+from tests.pool.models.components.diffusion import image_published as layouts
+from tests.pool.models.components.diffusion import video_published as video_layouts
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import published
 
 #: tokens of a prompt of PixArt alpha, by which it is told from sigma
 _ALPHA_TOKENS = 120

@@ -11,16 +11,16 @@ import diffusers
 import torch
 from safetensors.torch import save_file
 
-from modelpool.pool.text.text_tokenizer import KINDS
+from modelpool.pool.models.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import CLIP_L, T5, WIDTH, TinyFamily, kl_vae
 from tests.pool.families.whole_transformer import BYTES
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout, ldm_unet, prefixed
-from tests.pool.models.diffusion import image_published, video_published
-from tests.pool.models.vae import cases as vaes
-from tests.pool.models.vae import published
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.components.diffusion import image_published, video_published
+from tests.pool.models.components.vae import cases as vaes
+from tests.pool.models.components.vae import published
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout, ldm_unet, prefixed
+from tests.pool.models.text.tiny_tokenizers import tiny
 from tests.pool.zoo.case import quiet_libraries
 
 Shapes = Mapping[str, Any]

@@ -15,14 +15,14 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from tests.pool.models.diffusion import image_published as layouts
-from tests.pool.models.diffusion import video_published as video_layouts
-from tests.pool.models.diffusion.image_cases import _publish_pixart as publish_pixart
-from tests.pool.models.diffusion.image_cases import random
-from tests.pool.models.text import cases as texts
-from tests.pool.models.vae import cases as vaes
-from tests.pool.models.vae import published
-from tests.pool.text.tiny_tokenizers import tiny
+from tests.pool.models.components.diffusion import image_published as layouts
+from tests.pool.models.components.diffusion import video_published as video_layouts
+from tests.pool.models.components.diffusion.image_cases import _publish_pixart as publish_pixart
+from tests.pool.models.components.diffusion.image_cases import random
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import cases as vaes
+from tests.pool.models.components.vae import published
+from tests.pool.models.text.tiny_tokenizers import tiny
 from tests.pool.zoo.case import quiet_libraries
 
 #: width of what most tiny text encoders give

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from tests.pool.families.tiny_videos import PATCH, SEEN, SIDE, open_clip_vision
-from tests.pool.loading import layouts
-from tests.pool.loading.layouts import Layout, ldm_unet
+from tests.pool.models.loading import layouts
+from tests.pool.models.loading.layouts import Layout, ldm_unet
 from tests.pool.zoo.case import quiet_libraries
 
 #: width of the embedding of an image, by family, and the prefix of the encoder

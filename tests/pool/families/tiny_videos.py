@@ -16,11 +16,11 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import VideoFrames
+from modelpool.pool.values.core.stage_params import VideoFrames
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_transformers import prefixed, seeded
-from tests.pool.models.diffusion import video_published
-from tests.pool.models.vae import published
+from tests.pool.models.components.diffusion import video_published
+from tests.pool.models.components.vae import published
 from tests.pool.zoo.case import quiet_libraries
 
 File = dict[str, Tensor]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.specs.spec import Role
+from modelpool.pool.values.core.stage_params import Encoded
+from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.zoo.case import quiet_libraries

@@ -8,9 +8,11 @@ from typing import Any
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.run_options import NO_OPTIONS, RunOptions
-from modelpool.pool.core.sampling_facts import Guidance
-from modelpool.pool.core.stage_params import (
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.models.text.text_tokenizer import KINDS
+from modelpool.pool.values.core.run_options import NO_OPTIONS, RunOptions
+from modelpool.pool.values.core.sampling_facts import Guidance
+from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     DecodeParams,
     Encoded,
@@ -34,13 +36,11 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.specs.spec import Role, TaskSpec
-from modelpool.pool.text.text_tokenizer import KINDS
+from modelpool.pool.values.specs.spec import Role, TaskSpec
 from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.input_names import inputs_of
+from tests.pool.models.text.tiny_tokenizers import tiny
 from tests.pool.pipeline import QUIET
-from tests.pool.text.tiny_tokenizers import tiny
 
 PROMPT, NEGATIVE = "a small red cat on the moon", "a dog"
 WIDTH, HEIGHT, STEPS, SEED, FRAME_RATE = 96, 64, 3, 11, 12.0

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.ops.cast import apply_weight_functions
-from modelpool.pool.ops.classes import restore_classes, swap_to_casting
-from modelpool.pool.ops.context import compute
-from modelpool.pool.tracing.activation_bytes import peak_bytes
+from modelpool.pool.weights.ops.cast import apply_weight_functions
+from modelpool.pool.weights.ops.casting_classes import restore_classes, swap_to_casting
+from modelpool.pool.weights.ops.context import compute
+from modelpool.pool.weights.tracing.activation_bytes import peak_bytes
 from tests.pool.zoo.case import Case, Inputs, quiet_libraries
 
 

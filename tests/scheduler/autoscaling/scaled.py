@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import ComponentSpec
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import ComponentSpec
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Command, Event, Submitted
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingWhy
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.node_supply import NodeSupply, SimulatedGroup, SupplyConditions
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, Event, Submitted
-from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingWhy
-from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.workloads.models import InventedModel
 
 #: 4 GiB of weights; a job of 30 steps takes 10 seconds
 SMALL = InventedModel("small", diffusion_bytes=2 * GIB, step_seconds=0.3)

@@ -15,14 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.pool.core.errors import GIB
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import NodeId, RunErrorKind, WorkerSpec
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import LogHeader, entry_line, header_line, read_entries, read_header
-from modelpool.scheduler.simulator.node_supply import Reclaim, SupplyConditions
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import (
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import (
     EndWorker,
     LossCause,
     NodeDraining,
@@ -36,8 +34,10 @@ from modelpool.scheduler.tables.messages import (
     WorkerDown,
     WorkerUp,
 )
-from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingRule
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingRule
+from modelpool.scheduler.simulator.node_supply import Reclaim, SupplyConditions
+from modelpool.scheduler.simulator.record.event_log import LogHeader, entry_line, header_line, read_entries, read_header
 from tests.scheduler.autoscaling.scaled import LARGE, SMALL, Scaled, jobs_of
 
 SMALL_NODES = NodeGroup("small", gpu_bytes=24 * GIB, max_nodes=4, price_per_hour=1.0, start_seconds=100.0)

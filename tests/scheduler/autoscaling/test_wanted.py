@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.errors import GIB
+from modelpool.pool.values.core.errors import GIB
 from modelpool.scheduler.autoscaling.drain_time import finish_at, merged, shortfalls, worked_off
 from modelpool.scheduler.autoscaling.outlook import (
     DueWork,
@@ -23,8 +23,8 @@ from modelpool.scheduler.autoscaling.outlook import (
 from modelpool.scheduler.autoscaling.recent_work import RecentWork, WorkSlot
 from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
 from modelpool.scheduler.autoscaling.wanted import wanted
-from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
-from modelpool.scheduler.tables.scaling_record import ScalingRule
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.scaling_record import ScalingRule
 
 GROUP = NodeGroup("a", gpu_bytes=24 * GIB, max_nodes=10, price_per_hour=2.0)
 OUTLOOK = GroupOutlook(GROUP, 24.0 * GIB, start_seconds=100.0, load_bytes_per_second=1e9)

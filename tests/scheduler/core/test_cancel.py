@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind
-from modelpool.scheduler.tables.messages import Outcome, ResolveJob, RunTask, ScheduleTick, StopTask
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunErrorKind
+from modelpool.scheduler.model.messages import Outcome, ResolveJob, RunTask, ScheduleTick, StopTask
 from tests.scheduler.world import Shell, encode, image, sample
 
 

@@ -3,11 +3,11 @@ never leaves the pool."""
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import LossCause, Outcome, RunTask
-from modelpool.scheduler.tables.node_groups import NodeGroup
-from modelpool.scheduler.tables.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import LossCause, Outcome, RunTask
+from modelpool.scheduler.model.node_groups import NodeGroup
+from modelpool.scheduler.model.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
 from tests.scheduler.world import PAINT, TEXT, Shell, alone, encode, image, sample
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.plan.eviction_plan import Resident
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, Stage, TaskId, UserId
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, Stage, TaskId, UserId
+from modelpool.pool.weights.plan.eviction_plan import Resident
 from modelpool.scheduler.core.send_ahead import MOST_COMPARED
-from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import TaskStatus
-from modelpool.scheduler.tables.messages import Command, Outcome, Preload, RevokeTask, RunTask
+from modelpool.scheduler.decisions.queue.shares import EVERYBODY, UserShare
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import TaskStatus
+from modelpool.scheduler.model.messages import Command, Outcome, Preload, RevokeTask, RunTask
 from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, VAE, Shell, alone, decode, encode, image, sample
 
 #: the first takes less time for everything

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, WorkerId
+from modelpool.pool.values.core.errors import UnknownName
+from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
-from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.model.config import SchedulerConfig
 from tests.scheduler.world import Shell, image
 
 

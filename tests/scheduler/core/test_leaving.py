@@ -7,11 +7,11 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.specs.spec import NodeId, RunCost, TaskId, WorkerId
+from modelpool.pool.values.specs.spec import NodeId, RunCost, TaskId, WorkerId
 from modelpool.scheduler.core.leaving import LEAVE_SECONDS, STEP_MARGIN, latest_stop
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.kept_states import state_id
-from modelpool.scheduler.tables.messages import PoolEnding, StopTask
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.kept_states import state_id
+from modelpool.scheduler.model.messages import PoolEnding, StopTask
 from tests.scheduler.world import STEPS, Shell, alone, decode, encode, image, sample
 
 GIVEN = TaskId("given:1")

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from modelpool.pool.plan.eviction_plan import Residency, Resident
-from modelpool.pool.specs.spec import (
+from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentUse,
     ExecutionMode,
@@ -23,9 +22,10 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     UserId,
 )
-from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import (
+from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
+from modelpool.scheduler.decisions.queue.shares import EVERYBODY, UserShare
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import (
     ComponentsKnown,
     LossCause,
     Outcome,
@@ -34,7 +34,7 @@ from modelpool.scheduler.tables.messages import (
     StopTask,
     WorkerDown,
 )
-from modelpool.scheduler.tables.workers import WorkerState
+from modelpool.scheduler.model.workers import WorkerState
 from tests.scheduler.world import (
     COMPONENTS,
     DRAW,

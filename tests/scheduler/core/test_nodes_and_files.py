@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import LossCause, Outcome, StartWorker
-from modelpool.scheduler.tables.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import LossCause, Outcome, StartWorker
+from modelpool.scheduler.model.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
 from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, Shell, alone, encode, image, sample
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.specs.spec import ComponentUse, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.pool.values.specs.spec import ComponentUse, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome
 from tests.scheduler.world import DRAW, Shell, alone, decode, encode, image
 
 POISON = encode("poison")

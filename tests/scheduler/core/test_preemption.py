@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import RunTask, StopTask
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import RunTask, StopTask
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, sample
 
 GIVEN = TaskId("given:1")

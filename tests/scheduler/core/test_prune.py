@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.scheduler.tables.messages import ComponentsKnown, Outcome, PruneComponents
+from modelpool.scheduler.model.messages import ComponentsKnown, Outcome, PruneComponents
 from tests.scheduler.world import COMPONENTS, Shell, image
 
 

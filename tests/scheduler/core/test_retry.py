@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
+from modelpool.pool.values.specs.spec import RunErrorKind, TaskId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.retry import RULES, RetryRule, Verdict, verdict
-from modelpool.scheduler.queue.demand import MOST_LOSSES
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask
+from modelpool.scheduler.decisions.queue.demand import MOST_LOSSES
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, ReleaseResult, RunTask
 from tests.scheduler.world import PAINT, Shell, alone, encode, image, sample
 
 

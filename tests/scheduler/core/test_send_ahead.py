@@ -6,12 +6,12 @@ from math import inf
 
 import pytest
 
-from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec, WorkerId
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.history import history_of
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import TaskStatus
-from modelpool.scheduler.tables.messages import Command, Outcome, PoolEnding, RevokeTask, RunTask
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import TaskStatus
+from modelpool.scheduler.model.messages import Command, Outcome, PoolEnding, RevokeTask, RunTask
 from tests.scheduler.world import DRAW, PAINT, ROOMY, Shell, sample
 
 GIVEN = TaskId("given:1")

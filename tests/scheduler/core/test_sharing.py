@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind, TaskId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, ResolveJob, RunTask
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunErrorKind, TaskId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Outcome, ReleaseResult, ResolveJob, RunTask
 from tests.scheduler.world import DRAW, Shell, alone, decode, encode, image, sample
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.specs.spec import RunCost, TaskId, UserId, WorkerId
+from modelpool.pool.values.specs.spec import RunCost, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import TaskStatus
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.jobs import TaskStatus
 from tests.scheduler.recorded import busy_afternoon
 from tests.scheduler.world import DRAW, SPECS, Shell, alone, encode, image, sample
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.kept_states import KeptState, state_id, step_seconds, task_of_state
-from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask, StateKept, StopTask
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.kept_states import KeptState, state_id, step_seconds, task_of_state
+from modelpool.scheduler.model.messages import Outcome, ReleaseResult, RunTask, StateKept, StopTask
 from tests.scheduler.world import PAINT, STEPS, Shell, alone, sample
 
 GIVEN = TaskId("given:1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from modelpool.pool.plan.eviction_plan import Residency, Resident
-from modelpool.pool.specs.spec import ComponentKey, WorkerId, WorkerSpec
-from modelpool.scheduler.record.event_log import LogHeader, entry_line, header_line, read_entries, read_header
-from modelpool.scheduler.record.replay import replay
-from modelpool.scheduler.tables.messages import WorkerUp
+from modelpool.pool.values.specs.spec import ComponentKey, WorkerId, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
+from modelpool.scheduler.model.messages import WorkerUp
+from modelpool.scheduler.simulator.record.event_log import LogHeader, entry_line, header_line, read_entries, read_header
+from modelpool.scheduler.simulator.record.replay import replay
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, image, sample
 
 PAINTER = (Resident(TEXT, 4), Resident(PAINT, 12), Resident(VAE, 3))
@@ -74,7 +74,7 @@ def test_a_takeover_is_recorded_and_replayed() -> None:
 
 def _known(shell: Shell):  # type: ignore[no-untyped-def]
     """The event that the shell began with."""
-    from modelpool.scheduler.tables.messages import ComponentsKnown
+    from modelpool.scheduler.model.messages import ComponentsKnown
     from tests.scheduler.world import COMPONENTS
 
     return ComponentsKnown(1.0, COMPONENTS), []

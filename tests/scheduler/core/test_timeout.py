@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import EndWorker, Outcome, RunTask, ScheduleTick, StartWorker, StopTask
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import EndWorker, Outcome, RunTask, ScheduleTick, StartWorker, StopTask
 from tests.scheduler.world import Shell, alone, encode
 
 A = WorkerId("a")

@@ -6,7 +6,7 @@ again.
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import JobId, RunCost
+from modelpool.pool.values.specs.spec import JobId, RunCost
 from tests.scheduler.world import Shell, alone, encode
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.specs.spec import JobId, RunCost, Stage, UserId
+from modelpool.pool.values.specs.spec import JobId, RunCost, Stage, UserId
 from modelpool.scheduler.core.history import TaskHistory, history_of
 from modelpool.scheduler.core.waiting_task import TaskWait
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import PoolEnding
-from modelpool.scheduler.tables.node_groups import NodeGroup
-from modelpool.scheduler.tables.user_share import UserShare
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import PoolEnding
+from modelpool.scheduler.model.node_groups import NodeGroup
+from modelpool.scheduler.model.user_share import UserShare
 from tests.scheduler.world import Shell, alone, encode, image
 
 

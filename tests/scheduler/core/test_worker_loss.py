@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import EndWorker, Outcome, RunTask, StartFailed, StartWorker, WorkerDown
-from modelpool.scheduler.tables.workers import restart_delay_seconds
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import EndWorker, Outcome, RunTask, StartFailed, StartWorker, WorkerDown
+from modelpool.scheduler.model.workers import restart_delay_seconds
 from tests.scheduler.world import Shell, alone, encode, image, sample
 
 A = WorkerId("a")

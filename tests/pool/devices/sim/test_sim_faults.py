@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.sim import device as sim
 
 BUDGET_BYTES = 1 << 20

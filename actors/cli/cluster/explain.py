@@ -1,0 +1,216 @@
+"""`modelpool why` and `modelpool story`: explain the placement and the event log of one job of a running pool."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelpool.actors.cli.cluster.explain_wait import options_table, wait_words
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.session import session_of
+from modelpool.pool.values.core.errors import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
+    from modelpool.scheduler.model.placement_record import PlacementOption
+
+Job = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job id (see --json, the manifest, top), or a unique part of one."),
+]
+
+
+def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
+    """Show why each task of a job ran where it did, with expected and measured times. JOB may also be a pinned model:
+    shows where it is, and why it is on fewer GPUs."""
+    from modelpool.actors.cli.cluster.serve import name_of_running
+    from modelpool.actors.cli.terminal.screen import print_json, say, user_console
+    from modelpool.actors.outputs.results.history_json import history_json
+
+    with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
+        pinned = next((pinned for pinned in running.status().pins if pinned.model == job), None)
+        if pinned is not None:
+            if as_json:
+                print_json(sys.stdout, dataclasses.asdict(pinned))
+            else:
+                say(user_console(sys.stdout), f"{pinned.model} is pinned: {pinned.words}")
+            return
+        history = running.history(job)
+    if as_json:
+        print_json(sys.stdout, history_json(history))
+    else:
+        _print_why(user_console(sys.stdout), history)
+
+
+def story(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
+    """Show the event log of a job and its tasks, oldest first."""
+    from modelpool.actors.cli.terminal.screen import print_json, say, show, user_console
+    from modelpool.actors.cli.terminal.tables import rows_table
+
+    history = _history(context, job, pool)
+    if as_json:
+        for line in history.lines:
+            print_json(sys.stdout, dataclasses.asdict(line))
+        return
+    console = user_console(sys.stdout)
+    say(console, headline(history), "bold")
+    names = {str(history.job_id): "job", **task_names(history)}
+    since = history.submitted_at if history.submitted_at is not None else history.at
+    when = "when" if history.submitted_at is not None else "relative to now"
+    rows = [
+        (
+            f"{line.at - since:+.3f} s",
+            names.get(line.subject, line.subject),
+            _move(line.before, line.after),
+            cause,
+            note,
+        )
+        for line in history.lines
+        for cause, note in [(_shortened(line.cause, names), _shortened(line.note, names))]
+    ]
+    if rows:
+        show(console, rows_table([when, "what", "became", "because", "note"], rows, right=[when]))
+
+
+def task_names(history: JobHistory) -> dict[str, str]:
+    """Return the display names of a job's tasks: the stage, numbered if there are several of it."""
+    several = Counter(task.stage for task in history.tasks)
+    seen: Counter[Enum] = Counter()
+    names: dict[str, str] = {}
+    for task in history.tasks:
+        seen[task.stage] += 1
+        number = f" {seen[task.stage]}" if several[task.stage] > 1 else ""
+        names[task.task_id] = f"{task.stage.value}{number}"
+    return names
+
+
+def headline(history: JobHistory) -> str:
+    """Summarise the job in one line."""
+    text = f"job {history.job_id}: {history.status}"
+    if history.submitted_at is not None:
+        until = history.at if history.ended_at is None else history.ended_at
+        took = f"{until - history.submitted_at:.2f} s"
+        text += f" for {took}" if history.ended_at is None else f" after {took}"
+    qos = _qos_terms(history)
+    text += f" ({', '.join(qos)})" if qos else ""
+    note = history.note.removeprefix(history.status).removeprefix(": ")
+    text += f": {note}" if note else ""
+    if history.submitted_at is None:
+        text += f"; {'submission time' if history.tasks else 'event log'} no longer available"
+    return text
+
+
+def _qos_terms(history: JobHistory) -> list[str]:
+    """Return the scheduling terms of the job; a deadline counts from submission, or from now if that time is
+    unknown.
+    """
+    qos = [f"user {history.user}"] if history.user else []
+    qos += [f"priority {history.priority}"] if history.priority else []
+    if history.deadline is None:
+        return qos
+    if history.submitted_at is not None:
+        return [*qos, f"deadline after {history.deadline - history.submitted_at:.1f} s"]
+    left = history.deadline - history.at
+    return [*qos, f"deadline in {left:.1f} s" if left >= 0 else f"deadline {-left:.1f} s ago"]
+
+
+def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
+    from modelpool.actors.cli.cluster.serve import name_of_running
+
+    with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
+        return running.history(job)
+
+
+def _print_why(console: Console, history: JobHistory) -> None:
+    from modelpool.actors.cli.terminal.screen import say, show
+
+    say(console, headline(history), "bold")
+    names = task_names(history)
+    for task in history.tasks:
+        if not task.attempts and task.wait is None:
+            say(console, f"\n{names[task.task_id]}: {_without_attempts(history, task)}")
+        for attempt in task.attempts:
+            say(console, f"\n{names[task.task_id]}: {_started(history, task, attempt)}")
+            show(console, _numbers(attempt))
+        if task.wait is not None:
+            say(console, f"\n{names[task.task_id]}: {_shortened(wait_words(history.at, task.wait), names)}")
+            if (table := options_table(task.wait)) is not None:
+                show(console, table)
+
+
+def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
+    """Explain why a task has no attempts."""
+    if history.status == "succeeded":
+        return "did not run: an earlier job had already produced its result"
+    if history.status == "active":
+        return "its result exists, from a run that is no longer in the history"
+    return "did not run" if history.complete else "is no longer needed"
+
+
+def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
+    if history.submitted_at is None:
+        when = f"{history.at - attempt.at:.2f} s ago"
+    elif attempt.at >= history.submitted_at:
+        when = f"{attempt.at - history.submitted_at:.2f} s after submission"
+    else:
+        when = f"{history.submitted_at - attempt.at:.2f} s before submission, for an earlier job"
+    again = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
+    choice = attempt.why
+    among = f"{choice.idle} idle and {choice.busy} busy"
+    because = choice.note or choice.rule.value
+    batched = 1 if attempt.cost is None else attempt.cost.batched
+    again += f", batch of {batched} tasks" if batched > 1 else ""
+    if attempt.cost is not None and attempt.cost.steps_before:
+        again += f", resumed after step {attempt.cost.steps_before} of {attempt.cost.steps}"
+    node = f" on {attempt.node}" if attempt.node else ""
+    text = f"{attempt.worker_id}{node}{again}, {when}, of {among}, because {because}: {attempt.end.replace('_', ' ')}"
+    return f"{text} ({attempt.error.message})" if attempt.error is not None else text
+
+
+def _numbers(attempt: Attempt) -> Table:
+    """Build the table of expected and measured times, with the candidates that were not chosen."""
+    from modelpool.actors.cli.terminal.tables import rows_table
+
+    headings = ["", "worker", "wait", "setup", "run", "together", "uploaded", "streamed", "patch switches"]
+    choice = attempt.why
+    moved = [format_bytes(choice.upload_bytes), format_bytes(choice.streamed_bytes), str(choice.switches)]
+    rows = [["expected", *_seconds(choice.chosen), *moved]]
+    if attempt.cost is not None and attempt.ended_at is not None:
+        rows.append(_measured(attempt, attempt.ended_at))
+    rows += [["instead of", *_seconds(other), "", "", ""] for other in choice.others]
+    return rows_table(headings, rows, right=headings[2:])
+
+
+def _measured(attempt: Attempt, ended_at: float) -> list[str]:
+    cost = attempt.cost
+    assert cost is not None, "only runs that ended with a report are measured"
+    times = ["", f"{cost.load_seconds:.2f} s", f"{cost.run_seconds:.2f} s", f"{ended_at - attempt.at:.2f} s"]
+    moved = [format_bytes(cost.uploaded_bytes), format_bytes(cost.streamed_bytes), str(cost.patch_switches)]
+    return ["measured", str(attempt.worker_id), *times, *moved]
+
+
+def _seconds(candidate: PlacementOption) -> list[str]:
+    seconds = (candidate.wait_seconds, candidate.extra_seconds, candidate.run_seconds, candidate.seconds)
+    return [str(candidate.worker_id), *(f"{value:.2f} s" for value in seconds)]
+
+
+def _move(before: str, after: str) -> str:
+    if before == after:
+        return f"stays {after}"
+    return f"{before} -> {after}" if before else after
+
+
+def _shortened(text: str, names: dict[str, str]) -> str:
+    """Replace complete ids in `text` by display names."""
+    ids = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])({ids})(?![\w-])", lambda found: names[found[0]], text)

@@ -1,0 +1,182 @@
+"""`modelpool batch`: generates the requests of a file into a folder; the same command again resumes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
+from modelpool.actors.cli.terminal.session import session_of
+from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.pool.values.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from modelpool.actors.cli.run.checked_requests import WantedOutput
+    from modelpool.actors.client.start_checks import NameCheck
+    from modelpool.actors.request.job_files.columns import ColumnChoice
+    from modelpool.actors.request.name_template import NameTemplate
+    from modelpool.actors.request.requests import GenerateRequest
+
+#: lines that the pool checks together at first, so that the first task starts at once
+FIRST_CHUNK = 8
+#: invalid lines that are printed; more of them have a common cause
+MOST_REPORTED = 1000
+
+BATCH_HELP = (
+    "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
+    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), a row of a CSV or Parquet "
+    "file with these fields as columns, or a prompt in a .txt file. Run the same command again to resume: images that "
+    "already exist in --out are skipped."
+)
+
+
+@with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
+def batch(
+    context: typer.Context,
+    job_file: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOBS",
+            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            help="Folder for images, manifest and contact sheet, or a URL: s3://bucket/folder.",
+            metavar="DIR_OR_URL",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    columns: options.Columns = None,
+    ignore_columns: options.IgnoreColumns = False,
+    name: options.Name = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
+    ] = False,
+    shards: options.Shards = 0,
+    shard_format: options.ShardFormat = "webdataset",
+    thumbnails: options.Thumbnails = False,
+    fields: Fields = NO_FIELDS,
+    as_json: options.AsJson = False,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Read the file, start a pool once a line can be generated, and generate what is missing while later lines are
+    read. Exits with 2 if no line is valid.
+    """
+    from modelpool.actors.cli.run.checked_requests import CHUNK, WantedOutputs
+    from modelpool.actors.cli.run.job_file import line_count
+    from modelpool.actors.cli.run.read_ahead import ReadAhead
+    from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.terminal.screen import user_console
+    from modelpool.actors.config.output_address import output_address
+    from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
+    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.request.job_files.columns import ColumnChoice
+    from modelpool.actors.request.name_template import NameTemplate
+    from modelpool.actors.request.requests import GenerateRequest
+
+    output = output_address(out, "--out")
+    defaults = dict(fields) if model is None else {**fields, "model": model}
+    template = None if name is None else NameTemplate.of(name, "--name")
+    choice = ColumnChoice.of(columns or (), ignore_columns)
+    options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
+    check_outputs(output)
+    session = session_of(context)
+    layout = layout_of(shards, shard_format, thumbnails)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    names = session.check_names(where)
+    if model is not None:
+        names.check(options_alone)  # report a bad option once, not for every line
+    console = user_console()
+    lines = _ValidLines(job_file, defaults, seed, names, console, choice, template)
+    with ReadAhead(lines, "read job file") as reader:
+        if not reader.wait():
+            raise typer.Exit(2)
+        if layout != FILES:
+            declare_layout(output, layout)
+        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
+        with started(session, where, console) as running:
+            resume = shlex.join(["modelpool", *session.arguments])
+            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True, name=name)
+            raise typer.Exit(run_requests(run, running, console))
+
+
+class _ValidLines:
+    """The valid lines of a job file, each with its place among them. Iterate once; prints invalid lines as they are
+    read, and at the end how many there are.
+
+    Until a line has names that are known, lines with unknown names are invalid too: a file without any starts no pool.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        defaults: Mapping[str, Any],
+        seed: int,
+        names: NameCheck,
+        console: Console,
+        choice: ColumnChoice,
+        file_name: NameTemplate | None = None,
+    ) -> None:
+        self._path = path
+        self._defaults = defaults
+        self._seed = seed
+        self._names = names
+        self._console = console
+        self._file_name = file_name
+        self._choice = choice
+        self.invalid_count = 0
+
+    def __iter__(self) -> Iterator[WantedOutput]:
+        from modelpool.actors.cli.run.checked_requests import WantedOutput
+        from modelpool.actors.cli.run.job_file import BrokenLine, job_lines
+        from modelpool.actors.cli.terminal.screen import counted, say
+
+        place = 0
+        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
+            problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled, not place)
+            if problem or isinstance(line, BrokenLine):
+                self.invalid_count += 1
+                if self.invalid_count <= MOST_REPORTED:
+                    say(self._console, f"{self._path}:{line.number}: {problem}", "red")
+                if self.invalid_count == MOST_REPORTED:
+                    say(self._console, f"{self._path}: further invalid lines are only counted", "red")
+                continue
+            yield WantedOutput(place, line.labelled, f"{self._path}:{line.number}: ")
+            place += 1
+        if self.invalid_count:
+            invalid = counted(self.invalid_count, "invalid line")
+            say(self._console, f"{self._path}: {invalid}, {place} valid", "red")
+
+    def _problem(self, request: GenerateRequest, is_first: bool) -> str:
+        """Return why a line cannot be used; "" if it can."""
+        if self._file_name is not None and (missing := self._file_name.missing(request)):
+            return f"{missing}: missing; --name {self._file_name.text} needs it"
+        return self._unknown(request) if is_first else ""
+
+    def _unknown(self, request: GenerateRequest) -> str:
+        """Return why a name in `request` is not known; "" if all are."""
+        try:
+            self._names.check(request)
+        except UserError as problem:
+            return str(problem)
+        return ""

@@ -1,0 +1,157 @@
+"""`CheckedRequests`: the requests of a command on their way into the pool, and what became of each: kept, refused,
+accepted.
+
+Knows recipes and outputs that exist; neither the pool nor how requests are read. The pool takes the requests and asks
+for the decisions in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from modelpool.actors.request.labels import output_key
+from modelpool.pool.values.core.errors import UserError
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.outputs.place import KeptImage
+    from modelpool.actors.request.requests import GenerateRequest
+
+
+#: requests that the pool checks together: enough that the calls cost little
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """One output to generate. `place` is its number among all, from 0; `origin` is the source of the request."""
+
+    place: int
+    request: GenerateRequest
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutputs:
+    """The outputs that a command wants, in chunks that are submitted together, as they are read.
+
+    chunks         with consecutive places from 0
+    expected       about how many there are, the invalid ones included; None if that is not known
+    invalid_count  returns the number of requests that were invalid so far; they are not in `chunks` and were reported
+    """
+
+    chunks: Iterator[Sequence[WantedOutput]]
+    expected: int | None
+    invalid_count: Callable[[], int] = lambda: 0
+
+    @classmethod
+    def of(cls, wanted: Sequence[WantedOutput], invalid: int = 0) -> WantedOutputs:
+        """Return all of these; `invalid` others were reported."""
+        chunks = (wanted[begin : begin + CHUNK] for begin in range(0, len(wanted), CHUNK))
+        return cls(chunks, len(wanted) + invalid, lambda: invalid)
+
+
+class CheckedRequests:
+    """Decides what is generated. Any thread may read the counts."""
+
+    def __init__(
+        self,
+        wanted: WantedOutputs,
+        finished: Mapping[str, KeptImage],
+        on_kept: Callable[[WantedOutput, KeptImage], None],
+        on_refused: Callable[[WantedOutput, UserError], None],
+        on_checked: Callable[[CheckedRequests], None],
+        failed_before: Set[str] = frozenset(),
+    ) -> None:
+        """`finished` are the outputs that exist, by their keys (`output_key`), and `failed_before` those that could not
+        be generated. `on_kept` and `on_refused` are called for each request that has such an output, and for each that
+        the pool cannot generate; `on_checked` once, after the last decision.
+        """
+        self._wanted = wanted
+        self._finished = finished
+        self._on_kept = on_kept
+        self._on_refused = on_refused
+        self._on_checked = on_checked
+        self._failed_before = failed_before
+        self._lock = threading.Lock()
+        self._undecided: dict[int, WantedOutput] = {}
+        self._accepted: dict[int, WantedOutput] = {}
+        self._nouns: set[str] = set()
+        self._decided = 0
+        self.kept_count = 0
+        self.refused_count = 0
+        #: accepted requests that failed in an earlier run
+        self.tried_again_count = 0
+        #: whether every request was decided
+        self.is_complete = False
+
+    def chunks(self) -> Iterator[Sequence[GenerateRequest]]:
+        """Yield the requests, for `ModelPool.submit_stream`."""
+        for chunk in self._wanted.chunks:
+            with self._lock:
+                self._undecided |= {one.place: one for one in chunk}
+            yield [one.request for one in chunk]
+        self.is_complete = True
+        self._on_checked(self)
+
+    def decide(self, place: int, answer: Recipe | UserError) -> bool:
+        """Return whether the request at `place` is to be generated, by its recipe or its error."""
+        with self._lock:
+            one = self._undecided.pop(place)
+            self._decided += 1
+            if isinstance(answer, UserError):
+                self.refused_count += 1
+            else:
+                self._nouns.add(
+                    "video" if answer.frames and not answer.is_layers else "audio clip" if answer.seconds else "image"
+                )
+                key = output_key(answer.digest, one.request.id or "")
+                if key not in self._finished:
+                    self._accepted[place] = one
+                    self.tried_again_count += key in self._failed_before
+                    return True
+                self.kept_count += 1
+        if isinstance(answer, UserError):
+            self._on_refused(one, answer)
+        else:
+            self._on_kept(one, self._finished[output_key(answer.digest, one.request.id or "")])
+        return False
+
+    def accepted(self, place: int) -> WantedOutput:
+        """Return the accepted request at `place`."""
+        with self._lock:
+            return self._accepted[place]
+
+    @property
+    def accepted_count(self) -> int:
+        """Number of requests that were accepted so far."""
+        return len(self._accepted)
+
+    @property
+    def failed_count(self) -> int:
+        """Number of requests that are not generated because they are invalid or impossible, so far."""
+        return self.refused_count + self._wanted.invalid_count()
+
+    @property
+    def expected_count(self) -> int:
+        """About how many requests will be accepted in the end; at least those so far."""
+        if self.is_complete or self._wanted.expected is None:
+            return self.accepted_count
+        return max(self.accepted_count, self._wanted.expected - self.kept_count - self.failed_count)
+
+    @property
+    def words(self) -> str:
+        """How far the check is: "checked 12,000 of 50,000"; "" once it is complete."""
+        if self.is_complete:
+            return ""
+        checked, expected = self._decided + self._wanted.invalid_count(), self._wanted.expected
+        of_all = "" if expected is None else f" of {max(expected, checked):,}"
+        return f"checked {checked:,}{of_all}"
+
+    @property
+    def noun(self) -> str:
+        """What each output is: image, video, audio clip, or file if they differ."""
+        return next(iter(self._nouns)) if len(self._nouns) == 1 else "file" if self._nouns else "image"

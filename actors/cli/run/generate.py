@@ -1,0 +1,187 @@
+"""`modelpool generate`: generates images from prompts on the command line."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.request_options import NO_FIELDS, Fields, with_request_options
+from modelpool.actors.cli.terminal.session import session_of
+from modelpool.pool.values.core.errors import unusable_field
+
+if TYPE_CHECKING:
+    from modelpool.actors.client.start_checks import NameCheck
+    from modelpool.actors.http.service.read_fields import ReadFields
+
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="FILE",
+        help="Use the settings in the metadata of an image (modelpool, A1111, ComfyUI), of a .txt with A1111 "
+        "parameters or of a .json workflow; other options are preferred to them.",
+        show_default=False,
+    ),
+]
+#: random seeds stay small enough to read out
+_DRAWN_SEEDS = 2**32
+_SEEDS = 2**64
+
+
+@with_request_options()
+def generate(
+    context: typer.Context,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Text prompt; repeatable. Optional with --like.", show_default=False),
+    ] = None,
+    model: options.Model = None,
+    fields: Fields = NO_FIELDS,
+    seed: options.Seed = None,
+    n: options.Number = 1,
+    like: Like = None,
+    out: options.Out = None,
+    name: options.Name = None,
+    resume: options.Resume = False,
+    as_json: options.AsJson = False,
+    preview: options.Preview = None,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    allow_pickle: options.AllowPickle = False,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
+    described = None if like is None else _read(like, session_of(context).check_names(where))
+    wanted = _PromptBatch.of(prompts or [], n, seed, model, dict(fields), described)
+    raise typer.Exit(_make(context, where, wanted, out, resume, as_json, name, preview))
+
+
+def _read(path: str, names: NameCheck) -> ReadFields:
+    """Return what the metadata of an image describes, and print what of it is not used. Raises UserError."""
+    from modelpool.actors.cli.terminal.screen import say, user_console
+    from modelpool.actors.http.read_requests import read_fields
+
+    found = read_fields(path, names.family_of).named(names.knows)
+    for note in found.notes:
+        say(user_console(), f"{path}: {note}", "yellow")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptBatch:
+    """`n` outputs for each of `prompts`, with seeds from `first_seed` on and these fields of a request."""
+
+    prompts: tuple[str, ...]
+    n: int
+    first_seed: int
+    model: str | None
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[str],
+        n: int,
+        seed: int | None,
+        model: str | None,
+        fields: dict[str, Any],
+        described: ReadFields | None = None,
+    ) -> _PromptBatch:
+        """Create from the command line, which is preferred to what an image describes. Draws a random seed if neither
+        has one."""
+        if described is None:
+            if not prompts:
+                raise unusable_field("PROMPT", "nothing", "a text, or --like FILE")
+            return cls(tuple(prompts), n, _seed(seed), model, fields)
+        found = described.request(**{"prompt": "", **fields, **({} if model is None else {"model": model})})
+        known = {name: getattr(found, name) for name in found.model_fields_set} | fields
+        own = known.pop("prompt", ""), known.pop("seed", None), known.pop("model")
+        text = str(described.fields.get("prompt", own[0]))
+        return cls(tuple(prompts) or (text,), n, _seed(own[1] if seed is None else seed), own[2], known)
+
+
+def _make(
+    context: typer.Context,
+    where: PoolOptions,
+    wanted: _PromptBatch,
+    out: str | None,
+    resume: bool,
+    as_json: bool,
+    file_name: str | None,
+    preview: str | None,
+) -> int:
+    """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
+    from modelpool.actors.cli.run.checked_requests import WantedOutput, WantedOutputs
+    from modelpool.actors.cli.run.preview_file import preview_file
+    from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.terminal.open_pool import output_for
+    from modelpool.actors.config.output_address import output_address
+    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.request.name_template import NameTemplate
+    from modelpool.actors.request.requests import GenerateRequest
+
+    session = session_of(context)
+    if wanted.n < 1:
+        raise unusable_field("-n", wanted.n, "a whole number from 1")
+    for text in (*wanted.prompts, wanted.fields.get("negative", "")):
+        options.require_text("PROMPT", text)
+    first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    if file_name is not None:
+        NameTemplate.of(file_name, "--name").check(first, "a prompt of the command line")
+    shown = None if preview is None else preview_file(preview)
+    output = output_for(where, None if out is None else output_address(out, "--out"))
+    check_outputs(output)
+    names = session.check_names(where)
+    known = names.model_names() if wanted.model is None else None
+    model = wanted.model if known is None else options.only_model(known)
+    if model is not None:
+        names.check(first.model_copy(update={"model": model}))
+    with started(session, where) as running:
+        name = model or options.only_model([listing.name for listing in running.models()])
+        requests = tuple(
+            WantedOutput(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
+            for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
+        )
+        go_on = resume_command(session.arguments, wanted.first_seed)
+        return run_requests(
+            CommandRun(
+                WantedOutputs.of(requests),
+                output,
+                resume,
+                as_json,
+                go_on,
+                all_or_nothing=True,
+                name=file_name,
+                preview=shown,
+            ),
+            running,
+        )
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
+
+
+def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:
+    """Return every prompt with the same `n` seeds, so that images of one seed can be compared."""
+    return [(prompt, (first_seed + i) % _SEEDS) for prompt in prompts for i in range(n)]
+
+
+def resume_command(arguments: Sequence[str], first_seed: int) -> str:
+    """Return the command line that generates what is missing: same seed, existing images skipped."""
+    has_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
+    seed = [] if has_seed else ["--seed", str(first_seed)]
+    resume = [] if "--resume" in arguments else ["--resume"]
+    return shlex.join(["modelpool", *arguments, *seed, *resume])

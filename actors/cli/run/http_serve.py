@@ -1,0 +1,86 @@
+"""`modelpool serve`: the HTTP interfaces of a running pool, or of a pool of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.session import session_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from modelpool.actors.config.config import PoolConfig
+    from modelpool.actors.http.service.ports import HttpPool
+
+Host = Annotated[
+    str | None,
+    typer.Option("--host", help="Address to listen on (default: 127.0.0.1).", metavar="ADDRESS", show_default=False),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", help="Port; 0 for any free one (default: 8000).", metavar="N", show_default=False),
+]
+Folder = Annotated[
+    str | None,
+    typer.Option("--out", help="Local folder for outputs (default: outputs).", metavar="DIR", show_default=False),
+]
+
+
+def serve(
+    context: typer.Context,
+    host: Host = None,
+    port: Port = None,
+    out: Folder = None,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Serve a web page and the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a
+    pool that ends with this command. Keys and limits are in [serve] of the configuration.
+    """
+    from modelpool.actors.cli.run.run_jobs import started
+    from modelpool.actors.cli.terminal.open_pool import settings_for
+    from modelpool.actors.cli.terminal.screen import say, user_console
+    from modelpool.actors.http import server
+    from modelpool.actors.outputs.atomic_write import make_private_folder
+
+    # the configuration has [serve] also for a running pool, which has its own configuration otherwise
+    settings = settings_for(PoolOptions(config)).override(host=host, port=port)
+    server.check_packages()
+    folder = served_folder(out, settings)
+    where = PoolOptions(None if pool else config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    console = user_console()
+    with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+        make_private_folder(folder)
+    with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
+
+        def ready(address: str) -> None:
+            say(console, f"listening on {address}; outputs: {folder}", "bold")
+            say(console, f"Describe it:  {address}/docs   Ctrl-C ends it", "dim")
+
+        server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready)
+
+
+def served_folder(out: str | None, settings: PoolConfig) -> Path:
+    """Return the folder of outputs and uploaded images: `out`, else the one that is configured. Raises UnusableField
+    for an object store, from which this server cannot read what it serves.
+    """
+    from modelpool.actors.cli.terminal.open_pool import OUTPUT_FOLDER
+    from modelpool.actors.config.output_address import local_folder
+
+    if out is not None:
+        return local_folder(out, "--out")
+    if settings.serve.folder is not None:
+        return settings.serve.folder
+    if settings.output.folder is None:
+        return OUTPUT_FOLDER
+    return local_folder(settings.output.folder, "[output] folder")

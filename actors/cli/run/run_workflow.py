@@ -1,0 +1,174 @@
+"""`modelpool run`: generates what a ComfyUI workflow describes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.session import session_of
+from modelpool.pool.values.core.errors import UserError
+
+if TYPE_CHECKING:
+    from modelpool.actors.cli.terminal.command_ports import Pool
+    from modelpool.actors.client.start_checks import NameCheck
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames
+    from modelpool.actors.request.requests import GenerateRequest
+
+Workflow = Annotated[
+    Path,
+    typer.Argument(
+        metavar="WORKFLOW",
+        help="WORKFLOW.json, as ComfyUI saves or exports it, or a PNG file of ComfyUI, which has it inside.",
+        show_default=False,
+    ),
+]
+_PNG_BEGINS = b"\x89PNG\r\n"
+#: texts of a PNG file of ComfyUI: the workflow in the API format, and in that of the editor
+_PNG_TEXTS = ("prompt", "workflow")
+
+
+def run_workflow(
+    context: typer.Context,
+    workflow: Workflow,
+    out: options.Out = None,
+    name: options.Name = None,
+    resume: options.Resume = False,
+    as_json: options.AsJson = False,
+    preview: options.Preview = None,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    allow_pickle: options.AllowPickle = False,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Generate the images of a ComfyUI workflow. Images that it loads are searched next to it, and in ./input."""
+    from modelpool.actors.cli.run.checked_requests import WantedOutput, WantedOutputs
+    from modelpool.actors.cli.run.preview_file import preview_file
+    from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.terminal.open_pool import output_for
+    from modelpool.actors.config.output_address import output_address
+    from modelpool.actors.outputs.output_check import check_outputs
+
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
+    graph = read_workflow(workflow)
+    session = session_of(context)
+    known = requests_before_a_pool(graph, workflow, session.check_names(where))
+    if name is not None:
+        check_name(name, known)
+    preview_path = None if preview is None else preview_file(preview)
+    output = output_for(where, None if out is None else output_address(out, "--out"))
+    check_outputs(output)
+    with started(session, where) as opened:
+        requests = workflow_requests(graph, workflow, opened) if known is None else known
+        if name is not None and known is None:
+            check_name(name, requests)
+        wanted = tuple(WantedOutput(place, request) for place, request in enumerate(requests))
+        resumed = shlex.join(["modelpool", *session.arguments, *([] if resume else ["--resume"])])
+        run = CommandRun(
+            WantedOutputs.of(wanted),
+            output,
+            resume,
+            as_json,
+            resumed,
+            all_or_nothing=True,
+            name=name,
+            preview=preview_path,
+        )
+        code = run_requests(run, opened)
+    raise typer.Exit(code)
+
+
+def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> None:
+    """Raise UserError for an invalid template of file names, and for a template with a field that one of the
+    `requests` lacks. None: the requests are not known yet."""
+    from modelpool.actors.request.name_template import NameTemplate
+
+    parsed = NameTemplate.of(template, "--name")
+    for place, request in enumerate(requests or ()):
+        parsed.check(request, f"image {place} of the workflow")
+
+
+def read_workflow(path: Path) -> dict[str, Any]:
+    """Return a workflow in the API format, converted from ComfyUI's own format if it is in that. Raises UserError."""
+    from modelpool.actors.http.comfy.comfy_export import api_format
+    from modelpool.actors.request.json_text import NotJson, parse_json
+
+    try:
+        content = path.read_bytes()
+        return api_format(parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except NotJson as problem:
+        raise UserError(f"{path}: {problem}") from None
+
+
+def _text_of_png(path: Path) -> bytes:
+    """Return the workflow in a PNG file of ComfyUI. Raises UserError."""
+    from modelpool.actors.outputs.image_metadata import texts_of_image
+
+    texts = texts_of_image(path)
+    found = next((texts[name] for name in _PNG_TEXTS if name in texts), None)
+    if found is None:
+        raise UserError(f"{path}: found no workflow in it, expected the text {' or '.join(_PNG_TEXTS)} of ComfyUI")
+    return found.encode()
+
+
+def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest] | None:
+    """Return the requests of the workflow at `place`; None if its names are known to a pool only: then its nodes and
+    images are checked. Raises UserError.
+    """
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
+    from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
+    from modelpool.actors.http.read_requests import image_next_to
+
+    check_nodes(graph)
+    known, loras = names.model_names(), names.lora_names()
+    if known is None or loras is None:
+        for image in _values_of(graph, IMAGES):
+            image_next_to(place, image)
+        return None
+    wanted = {stem for value in _values_of(graph, MODELS) for stem in (value, file_stem(value))}
+    families = {model: names.family_of(model) if {model, file_stem(model)} & wanted else "" for model in known}
+    requests = _requests(graph, place, PoolNames(families, loras))
+    for request in requests:
+        names.check(request)
+    return requests
+
+
+def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[GenerateRequest]:
+    """Return the requests of the workflow at `place`, with the names of a pool. Raises UserError."""
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames
+
+    models = {listing.name: listing.family for listing in pool.models() if not listing.problem}
+    return _requests(graph, place, PoolNames(models, [each.name for each in pool.loras() if not each.problem]))
+
+
+def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
+    from modelpool.actors.http.comfy.comfy_graph import outputs_of, requests_of
+    from modelpool.actors.http.read_requests import image_next_to
+
+    return [
+        request
+        for output in outputs_of(graph, names)
+        for request in requests_of(output, names, lambda name: image_next_to(place, name))
+    ]
+
+
+def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:
+    """Yield the values of the inputs of a workflow that name one of a list."""
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+
+    for node in graph.values():
+        for given in NODE_TYPES[node["class_type"]].inputs:
+            value = (node.get("inputs") or {}).get(given.name)
+            if given.choices == choices and isinstance(value, str):
+                yield value

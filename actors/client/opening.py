@@ -1,0 +1,171 @@
+"""Starts a pool or joins a running one: combines session, plan and actors into a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from modelpool.actors.config.config import ControllerPlace, PoolConfig
+from modelpool.actors.control.connection import Connection
+from modelpool.actors.control.detached.job_service import JobsConnection
+from modelpool.actors.control.detached.service_watch import WatchedService
+from modelpool.actors.control.log_file import LogSettings
+from modelpool.actors.control.output_commit import NodeWriters
+from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
+from modelpool.actors.ray.fork_server import ENGINE_MODULES
+from modelpool.actors.ray.forks import Forks
+from modelpool.actors.ray.ray_session import AUTO, RaySession, open_session
+from modelpool.actors.ray.run_file import running_pool
+from modelpool.pool.values.core.errors import UserError
+
+DEFAULT_NAME = "modelpool"
+#: time for Ray to free the name of a lost controller
+NAME_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPool:
+    """A connection, the address of its pool, and a function that releases it.
+
+    jobs     connects to the pool's job service; raises UserError if it has none
+    restart  starts another controller in place of one that is lost, which takes over the workers; only for the process
+             that started the pool
+    service  the job service; for the same process
+    node_writers  write outputs for this process on the nodes that made them
+    """
+
+    connection: Connection
+    address: str
+    close: Callable[[], None]
+    jobs: Callable[[], JobsConnection] | None = None
+    restart: Callable[[], None] | None = None
+    service: WatchedService | None = None
+    node_writers: NodeWriters | None = None
+
+
+def start_pool(
+    config: PoolConfig,
+    make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool,
+    controller: ControllerPlace = "driver",
+    keeps_jobs: bool = False,
+    preload: Sequence[str] = ENGINE_MODULES,
+    forks: Forks | None = None,
+) -> OpenedPool:
+    """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
+    unless one is configured. `keeps_jobs` starts a job service, unless the configuration has no journal. `preload` are
+    modules that its processes on this machine share; they are imported while Ray starts. `forks` has imported them, or
+    still does; it ends with the pool. Raises UserError.
+    """
+    cluster = config.cluster
+    with contextlib.ExitStack() as opened:
+        forks = forks or Forks.start(cluster.address, preload)
+        opened.callback(forks.close)
+        session = open_session(
+            cluster.address,
+            cluster.namespace,
+            most_workers(config),
+            bring_code=True,
+            worker_python=forks.command,
+            exports=bool(config.observability.export_seconds(own_ray=True)),
+        )
+        opened.callback(session.close)
+        from modelpool.actors.ray.cluster import start_controller
+        from modelpool.actors.ray.job_actor import start_job_service
+        from modelpool.actors.ray.output_writers import RayNodeWriters
+        from modelpool.actors.ray.ray_connection import RayConnection
+
+        plan = make_plan(config, session.gpu_count(), not session.is_local)
+        if plan.cache is not None:
+            # known to this pool's processes only: it grants access to the files of its nodes
+            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
+        if keeps_jobs and config.pool.worker_lease_seconds:
+            plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
+        if keeps_jobs and plan.log is None and config.observability.log is None:
+            plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
+        fork_environment = {} if session.workers_fork else forks.environment
+        environment = {**(session.actor_environment or {}), **fork_environment} or None
+        place = cluster.controller or controller
+        start = partial(
+            start_controller,
+            plan,
+            cluster.namespace,
+            cluster.name,
+            place,
+            None if session.is_local else config.models,
+            environment,
+        )
+        connection = RayConnection(*start())
+        if plan.worker_lease_seconds is not None and not session.is_local:
+            opened.callback(connection.end_workers, cluster.namespace, cluster.name)
+        opened.callback(connection.end_controller)
+        jobs: Callable[[], JobsConnection] | None = None
+        service: WatchedService | None = None
+        if keeps_jobs and config.pool.journal is not False:
+            path = config.pool.journal or None
+            started = start_job_service(path, cluster.namespace, cluster.name, place, environment, plan.output.by_nodes)
+            opened.callback(started.close)
+            jobs, service = partial(_same, started), started
+
+        def restart() -> None:
+            connection.kill_controller()
+            until = time.monotonic() + NAME_SECONDS
+            while True:
+                try:
+                    connection.replace(*start())
+                    return
+                except UserError:  # Ray has not noticed yet that the lost one's name is free
+                    if time.monotonic() > until:
+                        raise
+                time.sleep(0.5)
+
+        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
+        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service, writers)
+
+
+def _same(service: JobsConnection) -> JobsConnection:
+    return service
+
+
+def join_pool(name_or_address: str | None) -> OpenedPool:
+    """Connect to a running pool. Closing leaves the pool running. Raises UserError if there is none."""
+    if name_or_address is not None and (":" in name_or_address or name_or_address == "auto"):
+        return _join(name_or_address, DEFAULT_NAME, DEFAULT_NAME)
+    running = running_pool(name_or_address)
+    if running is None:
+        called = "" if name_or_address is None else f" called {name_or_address!r}"
+        raise UserError(
+            f"no pool{called} is running on this machine; start one with `modelpool up`, or pass an address (host:port)"
+        )
+    return _join(running.address, running.namespace, running.name)
+
+
+def join_connected(namespace: str | None, name: str | None) -> OpenedPool:
+    """Connect to a pool in the Ray cluster of this process, such as a Ray task or actor. Raises UserError if there is
+    none."""
+    return _join(AUTO, namespace or DEFAULT_NAME, name or DEFAULT_NAME)
+
+
+def _join(address: str, namespace: str, name: str) -> OpenedPool:
+    session: RaySession = open_session(address, namespace)
+    try:
+        from modelpool.actors.ray.cluster import find_controller
+        from modelpool.actors.ray.job_actor import find_job_service
+        from modelpool.actors.ray.output_writers import RayNodeWriters
+        from modelpool.actors.ray.ray_connection import RayConnection
+
+        connection = RayConnection(find_controller(namespace, name))
+        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
+    except BaseException:
+        session.close()
+        raise
+    jobs = partial(find_job_service, namespace, name)
+    return OpenedPool(connection, session.address, session.close, jobs, node_writers=writers)
+
+
+def _warn_of_writers(problem: str) -> None:
+    warnings.warn(problem, stacklevel=2)

@@ -1,0 +1,176 @@
+"""Checks before a pool is started: folders of the configuration, and names in requests. Reads folders and headers of
+weights; starts nothing, and takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.ray.ray_session import LOCAL, chosen_address
+from modelpool.pool.catalog.registry.file_purpose import LORAS, MODELS, FileKind
+from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, one_worker
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.lru_cache import LruCache
+
+if TYPE_CHECKING:
+    from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.pool.catalog.registry.registry import Registry
+
+#: on Linux, at least one of these exists where Ray counts GPUs: of drivers of NVIDIA, AMD, Intel, Tegra and of WSL
+GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg")
+#: names whose check is remembered: a batch names the same files in every line
+NAMES_REMEMBERED = 4096
+
+
+def check_folders(config: PoolConfig) -> None:
+    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster,
+    whose nodes may have the folder.
+    """
+    if chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    for key, folders in (("folders", config.models.folders), ("loras", config.models.loras)):
+        for folder in folders:
+            if not os.path.lexists(folder):
+                raise unusable_field(f"[models] {key}", str(folder), "a folder that exists, or a file")
+
+
+def check_device(config: PoolConfig) -> None:
+    """Raise UserError if the pool cannot have its workers: for a kind of GPU that this machine does not have, and for
+    more workers than can be isolated. `plan_pool` raises the same once Ray runs; it also knows how many GPUs there are.
+    """
+    pool = config.pool
+    if pool.device == AUTO or pool.policy is VramPolicy.DISABLED:
+        return
+    kind = DeviceKind(pool.device)
+    if kind.computes_on_host or chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    if kind in RAY_COUNTS:
+        if sys.platform == "linux" and not any(map(os.path.exists, GPU_FILES)):
+            raise unusable_field("device", kind.value, NO_GPU)
+    elif pool.workers not in (1, "all"):
+        raise unusable_field("workers", pool.workers, one_worker(kind))
+
+
+class NameCheck:
+    """Checks the names of models and other files as the catalog of a pool would that is started here."""
+
+    def __init__(
+        self,
+        registry: Registry | None,
+        on_found: Callable[[Sequence[Path]], object] = lambda files: None,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Without a `registry`, every name counts as known: the pool will check it. `on_found` gets the files of each
+        name that is known, once.
+        """
+        self._registry = registry
+        self._allow_pickle = allow_pickle
+        self._on_found = on_found
+        self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
+
+    @classmethod
+    def of(cls, config: PoolConfig, on_found: Callable[[Sequence[Path]], object] = lambda files: None) -> NameCheck:
+        """Return the check of a pool with this configuration: of nothing if its files may be on other machines."""
+        models = config.models
+        if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
+            return cls(None)
+        from modelpool.pool.catalog.registry.registry import open_registry
+
+        return cls(
+            open_registry(
+                models.folders,
+                models.loras,
+                models.registry,
+                allow_pickle=models.allow_pickle,
+                assemblies=models.assemblies,
+            ),
+            on_found,
+            allow_pickle=models.allow_pickle,
+        )
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise the error of the first name in `request` that means no file: UnknownName with near names,
+        AmbiguousName or CorruptFile.
+        """
+        self._check("model", request.model)
+        if request.decoder is not None and request.decoder.model:
+            self._check("model", request.decoder.model)
+        for lora in request.loras:
+            self._check("lora", lora.name)
+        for control in request.controls:
+            self._check("controlnet", control.model)
+        if request.upscale is not None:
+            self._check("upscaler", request.upscale.model)
+        if request.hires is not None and request.hires.upscaler is not None:
+            self._check("upscaler", request.hires.upscaler)
+        for prompt in request.image_prompts:
+            self._check("image_prompt", prompt.model)
+            if prompt.encoder:
+                self._check("vision_encoder", prompt.encoder)
+
+    def check_upscaler(self, name: str) -> None:
+        """Raise UserError for the name of an upscaler that means no file."""
+        self._check("upscaler", name)
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether `name` means a file of this kind: "model", "lora", "controlnet" or "upscaler". True if files are not
+        known here."""
+        try:
+            self._check(kind, name)
+        except UserError:
+            return False
+        return True
+
+    def family_of(self, model: str) -> str:
+        """Return the title of the family of the model that `model` names, as a pool lists it; "" if it is not known
+        here."""
+        if self._registry is None:
+            return ""
+        from modelpool.pool.catalog.registry.listings import list_model
+
+        try:
+            return list_model(model, self._registry.find_model(model), self._allow_pickle).family
+        except UserError:
+            return ""
+
+    def model_names(self) -> tuple[str, ...] | None:
+        """Return the names of all models; None if they are not known here."""
+        return self._names(MODELS)
+
+    def lora_names(self) -> tuple[str, ...] | None:
+        """Return the names of all LoRAs; None if they are not known here."""
+        return self._names(LORAS)
+
+    def _names(self, kinds: Collection[FileKind]) -> tuple[str, ...] | None:
+        return None if self._registry is None else tuple(name for name, _ in self._registry.files(kinds))
+
+    def _check(self, kind: str, name: str) -> None:
+        if self._registry is not None:
+            problem = self._checked.get((kind, name), lambda: self._problem(kind, name))
+            if problem is not None:
+                raise problem.with_traceback(None)  # else it would grow with each line of a batch
+
+    def _problem(self, kind: str, name: str) -> UserError | None:
+        registry = self._registry
+        assert registry is not None, "without a registry nothing is checked"
+        find = {
+            "model": registry.find_model,
+            "lora": registry.find_lora,
+            "controlnet": registry.find_controlnet,
+            "upscaler": registry.find_upscaler,
+            "image_prompt": registry.find_image_prompt,
+            "vision_encoder": registry.find_vision_encoder,
+        }[kind]
+        try:
+            file = find(name)
+        except UserError as problem:
+            return problem
+        self._on_found(file.members)
+        return None

@@ -1,0 +1,337 @@
+"""Converts the bodies of A1111's txt2img and img2img to requests of the pool. Pure, except that images are decoded."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
+from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.request.bounds import MAX_LORAS, MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
+from modelpool.actors.request.image_decoding import MAX_SIDE
+from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.inference.sampling.sampler_names import READS_ETA, resolve_sampler
+from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.sampling_facts import Guidance, Prediction, SamplingFacts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: most images of one call
+MAX_IMAGES = 100
+#: keys of the options that are used; others are accepted and have no effect
+MODEL_OPTION, CLIP_OPTION = "sd_model_checkpoint", "CLIP_stop_at_last_layers"
+#: fields of features that the pool does not have, with the values that do not ask for them
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "styles": (None, [], ()),
+    "subseed_strength": (None, 0),
+    "seed_resize_from_h": (None, 0, -1),
+    "seed_resize_from_w": (None, 0, -1),
+    "restore_faces": (None, False),
+    "tiling": (None, False),
+    "script_name": (None, "", "None"),
+    "hr_checkpoint_name": (None, "", "Use same checkpoint"),
+    "hr_sampler_name": (None, "", "Use same sampler"),
+    "hr_scheduler": (None, "", "Use same scheduler"),
+    "hr_prompt": (None, ""),
+    "hr_negative_prompt": (None, ""),
+    "refiner_checkpoint": (None, "", "None"),
+}
+#: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
+_LORA = re.compile(r"<lora:([^<>]{1,2000})>")
+#: fields of requests, by which errors name what a caller has set
+_NAMES: Mapping[str, str] = {
+    "cfg": "cfg_scale",
+    "negative": "negative_prompt",
+    "strength": "denoising_strength",
+    "clip_skip": "CLIP_stop_at_last_layers",
+    "hires.scale": "hr_scale",
+    "hires.strength": "denoising_strength",
+    "hires.steps": "hr_second_pass_steps",
+    "hires.upscaler": "hr_upscaler",
+}
+#: difference of two scales that is rounding
+_SAME_SCALE = 0.01
+_NO_SCHEDULE = (None, "", "automatic", "Automatic")
+_JUST_RESIZE, _CROP_AND_RESIZE = 0, 1
+
+
+class ImageCall(Strict):
+    """The fields of txt2img and img2img that are used."""
+
+    prompt: str = ""
+    negative_prompt: str = ""
+    seed: Annotated[int, Field(ge=-1, le=2**64 - MAX_IMAGES - 1)] = -1
+    sampler_name: str | None = None
+    sampler_index: str | None = None
+    scheduler: str | None = None
+    batch_size: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    n_iter: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    eta: float | None = None
+    s_churn: float | None = None
+    s_noise: float | None = None
+    steps: int = 20
+    cfg_scale: float = 7.0
+    #: of Forge: the guidance of distilled models, the shift of other flows
+    distilled_cfg_scale: float | None = None
+    #: of no web UI; clients send it all the same
+    shift: float | None = None
+    hr_cfg: float | None = None
+    hr_distilled_cfg: float | None = None
+    width: int = 512
+    height: int = 512
+    denoising_strength: float | None = None
+    enable_hr: bool = False
+    hr_scale: float = 2.0
+    hr_resize_x: Annotated[int, Field(ge=0, le=MAX_SIDE)] = 0
+    hr_resize_y: Annotated[int, Field(ge=0, le=MAX_SIDE)] = 0
+    hr_second_pass_steps: Annotated[int, Field(ge=0)] = 0
+    hr_upscaler: str | None = None
+    init_images: tuple[str, ...] = ()
+    mask: str | None = None
+    mask_blur: Annotated[float, Field(ge=0, le=64)] = 4
+    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] | bool = 0
+    resize_mode: Annotated[int, Field(ge=0, le=3)] = 0
+    override_settings: dict[str, Any] = Field(default_factory=dict)
+    alwayson_scripts: dict[str, Any] = Field(default_factory=dict)
+    send_images: bool = True
+
+
+class ControlUnit(Strict):
+    """The fields of a unit of the ControlNet extension that are used."""
+
+    enabled: bool = True
+    model: str = "None"
+    module: str = "none"
+    image: Any = None
+    mask: Any = None
+    weight: float = 1.0
+    guidance_start: float = 0.0
+    guidance_end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a user that txt2img and img2img use. An empty model is the only one of the pool."""
+
+    model: str = ""
+    clip_layers: int = 1
+
+    def changed(self, values: Mapping[str, Any]) -> Options:
+        """Return these options with those in `values`. Raises UnusableField."""
+        chosen = {name: value for name, value in values.items() if value is not None}
+        model, layers = chosen.get(MODEL_OPTION, self.model), chosen.get(CLIP_OPTION, self.clip_layers)
+        if not isinstance(model, str):
+            raise unusable_field(MODEL_OPTION, model, "the name of a model")
+        check_characters(MODEL_OPTION, model, MAX_NAME_CHARACTERS)
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise unusable_field(CLIP_OPTION, layers, "a whole number from 1")
+        return Options(model_name(model), layers)
+
+
+def model_name(title: str) -> str:
+    """Return the name of a model by its title: without a hash in brackets, and without the ending of its file."""
+    # white space is not part of the pattern, which would be tried from each of its characters
+    name = re.sub(r"\[[0-9a-f]*\]$", "", title.strip()).rstrip()
+    return name.removesuffix(".safetensors").removesuffix(".ckpt")
+
+
+def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
+    """Parse a body. Fields of A1111 without a meaning here are ignored. Raises UserError, also for features that the
+    pool does not have.
+    """
+    for name, neutral in _NEUTRAL.items():
+        if name in body and body[name] not in neutral:
+            raise unusable_field(name, body[name], "no value: the pool does not have this feature")
+    known = {name: value for name, value in body.items() if name in ImageCall.model_fields and value is not None}
+    call = ImageCall(**known)
+    if call.batch_size * call.n_iter > MAX_IMAGES:
+        raise unusable_field("batch_size, n_iter", call.batch_size * call.n_iter, f"up to {MAX_IMAGES} images")
+    if is_img2img and len(call.init_images) != 1:
+        raise unusable_field("init_images", f"{len(call.init_images)} images", "one image")
+    _check_second_guidance(call)
+    if call.resize_mode not in (_JUST_RESIZE, _CROP_AND_RESIZE):
+        raise unusable_field("resize_mode", call.resize_mode, "0 (just resize) or 1 (crop and resize)")
+    return call
+
+
+def _check_second_guidance(call: ImageCall) -> None:
+    """Raise UnusableField for a second pass with another guidance than the first."""
+    if not call.enable_hr:
+        return
+    for name, own, usual in (
+        ("hr_cfg", call.hr_cfg, call.cfg_scale),
+        ("hr_distilled_cfg", call.hr_distilled_cfg, call.distilled_cfg_scale),
+    ):
+        if own is not None and own != usual:
+            first = "" if usual is None else f"{usual}, that of the first pass, or "
+            raise unusable_field(name, own, f"{first}no value")
+
+
+def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]:
+    """Split a prompt into its text and its LoRAs, which A1111 writes as <lora:NAME:STRENGTH>, with its words for
+    strengths, steps and blocks. `steps` is the length of the schedule. Raises UserError."""
+    check_characters("prompt", prompt, MAX_PROMPT_CHARACTERS)
+    loras = []
+    texts = _LORA.findall(prompt)
+    if len(texts) > MAX_LORAS:
+        raise unusable_field("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+    for text in texts:
+        try:
+            loras.append(LoraChoice(**parse_lora(text, steps)))
+        except UserError as error:
+            raise UserError(f"prompt: <lora:{text}>: {error}") from None
+    return _LORA.sub("", prompt).strip(), tuple(loras)
+
+
+def requests_of(
+    call: ImageCall, model: str, clip_layers: int, images: CallerImages, facts: SamplingFacts | None = None
+) -> list[GenerateRequest]:
+    """Return a request for each image, with seeds that count up. `facts` are those of the model, if they are known.
+    Raises UserError."""
+    prompt, loras = without_loras(call.prompt, call.steps)
+    fields: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "negative": call.negative_prompt,
+        "loras": loras,
+        "steps": call.steps,
+        "cfg": call.cfg_scale,
+        "sampler": call.sampler_name or call.sampler_index or "euler",
+        "schedule": None if call.scheduler in _NO_SCHEDULE else call.scheduler,
+        "width": call.width,
+        "height": call.height,
+        "clip_skip": clip_layers - 1,
+        "controls": _controls(call.alwayson_scripts, images),
+    }
+    if call.shift is not None:
+        fields["shift"] = call.shift
+    by_scale = _by_scale(call, facts)
+    fields |= by_scale
+    noise = {"eta": call.eta, "s_churn": call.s_churn, "s_noise": call.s_noise}
+    fields |= {name: value for name, value in noise.items() if value is not None}
+    if call.enable_hr and not call.init_images:
+        strength = 0.7 if call.denoising_strength is None else call.denoising_strength
+        steps = call.hr_second_pass_steps or None
+        scaling = scaling_fields(call.hr_upscaler)
+        fields["hires"] = {"scale": _hires_scale(call), "strength": strength, "steps": steps, **scaling}
+    if call.init_images:
+        fields.update(_start_image(call, images))
+    seed = secrets.randbits(32) if call.seed == -1 else call.seed
+    try:
+        first = GenerateRequest(**fields, seed=seed)
+        # clients send an eta with every call, which the web UI passes only to samplers that have one
+        if resolve_sampler(first.sampler)[0] not in READS_ETA:
+            first = first.model_copy(update={"eta": None})
+    except UserError as problem:
+        raise _in_its_words(problem, {**_NAMES, **dict.fromkeys(by_scale, "distilled_cfg_scale")}) from None
+    others = range(1, call.batch_size * call.n_iter)
+    return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
+
+
+def _by_scale(call: ImageCall, facts: SamplingFacts | None) -> dict[str, float]:
+    """Return the field that Forge's scale for distilled models sets. As in Forge, it is the guidance of models that are
+    distilled with one, and the shift of other flows, unless the call has a shift. Models without either have no use for
+    it, such as Flux schnell, whose levels are even."""
+    if call.distilled_cfg_scale is None or facts is None:
+        return {}
+    guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
+    if guidance is Guidance.DISTILLED:
+        return {"cfg": call.distilled_cfg_scale}
+    is_even = facts.noise.shift == 1.0 and facts.noise.shift_by_size is None
+    has_shift = facts.prediction is Prediction.FLOW and facts.noise.takes_shift
+    if call.shift is not None or not has_shift or (is_even and guidance is Guidance.NONE):
+        return {}
+    return {"shift": call.distilled_cfg_scale}
+
+
+def _hires_scale(call: ImageCall) -> float:
+    """Return the scale of the second pass, which a size may give. Raises UnusableField for other proportions."""
+    wanted = (call.hr_resize_x, call.width), (call.hr_resize_y, call.height)
+    scales = [size / side for size, side in wanted if size and side > 0]
+    if not scales:
+        return call.hr_scale
+    if max(scales) - min(scales) > _SAME_SCALE:
+        found, expected = f"{call.hr_resize_x}x{call.hr_resize_y}", f"the proportions of {call.width}x{call.height}"
+        raise unusable_field("hr_resize_x, hr_resize_y", found, expected)
+    return scales[0]
+
+
+def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
+    """Return an error about a field of a request with the name of that field in this interface."""
+    name, colon, rest = str(problem).partition(": ")
+    return UserError(f"{names[name]}: {rest}") if colon and name in names else problem
+
+
+def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
+    size = (call.width, call.height)
+    image = images.decode("init_images", call.init_images[0]).on_white()
+    if call.resize_mode == _JUST_RESIZE and image.size != size:
+        image = _resized(call, image)
+    found = {"image": image, "strength": 0.75 if call.denoising_strength is None else call.denoising_strength}
+    if call.mask is not None:
+        from PIL import ImageFilter, ImageOps
+
+        mask = _resized(call, images.decode("mask", call.mask).as_mask())
+        mask = ImageOps.invert(mask) if call.inpainting_mask_invert else mask
+        found["mask"] = mask.filter(ImageFilter.GaussianBlur(call.mask_blur)) if call.mask_blur else mask
+        found["image"] = _resized(call, image)
+    return found
+
+
+def _resized(call: ImageCall, image: Image) -> Image:
+    """Return an image, or a mask, at the size of the call: stretched, or cropped in the middle, as `resize_mode` says.
+    Raises UnusableField."""
+    from PIL import ImageOps
+
+    _check_sides(call)
+    size = (call.width, call.height)
+    return image.resize(size) if call.resize_mode == _JUST_RESIZE else ImageOps.fit(image, size)
+
+
+def _check_sides(call: ImageCall) -> None:
+    """Check the size before an image is resized to it. Raises UnusableField."""
+    GenerateRequest(model="any", prompt="", width=call.width, height=call.height)
+
+
+def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str, Any]]:
+    """Return the enabled units of the ControlNet extension; other extensions are refused. Raises UserError."""
+    controls: list[dict[str, Any]] = []
+    for name, script in scripts.items():
+        if script is None or (isinstance(script, Mapping) and script.get("args", []) is None):
+            continue
+        units = script.get("args") if isinstance(script, Mapping) else None
+        if not isinstance(units, list):
+            raise unusable_field(f"alwayson_scripts.{name}", script, '{"args": [...]}')
+        if name.lower() != "controlnet":
+            if any(units):
+                raise unusable_field("alwayson_scripts", name, "ControlNet: the pool has no other extension")
+            continue
+        controls += [control for unit in units if unit is not None and (control := _control(unit, images))]
+    return controls
+
+
+def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
+    if not isinstance(given, Mapping):
+        raise unusable_field("alwayson_scripts.ControlNet", given, "a table for each unit")
+    renamed = {"input_image": "image", "mask_image": "mask", "guidance": "guidance_end"}
+    values = {renamed.get(name, name): value for name, value in given.items() if value is not None}
+    unit = ControlUnit(**{name: values[name] for name in ControlUnit.model_fields if name in values})
+    if not unit.enabled or unit.model in ("None", ""):
+        return None
+    if unit.module.lower() not in ("none", ""):
+        raise unusable_field("module", unit.module, "none: control images are preprocessed by the caller")
+    # a canvas, on which masks are drawn, has both
+    canvas: Mapping[str, Any] = unit.image if isinstance(unit.image, Mapping) else {"image": unit.image}
+    source, mask = canvas.get("image"), unit.mask or canvas.get("mask")
+    control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
+    control |= {"start": unit.guidance_start, "end": unit.guidance_end}
+    control |= {"image": images.decode("ControlNet.image", source).on_white()} if source else {}
+    return control | ({"mask": images.decode("ControlNet.mask", mask).as_mask()} if mask else {})

@@ -1,0 +1,264 @@
+"""Converts workflows that ComfyUI's editor saves to the API format: a table of nodes, each with its inputs by name.
+
+The editor's format lists nodes and links, and the values of widgets by position, which follow the table of nodes. A
+node may stand for a subgraph of `definitions`; the nodes in it get ids like "12:3", as in ComfyUI itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES, NodeError, WorkflowRejected
+from modelpool.actors.http.comfy.comfy_node_types import WIDGET_TYPES
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+
+#: nodes of the editor that do nothing
+_NOTES = ("Note", "MarkdownNote")
+_REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
+#: what the editor does with a seed after a run; its value follows that of the seed. In files of early 2023 it is
+#: whether the seed is drawn
+_SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
+_SEEDS = ("seed", "noise_seed")
+#: modes of nodes that are switched off
+_NEVER, _BYPASS = 2, 4
+#: the nodes at which a subgraph's own links begin and end
+_SUBGRAPH_INPUT, _SUBGRAPH_OUTPUT = -10, -20
+#: the id by which a subgraph names a widget of its own, and not one of a node in it
+_OWN_WIDGET = "-1"
+#: subgraphs within each other; links that lead from one to the next
+_MOST_LEVELS, _MOST_LINKS = 16, 10_000
+
+#: an id and an index of an output, or a value in `_Value`
+_Source: TypeAlias = "tuple[str, int] | _Value | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What an input is linked to, if it is a value and no node."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Where a link begins, and where it ends."""
+
+    source: str
+    source_slot: int
+    target: str
+    target_slot: int
+
+    @classmethod
+    def of(cls, link: Any) -> _Link:
+        """Parse a link of a workflow, a list, or of a subgraph, a table."""
+        if isinstance(link, dict):
+            return cls(str(link["origin_id"]), link["origin_slot"], str(link["target_id"]), link["target_slot"])
+        return cls(str(link[1]), link[2], str(link[3]), link[4])
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A workflow, or a subgraph where one is used.
+
+    prefix  of the ids of its nodes
+    host    the node that stands for it in `outer`
+    inputs  the names of its inputs
+    values  of widgets that `host` sets: by the id of the node in it and the name of the widget
+    """
+
+    nodes: Mapping[str, Mapping[str, Any]]
+    links: Mapping[Any, _Link]
+    definitions: Mapping[str, Any]
+    prefix: str = ""
+    outer: _Scope | None = None
+    host: Mapping[str, Any] | None = None
+    inputs: tuple[str, ...] = ()
+    values: Mapping[tuple[str, str], Any] | None = None
+
+    def inner(self, node: Mapping[str, Any]) -> _Scope:
+        """Return the subgraph that `node` stands for. Raises WorkflowRejected if subgraphs contain themselves."""
+        definition = self.definitions[node["type"]]
+        if self.prefix.count(":") >= _MOST_LEVELS:
+            raise WorkflowRejected("invalid_prompt", f"found more than {_MOST_LEVELS} subgraphs in each other")
+        return _Scope(
+            {str(each["id"]): each for each in definition["nodes"]},
+            _links_by_id(definition["links"]),
+            self.definitions,
+            f"{self.prefix}{node['id']}:",
+            self,
+            node,
+            tuple(each["name"] for each in definition.get("inputs") or ()),
+            _values_of_subgraph(node),
+        )
+
+
+def is_exported(workflow: Any) -> bool:
+    """Whether a workflow has the form in which the editor saves it."""
+    return isinstance(workflow, dict) and all(isinstance(workflow.get(name), list) for name in ("nodes", "links"))
+
+
+def is_workflow(body: Mapping[str, Any]) -> bool:
+    """Whether a body is a workflow itself, in either format."""
+    nodes = body.get("nodes") if isinstance(body.get("nodes"), list) else list(body.values())
+    return any(isinstance(each, dict) and ("class_type" in each or "widgets_values" in each) for each in nodes or ())
+
+
+def api_format(workflow: Any) -> dict[str, Any]:
+    """Return a workflow in the API format; one that is in it already as it is. Raises WorkflowRejected."""
+    if not isinstance(workflow, dict):
+        raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
+    if not is_exported(workflow):
+        return workflow
+    nodes, links = workflow["nodes"], workflow["links"]
+    try:
+        definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
+        by_id = {each["id"]: each for each in definitions}
+        return _converted(_Scope({str(node["id"]): node for node in nodes}, _links_by_id(links), by_id))
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
+        if isinstance(problem, WorkflowRejected):
+            raise
+        raise WorkflowRejected(
+            "invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}"
+        ) from None
+
+
+def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:
+    return {link["id"] if isinstance(link, dict) else link[0]: _Link.of(link) for link in links if link is not None}
+
+
+def _converted(scope: _Scope) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    errors: list[NodeError] = []
+    for place, (node_scope, node) in enumerate(_nodes_of(scope)):
+        kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
+        if place >= MAX_NODES:
+            raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes")
+        if kind not in NODE_TYPES:
+            errors.append(NodeError(node_id, str(kind)[:100], "missing_node_type", "unknown node", str(kind)[:100]))
+        else:
+            found[node_id] = {"class_type": kind, "inputs": {**_widgets(node_scope, node), **_linked(node_scope, node)}}
+    if errors:
+        listed = ", ".join(sorted({error.class_type for error in errors}))
+        raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed[:1000]}", errors)
+    return found
+
+
+def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
+    """Yield the nodes that run, those in subgraphs last. Raises WorkflowRejected for too many subgraphs."""
+    waiting, count = [scope], 0
+    while waiting:
+        each = waiting.pop(0)
+        for node in each.nodes.values():
+            if node["type"] in (*_NOTES, _REROUTE, _PRIMITIVE) or node.get("mode") in (_NEVER, _BYPASS):
+                continue
+            if node["type"] in each.definitions:
+                count += 1
+                if count > MAX_NODES:
+                    raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} subgraphs")
+                waiting.append(each.inner(node))
+            else:
+                yield each, node
+
+
+def _widgets(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the widgets of a node, by name; those that its subgraph's host sets have priority."""
+    values = node.get("widgets_values") or []
+    names = [given.name for given in NODE_TYPES[node["type"]].inputs if given.type in WIDGET_TYPES]
+    # newer files list all widgets in their order, earlier ones only those that became inputs
+    listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
+    names = listed if set(names) <= set(listed) else names
+    found: dict[str, Any] = {}
+    if isinstance(values, dict):
+        found = dict(values)
+    else:
+        left = list(values)
+        for name in names:
+            if not left:
+                break
+            found[name] = left.pop(0)
+            if name in _SEEDS and left and _is_seed_control(left[0]):
+                left.pop(0)
+    set_by_host = scope.values or {}
+    own_id = str(node["id"])
+    return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}
+
+
+def _is_seed_control(value: Any) -> bool:
+    return isinstance(value, str | bool) and value in _SEED_CONTROLS
+
+
+def _values_of_subgraph(host: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the values of widgets that the node of a subgraph shows, by the id of the node in it and the name."""
+    values = host.get("widgets_values") or []
+    shown = (host.get("properties") or {}).get("proxyWidgets")
+    if shown:
+        names = [(str(node_id), str(name)) for node_id, name, *_ in shown]
+    else:
+        names = [(_OWN_WIDGET, str(each["name"])) for each in host.get("inputs") or () if each.get("widget")]
+    return dict(zip(names, values, strict=False)) if isinstance(values, list) else {}
+
+
+def _linked(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a node that are linked, by name: to an output of a node, or to a value."""
+    found: dict[str, Any] = {}
+    for given in node.get("inputs") or []:
+        if given.get("link") is None:
+            continue
+        source = _source(scope, scope.links[given["link"]])
+        if isinstance(source, _Value):
+            found[given["name"]] = source.value
+        elif source is not None:
+            found[given["name"]] = list(source)
+    return found
+
+
+def _source(scope: _Scope, link: _Link) -> _Source:
+    """Return where a link begins, behind reroutes, bypassed nodes and the borders of subgraphs: a node and an output,
+    or a value; None if it begins nowhere. Raises KeyError for a loop."""
+    for _ in range(_MOST_LINKS):
+        if link.source == str(_SUBGRAPH_INPUT):
+            host, outer = scope.host, scope.outer
+            if host is None or outer is None:
+                raise KeyError("a link of a subgraph outside of it")
+            name = scope.inputs[link.source_slot]
+            given: Mapping[str, Any] = next((each for each in host.get("inputs") or () if each["name"] == name), {})
+            if given.get("link") is None:
+                values = scope.values or {}
+                return _Value(values[_OWN_WIDGET, name]) if (_OWN_WIDGET, name) in values else None
+            scope, link = outer, outer.links[given["link"]]
+            continue
+        node = scope.nodes[link.source]
+        if node.get("mode") == _NEVER:
+            return None
+        if node["type"] == _PRIMITIVE:
+            return _Value(node["widgets_values"][0])
+        if node["type"] == _REROUTE or node.get("mode") == _BYPASS:
+            passed = _passed_through(node, link.source_slot)
+            if passed is None:
+                return None
+            link = scope.links[passed]
+        elif node["type"] in scope.definitions:
+            slot, scope = link.source_slot, scope.inner(node)
+            target = str(_SUBGRAPH_OUTPUT)
+            inside = [each for each in scope.links.values() if (each.target, each.target_slot) == (target, slot)]
+            if not inside:
+                return None
+            link = inside[0]
+        else:
+            return f"{scope.prefix}{node['id']}", link.source_slot
+    raise KeyError("links in a loop")
+
+
+def _passed_through(node: Mapping[str, Any], slot: int) -> Any:
+    """Return the link of the input that a bypassed node or a reroute passes on: the one at the place of the output if
+    it has the same type, else the first of that type; None if there is none."""
+    inputs = node.get("inputs") or []
+    if node["type"] == _REROUTE:
+        return inputs[0]["link"]
+    kind = node["outputs"][slot]["type"]
+    candidates = [*inputs[slot : slot + 1], *inputs]
+    return next(
+        (each["link"] for each in candidates if each.get("type") == kind and each.get("link") is not None), None
+    )

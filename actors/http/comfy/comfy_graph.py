@@ -1,0 +1,576 @@
+"""Converts a ComfyUI workflow in the API format to requests of the pool. Pure: images are read by a given function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_node_types import (
+    CONTROLNETS,
+    IMAGES,
+    LORAS,
+    MODELS,
+    SAMPLER_NAMES,
+    SCHEDULE_NAMES,
+    STYLES,
+    TEXT_ENCODERS,
+    UPSCALERS,
+    VAES,
+    VISION_ENCODERS,
+    WIDGET_TYPES,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    check_parts,
+    converted,
+    file_stem,
+)
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    ClipValue,
+    DecodedImage,
+    EncodedImage,
+    LoraUse,
+    ModelSampling,
+    NoiseLevels,
+    RegionUse,
+    SampledLatent,
+    ScaledLatent,
+    TextValue,
+)
+from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
+from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
+from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.shift_by_size import ShiftBySize
+
+if TYPE_CHECKING:
+    from modelpool.pool.catalog.registry.listings import FileNames
+
+#: how to get the API format, for messages
+EXPORT_HINT = "export it with File > Export (API) in the editor"
+#: what the editor writes next to the inputs of a node, and the server does not read
+_EDITOR_INPUTS = frozenset(
+    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
+)
+#: nodes of a workflow, and those of them that save or preview images; published workflows have some dozen
+MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
+#: noise levels that the nodes of a workflow list, all together
+MAX_LISTED_LEVELS = 50_000
+#: ComfyUI's names of samplers that draw their noise on the GPU
+_GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
+#: names in the details of an error
+_MOST_NAMED = 20
+#: families whose CLIP is read one layer before the last by default, by the beginning of their title
+_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+#: families whose text encoders are CLIP's only, by the beginning of their title
+_CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
+_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
+#: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
+_DISTILLED = ("Flux dev", "Flux fill", "Flux control")
+#: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
+#: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
+_SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNames:
+    """The names that nodes may choose. `models` has the titles of their families; `images` is None if any may be;
+    `files` are proposed, and others may be chosen."""
+
+    models: Mapping[str, str]
+    loras: Sequence[str]
+    images: Sequence[str] | None = None
+    files: FileNames | None = None
+    _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def choices(self, given: NodeInput) -> Sequence[str]:
+        """Return the values of a COMBO, or those that are proposed for a STRING; () for any."""
+        if not isinstance(given.choices, str) or not given.choices:
+            return tuple(given.choices)
+        lists: Mapping[str, Sequence[str]] = {
+            MODELS: tuple(self.models),
+            LORAS: self.loras,
+            SAMPLER_NAMES: (*SAMPLERS, *_GPU_SAMPLERS),
+            SCHEDULE_NAMES: tuple(SCHEDULES),
+            IMAGES: self.images or (),
+            CONTROLNETS: () if self.files is None else self.files.controlnets,
+            UPSCALERS: () if self.files is None else self.files.upscalers,
+            STYLES: () if self.files is None else self.files.image_prompts,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
+        }
+        return lists[given.choices]
+
+    def has(self, given: NodeInput, value: str) -> bool:
+        """Whether a value is one of the choices of a COMBO. Takes the same time for any number of them."""
+        known = self._sets.get(given.choices)
+        if known is None:
+            known = self._sets[given.choices] = frozenset(self.choices(given))
+        return value in known
+
+
+@dataclass(frozen=True, slots=True)
+class NodeError:
+    """An error of one node. `kind` is the name of the error in ComfyUI's API."""
+
+    node_id: str
+    class_type: str
+    kind: str
+    message: str
+    details: str
+    input_name: str = ""
+
+
+class WorkflowRejected(UserError):
+    """A workflow that cannot be run. `errors` are those of its nodes."""
+
+    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = ()) -> None:
+        named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
+        super().__init__(f"{message}: {named}" if named else message)
+        self.kind = kind
+        self.headline = message
+        self.errors = tuple(errors)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer that ComfyUI's clients expect."""
+        nodes: dict[str, Any] = {}
+        for error in self.errors:
+            found = nodes.setdefault(
+                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
+            )
+            extra = {"input_name": error.input_name} if error.input_name else {}
+            found["errors"].append(
+                {
+                    "type": error.kind,
+                    "message": error.message,
+                    "details": shown_message(error.details),
+                    "extra_info": extra,
+                }
+            )
+        extra_info = {}
+        if self.kind == "missing_node_type" and self.errors:
+            extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
+        error_json = {
+            "type": self.kind,
+            "message": self.headline,
+            "details": shown_message(str(self)),
+            "extra_info": extra_info,
+        }
+        return {"error": error_json, "node_errors": nodes}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowOutput:
+    """A node that saves or previews images, or sends them to web sockets (`is_sent`), and the sampler that generates
+    them. `upscaler` enlarges them by `scale`, or by its own factor; "": none does."""
+
+    node_id: str
+    is_preview: bool
+    latent: SampledLatent
+    upscaler: str = ""
+    scale: float | None = None
+    is_sent: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of its images."""
+        start: Any = self.latent.start
+        while isinstance(start, ScaledLatent):
+            start = start.latent.start
+        return start.count if isinstance(start, BlankLatent) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A workflow of known nodes, with its names and what was evaluated so far."""
+
+    nodes: Mapping[str, Mapping[str, Any]]
+    names: PoolNames
+    values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
+    """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
+    graph = _Graph(known_nodes(prompt), names)
+    outputs = [node_id for node_id, node in graph.nodes.items() if NODE_TYPES[node["class_type"]].is_output]
+    if not outputs:
+        raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
+    if len(outputs) > MAX_OUTPUT_NODES:
+        message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
+        raise WorkflowRejected("invalid_prompt", message)
+    errors: list[NodeError] = []
+    listed_levels = 0
+    for node_id in _in_order(graph, outputs):
+        node = graph.nodes[node_id]
+        kind = NODE_TYPES[node["class_type"]]
+        found = list(_input_errors(graph, node_id, node, kind))
+        if not found and all(source in graph.values for source in _sources(node)):
+            try:
+                graph.values[node_id] = kind.build({**_values(graph, node, kind), "node_id": node_id})
+            except NodeUnsupported as problem:
+                found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
+            else:
+                listed_levels += sum(len(v.sigmas) for v in graph.values[node_id] if isinstance(v, NoiseLevels))
+                if listed_levels > MAX_LISTED_LEVELS:
+                    message = f"prompt: found more than {MAX_LISTED_LEVELS} noise levels in all nodes together"
+                    raise WorkflowRejected("invalid_prompt", message)
+        errors += found
+    if errors:
+        raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
+    images = [(node_id, graph.values[node_id][0]) for node_id in outputs]
+    kinds = {node_id: graph.nodes[node_id]["class_type"] for node_id in outputs}
+    return tuple(
+        WorkflowOutput(
+            node_id,
+            kinds[node_id] == "PreviewImage",
+            image.latent,
+            image.upscaler,
+            image.scale,
+            kinds[node_id] == "SaveImageWebsocket",
+        )
+        for node_id, image in images
+        if isinstance(image, DecodedImage)
+    )
+
+
+def requests_of(
+    output: WorkflowOutput, names: PoolNames, read_image: ReadImage | WorkflowImages
+) -> list[GenerateRequest]:
+    """Return a request for each image of an output: the images of a batch have seeds that count up. Outputs that share
+    a `WorkflowImages` share its bound. Raises UserError, also of `read_image`.
+    """
+    images = read_image if isinstance(read_image, WorkflowImages) else WorkflowImages(read_image)
+    latent = output.latent
+    fields: dict[str, Any] = {}
+    if isinstance(latent.start, ScaledLatent):
+        fields["hires"] = _second_pass(latent, latent.start)
+        latent = latent.start.latent
+    fields |= _fields(latent, names, images)
+    if output.upscaler:
+        fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
+    first = GenerateRequest(**fields)
+    if not latent.run_steps:
+        first = first.without_steps()
+    return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
+
+
+def check_nodes(prompt: Any) -> None:
+    """Raise WorkflowRejected for a workflow with nodes that do not work here: all that is known without the names of a
+    pool."""
+    known_nodes(prompt)
+
+
+def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the nodes of a workflow, all of kinds that work here, without inputs that are null. Raises
+    WorkflowRejected."""
+    if not isinstance(prompt, dict) or not prompt:
+        raise WorkflowRejected("no_prompt", "prompt: expected a workflow in the API format, nodes by their ids")
+    if isinstance(prompt.get("nodes"), list):
+        found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
+        raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
+    if len(prompt) > MAX_NODES:
+        raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
+    errors: list[NodeError] = []
+    unknown: list[NodeError] = []
+    nodes: dict[str, Mapping[str, Any]] = {}
+    for node_id, node in prompt.items():
+        kind = node.get("class_type") if isinstance(node, dict) else None
+        inputs = node.get("inputs") if isinstance(node, dict) else None
+        inputs = {} if inputs is None else inputs
+        if not isinstance(kind, str) or not isinstance(inputs, dict):
+            damaged = "expected a table with class_type and inputs" if not isinstance(kind, str) else "expected a table"
+            name = "inputs" if isinstance(kind, str) else ""
+            class_type = kind[:100] if isinstance(kind, str) else ""
+            errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
+        elif kind not in NODE_TYPES:
+            unknown.append(NodeError(node_id, kind[:100], "missing_node_type", "unknown node", kind[:100]))
+        else:
+            given = {name: value for name, value in inputs.items() if value is not None}
+            nodes[node_id] = {"class_type": kind, "inputs": given}
+    if errors:
+        raise WorkflowRejected("invalid_prompt", "the workflow is damaged", errors)
+    if unknown:
+        listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
+        raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
+    return nodes
+
+
+def _sources(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ids of the nodes that an input of a node is linked to."""
+    for name in node.get("inputs", {}):
+        if (link := link_of(node, name)) is not None:
+            yield link[0]
+
+
+def link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+    """Return the node and the place of the output that an input is linked to; None if it is not linked."""
+    value = node.get("inputs", {}).get(name)
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
+        return str(value[0]), value[1]
+    return None
+
+
+def _in_order(graph: _Graph, outputs: Sequence[str]) -> list[str]:
+    """Return the nodes that the outputs need, each behind its sources. Raises WorkflowRejected for a cycle."""
+    order: list[str] = []
+    states: dict[str, int] = {}  # 1 while its sources are visited, 2 afterwards
+    stack = list(reversed(outputs))
+    while stack:
+        node_id = stack[-1]
+        if states.get(node_id) == 2:
+            stack.pop()
+        elif states.get(node_id) == 1:
+            states[node_id] = 2
+            order.append(stack.pop())
+        else:
+            states[node_id] = 1
+            for source in _sources(graph.nodes[node_id]):
+                if source not in graph.nodes or states.get(source) == 2:
+                    continue
+                if states.get(source) == 1:
+                    error = _error(node_id, graph.nodes[node_id], "dependency_cycle", "it depends on itself", source)
+                    raise WorkflowRejected("dependency_cycle", "the workflow has a cycle", [error])
+                stack.append(source)
+    return order
+
+
+def _error(
+    node_id: str, node: Mapping[str, Any], kind: str, message: str, details: str, input_name: str = ""
+) -> NodeError:
+    return NodeError(node_id, node["class_type"], kind, message, details, input_name)
+
+
+def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
+    inputs = node.get("inputs", {})
+    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - _EDITOR_INPUTS)
+    for given in kind.inputs:
+        if given.name not in inputs:
+            # next to an unknown name, a setting that is missing is more likely misspelt than left out
+            if not given.may_be_missing or (given.is_required and unknown):
+                found = f"; found {', '.join(unknown[:_MOST_NAMED])[:1000]}, which is unknown" if unknown else ""
+                details = f"{given.name}{found}"
+                yield _error(node_id, node, "required_input_missing", "an input is missing", details, given.name)
+            continue
+        link = link_of(node, given.name)
+        if link is not None:
+            found_errors = list(_link_errors(graph, node_id, node, given, link))
+            yield from found_errors
+            if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
+                yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
+        elif given.type not in WIDGET_TYPES:
+            details = f"{given.name}: expected a link to an output of type {given.type}"
+            yield _error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
+        else:
+            yield from _value_errors(graph.names, node_id, node, given, inputs[given.name])
+
+
+def _link_errors(
+    graph: _Graph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
+) -> Iterator[NodeError]:
+    source = graph.nodes.get(link[0])
+    outputs = NODE_TYPES[source["class_type"]].outputs if source is not None else ()
+    if not 0 <= link[1] < len(outputs):
+        details = f"{given.name}: node {link[0]} has no output {link[1]}"
+        yield _error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
+    elif outputs[link[1]] != given.type:
+        details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
+        yield _error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+
+
+def _value_errors(
+    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, written: Any
+) -> Iterator[NodeError]:
+    try:
+        value = converted(given, written)
+    except ValueError:
+        details = f"{given.name}: found {str(written)[:100]!r}, expected {given.type}"
+        yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
+        return
+    if given.type in ("INT", "FLOAT") and not given.least <= value <= given.most:
+        small = value < given.least
+        bound = given.least if small else given.most
+        details = f"{given.name}: found {str(written)[:100]}, expected at {'least' if small else 'most'} {bound:g}"
+        error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
+        yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
+    if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
+        details = f"{given.name}: found {len(value)} characters, expected up to {MAX_PROMPT_CHARACTERS}"
+        yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
+    any_image = given.choices == IMAGES and names.images is None
+    if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
+        listed = ", ".join(names.choices(given)[:_MOST_NAMED]) or "none"
+        details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
+        yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
+
+
+def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
+    """Return the name that a value with choices means: models and other weights may be named by their files."""
+    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and not names.has(given, value):
+        return file_stem(value)
+    if given.choices != IMAGES:
+        return value
+    plain = value.removesuffix(INPUT_MARK)
+    return shown if names.has(given, shown := shown_name(plain)) else plain
+
+
+def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for given in kind.inputs:
+        link = link_of(node, given.name)
+        if link is not None:
+            value = graph.values[link[0]][link[1]]
+        else:
+            value = node.get("inputs", {}).get(given.name, given.default)
+        if given.type in WIDGET_TYPES and value is not None:
+            value = converted(given, value)
+        is_choice = given.type in ("COMBO", "STRING") and isinstance(value, str)
+        values[given.name] = _chosen(given, value, graph.names) if is_choice else value
+    return values
+
+
+def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
+    """Return a LoRA of a request; the text encoders `clip` may be those of a node before it."""
+    on_text = use.text_strength if use in clip.loras else 0.0
+    fields = {"name": use.name, "strength": use.strength}
+    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
+
+
+def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
+    """Return the fields of a request for one run of a sampler."""
+    positive, family = latent.positive, names.models.get(latent.model.name, "")
+    check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
+    levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
+    fields: dict[str, Any] = {
+        "model": latent.model.name,
+        "prompt": _prompt(positive, family),
+        "negative": "" if latent.negative.is_zero else _prompt(latent.negative, family),
+        "loras": tuple(_lora(lora, positive.clip) for lora in latent.model.loras),
+        **levels,
+        "sampler": latent.sampler.name,
+        "eta": latent.sampler.eta,
+        "s_noise": latent.sampler.s_noise,
+        "seed": latent.seed,
+        "clip_skip": _clip_skip(positive, family),
+        "controls": tuple(
+            {
+                "model": use.net.name,
+                "mode": use.net.mode or None,
+                "image": read_steps(use.image, read_image),
+                "strength": use.strength,
+                "start": use.start,
+                "end": use.end,
+            }
+            for use in positive.controls
+        ),
+    }
+    if positive.guidance is not None or not family.startswith(_DISTILLED):
+        fields["cfg"] = latent.cfg
+    if latent.model.options:
+        fields["options"] = dict(latent.model.options)
+    if positive.image_prompts:
+        fields["image_prompts"] = tuple(
+            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
+            for use in positive.image_prompts
+        )
+    if positive.references:
+        fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
+    fields |= _start_fields(latent, read_image)
+    if positive.regions:
+        size = _size(latent.start)
+        fields["regions"] = tuple(_region(region, size, read_image) for region in positive.regions)
+    sides = fields.get("width"), fields.get("height")
+    if latent.model.sampling is not None and (shift := _shift(latent.model.sampling, family, sides)):
+        fields["shift"] = shift
+    return fields
+
+
+def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:
+    """Return the fields for what a sampler starts from."""
+    start = latent.start
+    if isinstance(start, BlankLatent):
+        return {"width": start.width, "height": start.height}
+    assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
+    image = read_steps(start.image, read_image)
+    if not latent.run_steps:
+        return {"image": image}
+    if start.mask is not None:
+        mask = read_mask(start.mask, read_image, image.size)
+        return {"image": image, "mask": mask, "strength": _strength(latent)}
+    if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
+        return {"width": image.width, "height": image.height}
+    return {"image": image, "strength": _strength(latent)}
+
+
+def _prompt(text: TextValue, family: str) -> str:
+    """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
+    padding = text.clip.padding
+    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
+        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
+        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
+    if text.appended and not family.startswith(_CLIP_ONLY):
+        raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
+    return " BREAK ".join((text.text, *text.appended))
+
+
+def _size(start: object) -> tuple[int, int]:
+    if not isinstance(start, BlankLatent):
+        raise NodeUnsupported("texts for parts of the image: expected latents that began empty")
+    return start.width, start.height
+
+
+def _region(region: RegionUse, size: tuple[int, int], read_image: WorkflowImages) -> dict[str, Any]:
+    """Return a region of a request for an image of `size`. Raises NodeUnsupported."""
+    fields = {"prompt": region.text, "strength": region.strength}
+    if region.mask is not None:
+        return {**fields, "mask": read_mask(region.mask, read_image)}
+    factors = (*size, *size) if region.in_shares else (1, 1, 1, 1)
+    left, top, width, height = (round(side * factor) for side, factor in zip(region.box, factors, strict=True))
+    width, height = min(width, size[0] - left), min(height, size[1] - top)
+    if width < 1 or height < 1:
+        raise NodeUnsupported(f"area: found one outside of the image of {size[0]}x{size[1]}")
+    return {**fields, "box": (left, top, width, height)}
+
+
+def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float:
+    """Return the shift that a node sets for images of `size`; 0 if it is the one that the model has by itself."""
+    if sampling.size is None:
+        return sampling.shift
+    if family.startswith(_DISTILLED) and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
+        return 0.0
+    width, height = sampling.size
+    by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
+    return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
+
+
+def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
+    """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
+    first = start.latent
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas")
+    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
+    if other or isinstance(first.start, ScaledLatent):
+        found = ", ".join(other) or "a third pass"
+        raise NodeUnsupported(f"node {latent.node_id}: found another {found} than node {first.node_id}, expected none")
+    scaling = {"scale": start.scale, "via": start.via, "upscaler": start.upscaler or None}
+    return {**scaling, "strength": _strength(latent), "steps": latent.steps}
+
+
+def _strength(latent: SampledLatent) -> float:
+    """Return the denoising strength that runs exactly `run_steps` of the schedule: half a step more is rounded down."""
+    return min(1.0, (latent.run_steps + 0.5) / latent.steps)
+
+
+def _clip_skip(text: TextValue, family: str) -> int:
+    """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
+    if text.clip.last_layer is None:
+        return 0
+    by_family = 1 if family.startswith(_PENULTIMATE) else 0
+    skipped = -text.clip.last_layer - 1 - by_family
+    if skipped < 0:
+        raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
+    return skipped

@@ -1,0 +1,143 @@
+"""Types of ComfyUI nodes and their inputs, and functions that declare inputs. Pure.
+
+The names of nodes, inputs and outputs are those of ComfyUI's API.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelpool.pool.values.core.errors import UserError
+
+#: lists of names that the pool fills in
+MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "samplers", "schedules", "images"
+#: the same for files that are looked up when the workflow runs: any name is accepted before
+CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
+#: the same for files that belong to a model of the pool: names are not read, and none is proposed
+VAES, TEXT_ENCODERS, VISION_ENCODERS = "vaes", "text_encoders", "vision_encoders"
+#: types of values that are written in a node, and not linked
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+MAX_SIDE, MAX_BATCH, MAX_SEED, MOST_GROWN = 16384, 64, 2**64 - 1, 64
+#: inputs that must be in a workflow, though they have a default
+_ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
+
+
+class NodeUnsupported(UserError):
+    """A node whose values ask for something that the pool does not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInput:
+    """An input of a node.
+
+    type     of a link, or one of `WIDGET_TYPES`
+    choices  the values of a COMBO: one of the lists that the pool fills in, or the values themselves. Of a STRING: the
+             values that are proposed; () for a free text
+    is_required  as ComfyUI lists it
+    """
+
+    name: str
+    type: str
+    default: Any = None
+    least: float = 0.0
+    most: float = 0.0
+    choices: str | tuple[str, ...] = ()
+    is_required: bool = True
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a workflow may leave it out: it is optional, or has a default. Files of the editor, and of ComfyUI's
+        earlier versions, lack settings that were added later. A seed must be there: all images would be one."""
+        return not self.is_required or (self.default not in (None, "") and self.name not in _ALWAYS_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """A kind of node. `build` returns its outputs from its inputs; the one called "node_id" is the id of the node."""
+
+    name: str
+    category: str
+    inputs: tuple[NodeInput, ...]
+    outputs: tuple[str, ...]
+    build: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    is_output: bool = False
+
+
+def check_parts(name: str, what: str, found: int, most: int) -> None:
+    """Raise NodeUnsupported if a value would have more than `most` parts. What a node adds is checked before it is
+    built."""
+    if found > most:
+        raise NodeUnsupported(f"{name}: found {found} {what}, expected up to {most}")
+
+
+def link(name: str, kind: str, is_required: bool = True) -> NodeInput:
+    """Return an input that is linked to an output of type `kind`."""
+    return NodeInput(name, kind, is_required=is_required)
+
+
+def whole(name: str, default: int, least: int, most: int, is_required: bool = True) -> NodeInput:
+    """Return an input with a whole number."""
+    return NodeInput(name, "INT", default, least, most, is_required=is_required)
+
+
+def number(name: str, default: float, least: float, most: float, is_required: bool = True) -> NodeInput:
+    """Return an input with a number."""
+    return NodeInput(name, "FLOAT", default, least, most, is_required=is_required)
+
+
+def text(name: str, default: str = "", is_required: bool = True, choices: str | tuple[str, ...] = ()) -> NodeInput:
+    """Return an input with a text, for which one of `choices` is proposed."""
+    return NodeInput(name, "STRING", default, choices=choices, is_required=is_required)
+
+
+def combo(name: str, choices: str | tuple[str, ...], is_required: bool = True) -> NodeInput:
+    """Return an input with one of `choices`: by default the first of values that are named here."""
+    default = choices[0] if isinstance(choices, tuple) else None
+    return NodeInput(name, "COMBO", default, choices=choices, is_required=is_required)
+
+
+def converted(given: NodeInput, value: Any) -> Any:
+    """Return the written value of a widget in its type, converted as ComfyUI does: with int(), float(), str() and
+    bool(). Raises ValueError. The texts of numbers are numbers, and a fraction is cut off a whole number. No text but
+    "true" is a truth value: ComfyUI reads "false" as true.
+    """
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"no value of {given.type}")
+    match given.type:
+        case "INT":
+            try:
+                return int(value)
+            except OverflowError:
+                raise ValueError("no finite number") from None
+        case "FLOAT":
+            return _finite(value)
+        case "BOOLEAN":
+            if isinstance(value, str) and value.strip().lower() != "true":
+                raise ValueError("no truth value")
+            return bool(value)
+        case "STRING":
+            return str(value)
+    if not isinstance(value, str):
+        raise ValueError("no name")
+    return value
+
+
+def _finite(value: str | float) -> float:
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError("no finite number") from None
+    if not math.isfinite(found):
+        raise ValueError("no finite number")
+    return found
+
+
+def file_stem(name: str) -> str:
+    """Return the name of a model, LoRA or ControlNet from the name of its file."""
+    stem = name.replace("\\", "/").rpartition("/")[2]
+    for ending in (".safetensors", ".sft", ".gguf", ".ckpt", ".pt", ".pth", ".bin"):
+        stem = stem.removesuffix(ending)
+    return stem

@@ -1,0 +1,185 @@
+"""The ComfyUI nodes that work here: their inputs and outputs, and what each of them means for a request.
+
+The names of nodes, inputs and outputs are those of ComfyUI's API. To support a node, add a row to a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
+from modelpool.actors.http.comfy.comfy_node_types import (
+    CONTROLNETS,
+    LORAS,
+    MODELS,
+    TEXT_ENCODERS,
+    VAES,
+    NodeInput,
+    NodeType,
+    combo,
+    link,
+    number,
+    text,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
+from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
+from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
+from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
+
+_LORA_STRENGTH = (1.0, -100.0, 100.0)
+#: settings of ComfyUI's loaders that are not read: the pool detects kinds, and decides about dtypes and devices
+_WEIGHT_DTYPE = text("weight_dtype", "default", choices=("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"))
+_DEVICE = text("device", "default", is_required=False, choices=("default", "cpu"))
+_CLIP_TYPES = (
+    "stable_diffusion", "stable_cascade", "sd3", "stable_audio", "mochi", "ltxv", "pixart", "cosmos", "lumina2", "wan",
+    "hidream", "chroma", "ace", "omnigen2", "qwen_image", "hunyuan_image", "flux2", "ovis",
+)  # fmt: skip
+_TWO_CLIPS_TYPES = (
+    "sdxl", "sd3", "flux", "hunyuan_video", "hidream", "hunyuan_image", "hunyuan_video_15", "kandinsky5",
+    "kandinsky5_image", "newbie",
+)  # fmt: skip
+
+
+def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    name = given["ckpt_name"]
+    return ModelValue(name), ClipValue(name), VaeValue(name)
+
+
+def _lora(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    model, clip = given["model"], given["clip"]
+    use = LoraUse(given["lora_name"], given["strength_model"], given["strength_clip"])
+    return replace(model, loras=(*model.loras, use)), replace(clip, loras=(*clip.loras, use))
+
+
+def _lora_of_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    model: ModelValue = given["model"]
+    use = LoraUse(given["lora_name"], given["strength_model"], 0.0)
+    return (replace(model, loras=(*model.loras, use)),)
+
+
+def _last_layer(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["clip"], last_layer=given["stop_at_clip_layer"]),)
+
+
+def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["clip"], padding=(given["min_padding"], given["min_length"])),)
+
+
+def _clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ClipValue(""),)
+
+
+def _vae_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (VaeValue(""),)
+
+
+def _model_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ModelValue(given["unet_name"]),)
+
+
+def _controlnet(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ControlNetValue(given["control_net_name"]),)
+
+
+def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["value"],)
+
+
+def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "loaders") -> NodeType:
+    return NodeType(name, category, inputs, outputs, build)
+
+
+def _clip_name(place: int = 0) -> NodeInput:
+    return text(f"clip_name{place or ''}", choices=TEXT_ENCODERS)
+
+
+_LOADERS = (
+    _row("CheckpointLoaderSimple", (combo("ckpt_name", MODELS),), _checkpoint, "MODEL", "CLIP", "VAE"),
+    _row("UNETLoader", (combo("unet_name", MODELS), _WEIGHT_DTYPE), _model_of_file, "MODEL"),
+    _row(
+        "CLIPLoader",
+        (_clip_name(), text("type", _CLIP_TYPES[0], choices=_CLIP_TYPES), _DEVICE),
+        _clip_of_files,
+        "CLIP",
+    ),
+    _row(
+        "DualCLIPLoader",
+        (_clip_name(1), _clip_name(2), text("type", _TWO_CLIPS_TYPES[0], choices=_TWO_CLIPS_TYPES), _DEVICE),
+        _clip_of_files,
+        "CLIP",
+    ),
+    _row(
+        "TripleCLIPLoader",
+        tuple(map(_clip_name, range(1, 4))),
+        _clip_of_files,
+        "CLIP",
+    ),
+    _row(
+        "QuadrupleCLIPLoader",
+        tuple(map(_clip_name, range(1, 5))),
+        _clip_of_files,
+        "CLIP",
+    ),
+    _row("VAELoader", (text("vae_name", choices=VAES),), _vae_of_file, "VAE"),
+    _row(
+        "LoraLoader",
+        (
+            link("model", "MODEL"),
+            link("clip", "CLIP"),
+            combo("lora_name", LORAS),
+            number("strength_model", *_LORA_STRENGTH),
+            number("strength_clip", *_LORA_STRENGTH),
+        ),
+        _lora,
+        "MODEL",
+        "CLIP",
+    ),
+    _row(
+        "LoraLoaderModelOnly",
+        (link("model", "MODEL"), combo("lora_name", LORAS), number("strength_model", *_LORA_STRENGTH)),
+        _lora_of_model,
+        "MODEL",
+    ),
+    _row(
+        "CLIPSetLastLayer",
+        (link("clip", "CLIP"), whole("stop_at_clip_layer", -1, -24, -1)),
+        _last_layer,
+        "CLIP",
+        category="conditioning",
+    ),
+    _row(
+        "T5TokenizerOptions",
+        (link("clip", "CLIP"), whole("min_padding", 0, 0, 10000), whole("min_length", 0, 0, 10000)),
+        _padded,
+        "CLIP",
+        category="conditioning",
+    ),
+    _row("ControlNetLoader", (text("control_net_name", choices=CONTROLNETS),), _controlnet, "CONTROL_NET"),
+    _row(
+        "DiffControlNetLoader",
+        (link("model", "MODEL"), text("control_net_name", choices=CONTROLNETS)),
+        _controlnet,
+        "CONTROL_NET",
+    ),
+)
+#: values that several nodes use
+_PRIMITIVES = (
+    _row("PrimitiveInt", (whole("value", 0, -(2**63), 2**64 - 1),), _value, "INT", category="values"),
+    _row("PrimitiveFloat", (number("value", 0.0, -1e18, 1e18),), _value, "FLOAT", category="values"),
+    _row("PrimitiveString", (text("value"),), _value, "STRING", category="values"),
+    _row("PrimitiveStringMultiline", (text("value"),), _value, "STRING", category="values"),
+    _row("PrimitiveBoolean", (NodeInput("value", "BOOLEAN", False),), _value, "BOOLEAN", category="values"),
+)
+
+#: nodes by name
+NODE_TYPES: Mapping[str, NodeType] = MappingProxyType(
+    {
+        row.name: row
+        for row in (*_LOADERS, *_PRIMITIVES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *SAMPLER_NODES, *IMAGE_NODES)
+    }
+)

@@ -1,0 +1,132 @@
+"""ComfyUI nodes that change how a model samples: options of a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from modelpool.actors.http.comfy.comfy_node_types import (
+    MAX_SIDE,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    link,
+    number,
+    text,
+    whole,
+)
+
+#: an option of a run and its settings, from the inputs of a node
+_Option: TypeAlias = Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
+
+_FREEU = ("b1", "b2", "s1", "s2")
+
+
+def _freeu(version: int) -> _Option:
+    return lambda given: ("freeu", {**{name: given[name] for name in _FREEU}, "version": version})
+
+
+def _perturbed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "pag", {"scale": given["scale"]}
+
+
+def _self_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "sag", {"scale": given["scale"], "blur": given["blur_sigma"]}
+
+
+def _skipped_layers(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    layers = given.get("layers", given.get("double_layers", ""))
+    settings = {"layers": _numbers(layers), "single": _numbers(given.get("single_layers", ""))}
+    span = {"start": given["start_percent"], "end": given["end_percent"]}
+    return "slg", {**settings, **span, "scale": given["scale"], "rescale": given.get("rescaling_scale", 0.0)}
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in listed.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise NodeUnsupported(f"layers: found {listed[:100]!r}, expected whole numbers with commas")
+    return tuple(map(int, parts))
+
+
+def _cfg_zero(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "cfg_zero", {"zero_steps": 0}
+
+
+def _rescaled(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "rescale_cfg", {"factor": given["multiplier"]}
+
+
+def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Tiles have the same size in each call, as with a swap size of 1; above that, ComfyUI draws one of so many."""
+    if given["scale_depth"] and given["max_depth"]:
+        raise NodeUnsupported("scale_depth: expected false, or max_depth 0, with which it has no effect")
+    return "hypertile", {"tile": given["tile_size"], "depth": given["max_depth"]}
+
+
+_ROPE = tuple(f"{how}_{axis}" for axis in "xyt" for how in ("scale", "shift"))
+
+
+def _positions(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "rope", {name: given[name] for name in _ROPE}
+
+
+def _row(name: str, option: _Option, *inputs: NodeInput) -> NodeType:
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        model = given["model"]
+        found = option(given)
+        if found[0] in dict(model.options):
+            raise NodeUnsupported(f"model: {found[0]} is set by a node before this one")
+        return (replace(model, options=(*model.options, found)),)
+
+    return NodeType(name, "model", (link("model", "MODEL"), *inputs), ("MODEL",), build)
+
+
+def _freeu_inputs(*defaults: float) -> tuple[NodeInput, ...]:
+    return tuple(number(name, value, 0.0, 10.0) for name, value in zip(_FREEU, defaults, strict=True))
+
+
+_SKIPPED_SPAN = (number("start_percent", 0.01, 0.0, 1.0), number("end_percent", 0.15, 0.0, 1.0))
+
+OPTION_NODES = (
+    _row("FreeU", _freeu(1), *_freeu_inputs(1.1, 1.2, 0.9, 0.2)),
+    _row("FreeU_V2", _freeu(2), *_freeu_inputs(1.3, 1.4, 0.9, 0.2)),
+    _row("PerturbedAttentionGuidance", _perturbed, number("scale", 3.0, 0.0, 100.0)),
+    _row(
+        "SelfAttentionGuidance", _self_attention, number("scale", 0.5, -2.0, 5.0), number("blur_sigma", 2.0, 0.01, 10.0)
+    ),
+    _row(
+        "SkipLayerGuidanceSD3",
+        _skipped_layers,
+        text("layers", "7, 8, 9"),
+        number("scale", 3.0, 0.0, 10.0),
+        *_SKIPPED_SPAN,
+    ),
+    _row(
+        "SkipLayerGuidanceDiT",
+        _skipped_layers,
+        text("double_layers", "7, 8, 9"),
+        text("single_layers", "7, 8, 9"),
+        number("scale", 3.0, 0.0, 10.0),
+        *_SKIPPED_SPAN,
+        number("rescaling_scale", 0.0, 0.0, 10.0),
+    ),
+    _row("CFGZeroStar", _cfg_zero),
+    _row("RescaleCFG", _rescaled, number("multiplier", 0.7, 0.0, 1.0)),
+    _row(
+        "HyperTile",
+        _tiled_attention,
+        whole("tile_size", 256, 32, MAX_SIDE),
+        whole("swap_size", 2, 1, 128),
+        whole("max_depth", 0, 0, 3),
+        NodeInput("scale_depth", "BOOLEAN", False),
+    ),
+    _row(
+        "ScaleROPE",
+        _positions,
+        *(
+            number(name, 1.0, 0.0, 100.0) if name.startswith("scale") else number(name, 0.0, -256.0, 256.0)
+            for name in _ROPE
+        ),
+    ),
+)

@@ -1,0 +1,429 @@
+"""ComfyUI nodes that sample: latents, noise, noise levels, guiders and samplers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_node_types import (
+    MAX_BATCH,
+    MAX_SEED,
+    MAX_SIDE,
+    SAMPLER_NAMES,
+    SCHEDULE_NAMES,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    combo,
+    link,
+    number,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    EncodedImage,
+    GuiderValue,
+    LatentValue,
+    ModelSampling,
+    NoiseLevels,
+    SampledLatent,
+    SamplerValue,
+    ScaledLatent,
+    TextValue,
+)
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+
+_SIZE = (whole("width", 512, 16, MAX_SIDE), whole("height", 512, 16, MAX_SIDE))
+_BLANK = (*_SIZE, whole("batch_size", 1, 1, MAX_BATCH))
+_UPSCALE = combo("upscale_method", ("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
+_ON_OFF = ("enable", "disable")
+_CFG = number("cfg", 8.0, 1.0, 100.0)
+_TEXTS = (link("positive", "CONDITIONING"), link("negative", "CONDITIONING"))
+_SAMPLING = (
+    whole("steps", 20, 1, MAX_STEPS),
+    _CFG,
+    combo("sampler_name", SAMPLER_NAMES),
+    combo("scheduler", SCHEDULE_NAMES),
+    *_TEXTS,
+    link("latent_image", "LATENT"),
+)
+_MODEL, _SIGMAS = link("model", "MODEL"), link("sigmas", "SIGMAS")
+#: the levels of Stable Diffusion: betas from start to end over 1,000 steps, linear in their root. SD Turbo and SDXL
+#: Turbo were distilled at every hundredth step. Source: the configurations of both models
+_BETAS, _TRAINED_STEPS, _TURBO_STEPS = (0.00085, 0.012), 1000, 10
+
+
+def _blank(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (BlankLatent(given["width"], given["height"], given["batch_size"]),)
+
+
+def _repeated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent, amount = given["samples"], given["amount"]
+    if not isinstance(latent, BlankLatent):
+        raise NodeUnsupported("samples: expected empty latents")
+    if latent.count * amount > MAX_BATCH:
+        raise NodeUnsupported(f"amount: found {latent.count * amount} images, expected up to {MAX_BATCH}")
+    return (replace(latent, count=latent.count * amount),)
+
+
+def _with_noise_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent = given["samples"]
+    if not isinstance(latent, EncodedImage):
+        raise NodeUnsupported("samples: expected the latents of an image, from VAEEncode")
+    return (replace(latent, mask=given["mask"]),)
+
+
+def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ScaledLatent(_sampled_input(given), given["scale_by"]),)
+
+
+def _scaled_to(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent = _sampled_input(given)
+    return (ScaledLatent(latent, scale_to(latent, given["width"], given["height"])),)
+
+
+def scale_to(latent: SampledLatent, width: int, height: int) -> float:
+    """Return the factor by which images of `latent` get a size. Raises NodeUnsupported if it is unknown, or not the
+    same for both sides."""
+    start = latent.start
+    if not isinstance(start, BlankLatent):
+        raise NodeUnsupported("expected images that began with empty latents; scale others by a factor")
+    if not width or not height:
+        return max(width / start.width, height / start.height)
+    factors = width / start.width, height / start.height
+    if factors[0] != factors[1]:
+        raise NodeUnsupported(
+            f"width, height: found the factors {factors[0]:g} and {factors[1]:g}, expected equal ones"
+        )
+    return factors[0]
+
+
+def _sampled_input(given: Mapping[str, Any]) -> SampledLatent:
+    return complete_latent(given["samples"])
+
+
+def complete_latent(latent: object) -> SampledLatent:
+    """Return the latents of a sampler that ran to the end. Raises NodeUnsupported."""
+    if not isinstance(latent, SampledLatent):
+        raise NodeUnsupported("samples: expected the latents of a sampler")
+    if latent.stopped_at is not None:
+        raise NodeUnsupported(f"samples: node {latent.node_id} stops at step {latent.stopped_at}: noise is left")
+    return latent
+
+
+def _ksampler(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    levels = _levels(given["scheduler"], given["steps"], given["denoise"])
+    return (_sampled(given, given["seed"], levels, given["latent_image"]),)
+
+
+def _levels(schedule: str, steps: int, denoise: float) -> NoiseLevels:
+    """Return the levels of `steps` steps at the end of a schedule that is longer the less is denoised; of none for
+    0."""
+    if denoise <= 0:
+        return NoiseLevels(schedule, steps, 0)
+    whole_steps = steps if denoise > 0.9999 else int(steps / denoise)
+    if whole_steps > MAX_STEPS:
+        raise NodeUnsupported(
+            f"denoise: {steps} steps at {denoise:g} need a schedule of {whole_steps}, over {MAX_STEPS}"
+        )
+    return NoiseLevels(schedule, whole_steps, steps)
+
+
+def _ksampler_advanced(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A sampler may stop early with the noise that is left, if another one continues."""
+    steps, start, end = given["steps"], given["start_at_step"], min(given["end_at_step"], given["steps"])
+    leaves_noise = given["return_with_leftover_noise"] == "enable"
+    if start >= end and isinstance(given["latent_image"], SampledLatent):
+        raise NodeUnsupported(f"start_at_step: found {start}, expected less than the last step, {end}")
+    if start >= end:
+        levels = NoiseLevels(given["scheduler"], steps, 0)
+        return (_sampled(given, given["noise_seed"], levels, given["latent_image"]),)
+    if end < steps and not leaves_noise:
+        raise NodeUnsupported(f"end_at_step: found {end} without leftover noise, expected at least steps, {steps}")
+    stopped_at = end if end < steps else None
+    if given["add_noise"] == "disable":
+        return (replace(_continued(given), stopped_at=stopped_at, node_id=given["node_id"]),)
+    levels = NoiseLevels(given["scheduler"], steps, steps - start)
+    sampled = _sampled(given, given["noise_seed"], levels, given["latent_image"])
+    return (replace(sampled, stopped_at=stopped_at),)
+
+
+def _continued(given: Mapping[str, Any]) -> SampledLatent:
+    """Return the run that a sampler without new noise continues. Raises NodeUnsupported if it is not the same run."""
+    before = given["latent_image"]
+    if not isinstance(before, SampledLatent) or before.stopped_at != given["start_at_step"]:
+        raise NodeUnsupported("add_noise: found disable, expected enable, or latents of a sampler that stopped there")
+    if given["model"] != before.model:
+        other = f"found {given['model'].name} after {before.model.name} in node {before.node_id}"
+        raise NodeUnsupported(f"model: {other}, expected the same: the pool runs no refiner")
+    names = {"sampler_name": "sampler", "scheduler": "schedule"}
+    for name in ("positive", "negative", "steps", "cfg", "sampler_name", "scheduler"):
+        expected = getattr(before, names.get(name, name))
+        found = _sampler_value(given[name]) if name == "sampler_name" else given[name]
+        if name == "cfg" and before.positive.guidance is not None:
+            expected = before.positive.guidance if found == 1 else 1.0
+            found = expected if found == 1 else found
+        if found != expected:
+            raise NodeUnsupported(f"{name}: expected that of node {before.node_id}, which this node continues")
+    return before
+
+
+def _seed_of_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["noise_seed"],)
+
+
+def _sampler_name(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (SamplerValue(given["sampler_name"]),)
+
+
+def _basic_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_levels(given["scheduler"], given["steps"], given["denoise"]),)
+
+
+def _turbo_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["denoise"] <= 0:
+        return (NoiseLevels("normal", given["steps"], 0),)
+    first = _TURBO_STEPS - int(_TURBO_STEPS * given["denoise"])
+    stride = _TRAINED_STEPS // _TURBO_STEPS
+    trained = [_TRAINED_STEPS - 1 - stride * place for place in range(first, min(first + given["steps"], _TURBO_STEPS))]
+    if not trained:
+        raise NodeUnsupported(f"denoise: found {given['denoise']:g}, expected at least {1 / _TURBO_STEPS:g}")
+    return (NoiseLevels("", len(trained), len(trained), tuple(_level_of(step) for step in trained)),)
+
+
+def _level_of(trained_step: int) -> float:
+    """Return the noise level (sigma) of a training step of Stable Diffusion."""
+    low, high = map(math.sqrt, _BETAS)
+    kept = 1.0
+    for step in range(trained_step + 1):
+        kept *= 1 - (low + (high - low) * step / (_TRAINED_STEPS - 1)) ** 2
+    return math.sqrt((1 - kept) / kept)
+
+
+def _basic_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    positive: TextValue = given["conditioning"]
+    return (GuiderValue(given["model"], positive, TextValue("", positive.clip, is_zero=True), 1.0),)
+
+
+def _cfg_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (GuiderValue(given["model"], given["positive"], given["negative"], given["cfg"]),)
+
+
+def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    guider: GuiderValue = given["guider"]
+    of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
+    sampled = _sampled(
+        {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"]},
+        given["noise"],
+        given["sigmas"],
+        given["latent_image"],
+    )
+    return sampled, sampled
+
+
+def _sampled_by_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not given["add_noise"]:
+        raise NodeUnsupported("add_noise: found false, expected true")
+    named = {**given, "sampler_name": given["sampler"]}
+    sampled = _sampled(named, given["noise_seed"], given["sigmas"], given["latent_image"])
+    return sampled, sampled
+
+
+def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: LatentValue) -> SampledLatent:
+    model, positive, negative = given["model"], given["positive"], given["negative"]
+    if isinstance(start, SampledLatent):
+        raise NodeUnsupported("latent_image: expected empty, encoded or scaled latents, found those of a sampler")
+    if not levels.run_steps and isinstance(start, ScaledLatent):
+        raise NodeUnsupported("denoise: found 0 for the latents of another sampler, expected a number above 0")
+    if not levels.run_steps and isinstance(start, EncodedImage) and start.hides:
+        raise NodeUnsupported("denoise: found 0 for an image without its masked part, expected a number above 0")
+    if isinstance(start, BlankLatent) and 0 < levels.run_steps < levels.steps:
+        raise NodeUnsupported("latent_image: empty latents are denoised completely; expected denoise 1")
+    if levels.sigmas and not isinstance(start, BlankLatent):
+        raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
+    _check_texts(positive, negative, given["cfg"])
+    texts = (("positive", positive.clip), ("negative", negative.clip), *(("region", r.clip) for r in positive.regions))
+    # regions have the same text encoder as a rule: its LoRAs are compared once
+    known, compared = frozenset(model.loras), set[int]()
+    for name, clip in texts:
+        if clip.name not in ("", model.name):
+            raise NodeUnsupported(f"{name}: its text encoder is of {clip.name}, expected that of {model.name}")
+        if id(clip.loras) in compared:
+            continue
+        compared.add(id(clip.loras))
+        if not known.issuperset(clip.loras):
+            raise NodeUnsupported(f"{name}: its text encoder has LoRAs that the model does not have")
+    if given["cfg"] != 1 and positive.clip.loras != negative.clip.loras:
+        raise NodeUnsupported("negative: the LoRAs of its text encoder must be those of positive")
+    cfg = given["cfg"] if positive.guidance is None else positive.guidance
+    return SampledLatent(
+        model=model,
+        positive=positive,
+        negative=negative,
+        seed=seed,
+        steps=levels.steps,
+        run_steps=levels.run_steps,
+        cfg=cfg,
+        sampler=_sampler_value(given["sampler_name"]),
+        schedule=levels.schedule,
+        start=start,
+        node_id=given["node_id"],
+        sigmas=levels.sigmas,
+    )
+
+
+def _sampler_value(chosen: str | SamplerValue) -> SamplerValue:
+    return SamplerValue(chosen) if isinstance(chosen, str) else chosen
+
+
+def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
+    """Raise NodeUnsupported for texts that a request cannot have."""
+    if positive.is_zero or (negative.is_zero and cfg != 1):
+        raise NodeUnsupported("conditioning that is set to zero is only supported as negative with cfg 1")
+    if positive.is_partial or negative.is_partial:
+        raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
+    if negative.regions:
+        raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
+    if positive.controls != negative.controls and negative.controls:
+        raise NodeUnsupported("negative: its ControlNets must be those of positive")
+    for name in ("references", "image_prompts"):
+        if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
+            raise NodeUnsupported(f"negative: its {name} must be those of positive")
+    if positive.guidance is not None and cfg != 1:
+        raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
+
+
+def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["model"], sampling=ModelSampling(given["shift"])),)
+
+
+def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    exponents = given["base_shift"], given["max_shift"]
+    sampling = ModelSampling(exponents=exponents, size=(given["width"], given["height"]))
+    return (replace(given["model"], sampling=sampling),)
+
+
+def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "sampling") -> NodeType:
+    return NodeType(name, category, inputs, outputs, build)
+
+
+SAMPLING_NODES = (
+    *(
+        _row(name, _BLANK, _blank, "LATENT", category="latent")
+        for name in ("EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage")
+    ),
+    _row(
+        "RepeatLatentBatch",
+        (link("samples", "LATENT"), whole("amount", 1, 1, MAX_BATCH)),
+        _repeated,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "SetLatentNoiseMask",
+        (link("samples", "LATENT"), link("mask", "MASK")),
+        _with_noise_mask,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentUpscaleBy",
+        (link("samples", "LATENT"), _UPSCALE, number("scale_by", 1.5, 1.0, 8.0)),
+        _scaled,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentUpscale",
+        (
+            link("samples", "LATENT"),
+            _UPSCALE,
+            whole("width", 512, 0, MAX_SIDE),
+            whole("height", 512, 0, MAX_SIDE),
+            combo("crop", ("disabled", "center")),
+        ),
+        _scaled_to,
+        "LATENT",
+        category="latent",
+    ),
+    _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.01, 100.0)), _shifted, "MODEL"),
+    _row("ModelSamplingAuraFlow", (_MODEL, number("shift", 1.73, 0.01, 100.0)), _shifted, "MODEL"),
+    _row(
+        "ModelSamplingFlux",
+        (_MODEL, number("max_shift", 1.15, 0.0, 100.0), number("base_shift", 0.5, 0.0, 100.0), *_SIZE),
+        _shifted_by_size,
+        "MODEL",
+    ),
+    _row(
+        "KSampler",
+        (_MODEL, whole("seed", 0, 0, MAX_SEED), *_SAMPLING, number("denoise", 1.0, 0.0, 1.0)),
+        _ksampler,
+        "LATENT",
+    ),
+    _row(
+        "KSamplerAdvanced",
+        (
+            _MODEL,
+            combo("add_noise", _ON_OFF),
+            whole("noise_seed", 0, 0, MAX_SEED),
+            *_SAMPLING,
+            whole("start_at_step", 0, 0, 10000),
+            whole("end_at_step", 10000, 0, 10000),
+            combo("return_with_leftover_noise", _ON_OFF),
+        ),
+        _ksampler_advanced,
+        "LATENT",
+    ),
+    _row("RandomNoise", (whole("noise_seed", 0, 0, MAX_SEED),), _seed_of_noise, "NOISE"),
+    _row("KSamplerSelect", (combo("sampler_name", SAMPLER_NAMES),), _sampler_name, "SAMPLER"),
+    _row(
+        "BasicScheduler",
+        (
+            _MODEL,
+            combo("scheduler", SCHEDULE_NAMES),
+            whole("steps", 20, 1, MAX_STEPS),
+            number("denoise", 1.0, 0.0, 1.0),
+        ),
+        _basic_levels,
+        "SIGMAS",
+    ),
+    _row(
+        "SDTurboScheduler",
+        (_MODEL, whole("steps", 1, 1, _TURBO_STEPS), number("denoise", 1.0, 0.0, 1.0)),
+        _turbo_levels,
+        "SIGMAS",
+    ),
+    _row("BasicGuider", (_MODEL, link("conditioning", "CONDITIONING")), _basic_guider, "GUIDER"),
+    _row("CFGGuider", (_MODEL, *_TEXTS, _CFG), _cfg_guider, "GUIDER"),
+    _row(
+        "SamplerCustomAdvanced",
+        (
+            link("noise", "NOISE"),
+            link("guider", "GUIDER"),
+            link("sampler", "SAMPLER"),
+            _SIGMAS,
+            link("latent_image", "LATENT"),
+        ),
+        _sampled_by_guider,
+        "LATENT",
+        "LATENT",
+    ),
+    _row(
+        "SamplerCustom",
+        (
+            _MODEL,
+            NodeInput("add_noise", "BOOLEAN", True),
+            whole("noise_seed", 0, 0, MAX_SEED),
+            _CFG,
+            *_TEXTS,
+            link("sampler", "SAMPLER"),
+            _SIGMAS,
+            link("latent_image", "LATENT"),
+        ),
+        _sampled_by_parts,
+        "LATENT",
+        "LATENT",
+    ),
+)

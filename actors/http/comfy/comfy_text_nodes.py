@@ -1,0 +1,398 @@
+"""ComfyUI nodes of conditioning: texts, their areas and combinations, guidance, references and ControlNets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_node_types import (
+    MAX_SIDE,
+    STYLES,
+    VISION_ENCODERS,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    check_parts,
+    combo,
+    file_stem,
+    link,
+    number,
+    text,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_values import (
+    ControlUse,
+    EncodedImage,
+    ImageFile,
+    ImagePromptUse,
+    MaskFile,
+    RegionUse,
+    TextValue,
+)
+from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
+
+#: texts that one conditioning has one behind another
+_MOST_APPENDED = 100
+_CONDITIONING = link("conditioning", "CONDITIONING")
+_CONTROL_STRENGTH = number("strength", 1.0, 0.0, 10.0)
+_AREA_STRENGTH = number("strength", 1.0, 0.0, MAX_REGION)
+_CONTROLLED = (
+    link("positive", "CONDITIONING"),
+    link("negative", "CONDITIONING"),
+    link("control_net", "CONTROL_NET"),
+)
+#: ComfyUI's names of the modes of a ControlNet with several, and the pool's names of them; others are looked up as they
+#: are
+_UNION_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "auto": "",
+        "openpose": "pose",
+        "depth": "depth",
+        "hed/pidi/scribble/ted": "scribble",
+        "canny/lineart/anime_lineart/mlsd": "canny",
+        "normal": "normal",
+        "segment": "segment",
+        "tile": "tile",
+        "repaint": "repaint",
+    }
+)
+_SHARES_OF_STEPS = (number("start_percent", 0.0, 0.0, 1.0), number("end_percent", 1.0, 0.0, 1.0))
+
+
+def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (TextValue(given["text"], given["clip"]),)
+
+
+def _encoded_for_flux(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (TextValue(_one_text(given, "t5xxl", "clip_l"), given["clip"], given["guidance"]),)
+
+
+def _encoded_for_sd3(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (TextValue(_one_text(given, "t5xxl", "clip_l", "clip_g"), given["clip"]),)
+
+
+def _encoded_for_sdxl(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    for name in ("crop_w", "crop_h"):
+        if given[name]:
+            raise NodeUnsupported(f"{name}: found {given[name]}, expected 0")
+    return (TextValue(_one_text(given, "text_g", "text_l"), given["clip"]),)
+
+
+def _one_text(given: Mapping[str, Any], *names: str) -> str:
+    """Return the text of several encoders. Raises NodeUnsupported if it is not the same."""
+    if len({given[name] for name in names}) > 1:
+        raise NodeUnsupported(f"{', '.join(names)}: expected the same text, which all text encoders read")
+    found: str = given[names[0]]
+    return found
+
+
+def _with_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["conditioning"], guidance=given["guidance"]),)
+
+
+def _set_to_zero(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["conditioning"], is_zero=True),)
+
+
+def _in_area(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    box = tuple(float(given[name]) for name in ("x", "y", "width", "height"))
+    return (_as_region(given["conditioning"], given["strength"], box=box, in_shares=False),)
+
+
+def _in_share(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    box = tuple(float(given[name]) for name in ("x", "y", "width", "height"))
+    return (_as_region(given["conditioning"], given["strength"], box=box),)
+
+
+def _in_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_as_region(given["conditioning"], given["strength"], mask=given["mask"]),)
+
+
+def _as_region(value: TextValue, strength: float, **place: Any) -> TextValue:
+    """Return a text for a part of the image. Raises NodeUnsupported."""
+    if value.regions:
+        raise NodeUnsupported("conditioning: expected a text without an area")
+    return replace(value, text="", regions=(_region(value, strength, **place),), is_partial=True)
+
+
+def _region(value: TextValue, strength: float = 1.0, **place: Any) -> RegionUse:
+    if value.is_zero or value.appended:
+        raise NodeUnsupported("conditioning: expected an encoded text, not one that was set to zero or extended")
+    return RegionUse(value.text, value.clip, strength=strength, **place)
+
+
+def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The prediction of all texts is their mean, by the strengths of their areas; one without an area counts
+    everywhere."""
+    first, second = given["conditioning_1"], given["conditioning_2"]
+    if first.is_partial and not second.is_partial:
+        first, second = second, first
+    for name in ("clip", "controls", "guidance", "references", "image_prompts"):
+        if getattr(first, name) != getattr(second, name):
+            raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
+    if first.is_zero or second.is_zero:
+        raise NodeUnsupported("conditioning that is set to zero cannot be combined with another")
+    whole_image = () if second.is_partial else (_region(second),)
+    # a graph is no tree: a node that is combined with itself has twice the parts, each time
+    check_parts("conditioning", "texts for parts of the image", len(first.regions) + 1 + len(second.regions), MAX_PARTS)
+    return (replace(first, regions=(*first.regions, *whole_image, *second.regions)),)
+
+
+def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    first, second = given["conditioning_to"], given["conditioning_from"]
+    if first.regions or second.regions or first.is_zero or second.is_zero or first.clip != second.clip:
+        raise NodeUnsupported("conditioning_to, conditioning_from: expected texts of the same text encoder")
+    check_parts(
+        "conditioning", "texts one behind another", len(first.appended) + len(second.appended) + 2, _MOST_APPENDED
+    )
+    appended = (*first.appended, second.text, *second.appended)
+    characters = len(first.text) + sum(map(len, appended))
+    check_parts("conditioning", "characters in texts one behind another", characters, MAX_PROMPT_CHARACTERS)
+    return (replace(first, appended=appended),)
+
+
+def _in_part_of_steps(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if (given["start"], given["end"]) != (0.0, 1.0):
+        raise NodeUnsupported(f"start, end: found {given['start']:g} and {given['end']:g}, expected 0 and 1: all steps")
+    return (given["conditioning"],)
+
+
+def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent = given["latent"]
+    if latent is None:
+        return (given["conditioning"],)
+    if not isinstance(latent, EncodedImage) or latent.mask is not None:
+        raise NodeUnsupported("latent: expected the latents of an image, from VAEEncode")
+    return (_referring(given["conditioning"], latent.image),)
+
+
+def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    images = [given.get(name) for name in ("image", "image1", "image2", "image3")]
+    found = [image for image in images if image is not None]
+    if not all(isinstance(image, ImageFile) for image in found):
+        raise NodeUnsupported("image: expected an image of LoadImage")
+    return (_referring(TextValue(given["prompt"], given["clip"]), *found),)
+
+
+def _referring(value: TextValue, *images: ImageFile) -> TextValue:
+    references = (*value.references, *images)
+    if len(references) > MAX_REFERENCES:
+        raise NodeUnsupported(f"found {len(references)} reference images, expected up to {MAX_REFERENCES}")
+    return replace(value, references=references)
+
+
+def _style_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["style_model_name"],)
+
+
+def _vision_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (file_stem(given["clip_name"]),)
+
+
+def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(given["image"], ImageFile):
+        raise NodeUnsupported("image: expected an image of LoadImage")
+    return (given["image"],)
+
+
+def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["strength_type"] != "multiply":
+        raise NodeUnsupported(f"strength_type: found {given['strength_type']}, expected multiply")
+    value: TextValue = given["conditioning"]
+    use = ImagePromptUse(given["style_model"], given["clip_vision_output"], given["strength"])
+    check_parts("conditioning", "image prompts", len(value.image_prompts) + 1, MAX_PARTS)
+    return (replace(value, image_prompts=(*value.image_prompts, use)),)
+
+
+def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_with_control(given["conditioning"], _control_use(given)),)
+
+
+def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    use = _control_use(given, given["start_percent"], given["end_percent"])
+    return _with_control(given["positive"], use), _with_control(given["negative"], use)
+
+
+def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0) -> ControlUse:
+    if not isinstance(given["image"], ImageFile):
+        raise NodeUnsupported("image: expected an image of LoadImage")
+    return ControlUse(given["control_net"], given["image"], given["strength"], start, end)
+
+
+def _with_control(value: TextValue, use: ControlUse) -> TextValue:
+    check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
+    return replace(value, controls=(*value.controls, use))
+
+
+def _with_mode(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["control_net"], mode=_UNION_TYPES.get(given["type"], given["type"])),)
+
+
+def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(given["pixels"], ImageFile) or not isinstance(given["mask"], MaskFile):
+        raise NodeUnsupported("pixels, mask: expected an image of LoadImage, and a mask")
+    return given["positive"], given["negative"], EncodedImage(given["pixels"], given["mask"])
+
+
+def _row(
+    name: str, inputs: tuple[NodeInput, ...], build: Any, outputs: tuple[str, ...] = ("CONDITIONING",)
+) -> NodeType:
+    return NodeType(name, "conditioning", inputs, outputs, build)
+
+
+def _sides(least: float, most: float, share: bool = False) -> tuple[NodeInput, ...]:
+    names = ("width", "height", "x", "y")
+    if share:
+        return tuple(number(name, 1.0 if place < 2 else 0.0, least, most) for place, name in enumerate(names))
+    return tuple(whole(name, 64 if place < 2 else 0, 0, MAX_SIDE) for place, name in enumerate(names))
+
+
+TEXT_NODES = (
+    _row("CLIPTextEncode", (text("text"), link("clip", "CLIP")), _encoded),
+    _row(
+        "CLIPTextEncodeFlux",
+        (link("clip", "CLIP"), text("clip_l"), text("t5xxl"), number("guidance", 3.5, 1.0, 100.0)),
+        _encoded_for_flux,
+    ),
+    _row(
+        "CLIPTextEncodeSD3",
+        (
+            link("clip", "CLIP"),
+            text("clip_l"),
+            text("clip_g"),
+            text("t5xxl"),
+            combo("empty_padding", ("none", "empty_prompt"), is_required=False),
+        ),
+        _encoded_for_sd3,
+    ),
+    _row(
+        "CLIPTextEncodeSDXL",
+        (
+            link("clip", "CLIP"),
+            *(whole(name, 1024, 0, MAX_SIDE) for name in ("width", "height")),
+            *(whole(name, 0, 0, MAX_SIDE) for name in ("crop_w", "crop_h")),
+            *(whole(name, 1024, 0, MAX_SIDE) for name in ("target_width", "target_height")),
+            text("text_g"),
+            text("text_l"),
+        ),
+        _encoded_for_sdxl,
+    ),
+    _row("FluxGuidance", (_CONDITIONING, number("guidance", 3.5, 1.0, 100.0)), _with_guidance),
+    _row("ConditioningZeroOut", (_CONDITIONING,), _set_to_zero),
+    _row(
+        "ConditioningCombine",
+        (link("conditioning_1", "CONDITIONING"), link("conditioning_2", "CONDITIONING")),
+        _combined,
+    ),
+    _row(
+        "ConditioningConcat",
+        (link("conditioning_to", "CONDITIONING"), link("conditioning_from", "CONDITIONING")),
+        _concatenated,
+    ),
+    _row("ConditioningSetArea", (_CONDITIONING, *_sides(0, MAX_SIDE), _AREA_STRENGTH), _in_area),
+    _row("ConditioningSetAreaPercentage", (_CONDITIONING, *_sides(0.0, 1.0, share=True), _AREA_STRENGTH), _in_share),
+    _row(
+        "ConditioningSetMask",
+        (
+            _CONDITIONING,
+            link("mask", "MASK"),
+            _AREA_STRENGTH,
+            combo("set_cond_area", ("default", "mask bounds")),
+        ),
+        _in_mask,
+    ),
+    _row(
+        "ConditioningSetTimestepRange",
+        (_CONDITIONING, number("start", 0.0, 0.0, 1.0), number("end", 1.0, 0.0, 1.0)),
+        _in_part_of_steps,
+    ),
+    _row("ReferenceLatent", (_CONDITIONING, link("latent", "LATENT", is_required=False)), _with_reference),
+    _row(
+        "TextEncodeQwenImageEdit",
+        (
+            link("clip", "CLIP"),
+            text("prompt"),
+            link("vae", "VAE", is_required=False),
+            link("image", "IMAGE", is_required=False),
+        ),
+        _encoded_with_images,
+    ),
+    _row(
+        "TextEncodeQwenImageEditPlus",
+        (
+            link("clip", "CLIP"),
+            text("prompt"),
+            link("vae", "VAE", is_required=False),
+            *(link(name, "IMAGE", is_required=False) for name in ("image1", "image2", "image3")),
+        ),
+        _encoded_with_images,
+    ),
+    _row("CLIPVisionLoader", (text("clip_name", choices=VISION_ENCODERS),), _vision_model, ("CLIP_VISION",)),
+    _row(
+        "CLIPVisionEncode",
+        (
+            link("clip_vision", "CLIP_VISION"),
+            link("image", "IMAGE"),
+            combo("crop", ("center", "none"), is_required=False),
+        ),
+        _seen,
+        ("CLIP_VISION_OUTPUT",),
+    ),
+    _row("StyleModelLoader", (text("style_model_name", choices=STYLES),), _style_model, ("STYLE_MODEL",)),
+    _row(
+        "StyleModelApply",
+        (
+            _CONDITIONING,
+            link("style_model", "STYLE_MODEL"),
+            link("clip_vision_output", "CLIP_VISION_OUTPUT"),
+            number("strength", 1.0, 0.0, 10.0),
+            combo("strength_type", ("multiply", "attn_bias")),
+        ),
+        _with_style,
+    ),
+    _row(
+        "SetUnionControlNetType",
+        (link("control_net", "CONTROL_NET"), text("type", "auto", choices=tuple(_UNION_TYPES))),
+        _with_mode,
+        ("CONTROL_NET",),
+    ),
+    _row(
+        "ControlNetApply",
+        (_CONDITIONING, link("control_net", "CONTROL_NET"), link("image", "IMAGE"), _CONTROL_STRENGTH),
+        _control,
+    ),
+    _row(
+        "ControlNetApplyAdvanced",
+        (
+            *_CONTROLLED,
+            link("image", "IMAGE"),
+            _CONTROL_STRENGTH,
+            *_SHARES_OF_STEPS,
+            link("vae", "VAE", is_required=False),
+        ),
+        _control_of_both,
+        ("CONDITIONING", "CONDITIONING"),
+    ),
+    _row(
+        "ControlNetApplySD3",
+        (*_CONTROLLED, link("vae", "VAE"), link("image", "IMAGE"), _CONTROL_STRENGTH, *_SHARES_OF_STEPS),
+        _control_of_both,
+        ("CONDITIONING", "CONDITIONING"),
+    ),
+    _row(
+        "InpaintModelConditioning",
+        (
+            link("positive", "CONDITIONING"),
+            link("negative", "CONDITIONING"),
+            link("vae", "VAE"),
+            link("pixels", "IMAGE"),
+            link("mask", "MASK"),
+            NodeInput("noise_mask", "BOOLEAN", True, is_required=False),
+        ),
+        _inpaint_conditioning,
+        ("CONDITIONING", "CONDITIONING", "LATENT"),
+    ),
+)

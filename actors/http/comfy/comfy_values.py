@@ -1,0 +1,286 @@
+"""What flows between the nodes of a ComfyUI workflow here: descriptions of work, from which requests follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """A LoRA and its strengths, on the diffusion model and on the text encoders."""
+
+    name: str
+    strength: float
+    text_strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSampling:
+    """Settings of a node for the noise levels of a model: their shift, or, for images of `size`, two exponents of which
+    one is for small images and one for large ones (`pool.values.core.shift_by_size`)."""
+
+    shift: float = 0.0
+    exponents: tuple[float, float] = (0.0, 0.0)
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelValue:
+    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
+
+    name: str
+    loras: tuple[LoraUse, ...] = ()
+    options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    sampling: ModelSampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClipValue:
+    """Text encoders: those of the model `name`, or of separate files ("": those of whichever model uses them).
+
+    last_layer  that is read, from the end: -1 is the last; None as the model was trained
+    padding     the least padding and length of T5's tokens that a node sets
+    """
+
+    name: str
+    loras: tuple[LoraUse, ...] = ()
+    last_layer: int | None = None
+    padding: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VaeValue:
+    """The VAE of the model `name`, or of a separate file ("")."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageScale:
+    """A change of the size of an image; exactly one of `size`, `factor`, `pixels` and `sizes` is set.
+
+    method  of ComfyUI's nodes
+    size    width and height; one of them is 0 if it follows from the other
+    pixels  about as many as the image has afterwards
+    sizes   of which the one is taken whose shape is most like that of the image
+    crops   whether sides that are too long are cut off, so that nothing is stretched
+    """
+
+    method: str
+    size: tuple[int, int] | None = None
+    factor: float | None = None
+    pixels: float | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    crops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePad:
+    """Space around an image, in pixels, and the pixels over which its mask fades inside the image."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    feathering: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCrop:
+    """A part of an image, in pixels from its upper left corner; what is outside of the image is left out."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNegative:
+    """An image with inverted colors."""
+
+
+ImageStep: TypeAlias = ImageScale | ImagePad | ImageCrop | ImageNegative
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An uploaded image, and what is done with it."""
+
+    name: str
+    steps: tuple[ImageStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFile:
+    """A channel of an image as a mask: "A" is inverted, since what is transparent is regenerated. "pad" is no channel:
+    the space around the image, which is its last step."""
+
+    image: ImageFile
+    channel: str
+    inverted: bool = False
+    grown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlNetValue:
+    """A ControlNet of the pool."""
+
+    name: str
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlUse:
+    """A ControlNet as it is applied."""
+
+    net: ControlNetValue
+    image: ImageFile
+    strength: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionUse:
+    """A text for a part of the image: left, top, width and height in pixels or, `in_shares`, in shares of the image's
+    sides, or a mask."""
+
+    text: str
+    clip: ClipValue
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+    in_shares: bool = True
+    mask: MaskFile | None = None
+    strength: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePromptUse:
+    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+
+    model: str
+    image: ImageFile
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextValue:
+    """An encoded text.
+
+    appended    texts that are encoded on their own, and follow it
+    is_zero     stands for conditioning that was set to zero
+    regions     texts for parts of the image besides it
+    is_partial  it has regions only, and no text for the whole image
+    references  images that the model reads together with the text
+    image_prompts  images whose tokens follow those of the text
+    """
+
+    text: str
+    clip: ClipValue
+    guidance: float | None = None
+    controls: tuple[ControlUse, ...] = ()
+    is_zero: bool = False
+    appended: tuple[str, ...] = ()
+    regions: tuple[RegionUse, ...] = ()
+    is_partial: bool = False
+    references: tuple[ImageFile, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerValue:
+    """A sampler, and the settings of a node for its noise; `eta` is None for its default."""
+
+    name: str
+    eta: float | None = None
+    s_noise: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevels:
+    """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
+    (`sigmas`, without the final 0)."""
+
+    schedule: str
+    steps: int
+    run_steps: int
+    sigmas: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuiderValue:
+    """A model with its texts and the scale of the guidance."""
+
+    model: ModelValue
+    positive: TextValue
+    negative: TextValue
+    cfg: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlankLatent:
+    """Empty latents of the size of `width` x `height` pixels."""
+
+    width: int
+    height: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without what is there."""
+
+    image: ImageFile
+    mask: MaskFile | None = None
+    hides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLatent:
+    """The result of a sampler.
+
+    steps      length of its schedule, of which the last `run_steps` are run; with 0, it is its start
+    node_id    of the sampler, for progress
+    sigmas     noise levels instead of a schedule
+    stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
+    """
+
+    model: ModelValue
+    positive: TextValue
+    negative: TextValue
+    seed: int
+    steps: int
+    run_steps: int
+    cfg: float
+    sampler: SamplerValue
+    schedule: str
+    start: LatentValue
+    node_id: str
+    sigmas: tuple[float, ...] = ()
+    stopped_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLatent:
+    """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
+    with an upscaler of the pool or without ("")."""
+
+    latent: SampledLatent
+    scale: float
+    via: Literal["latent", "image"] = "latent"
+    upscaler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
+    None for the factor of the upscaler, which is not known here."""
+
+    latent: SampledLatent
+    scale: float | None = 1.0
+    upscaler: str = ""
+
+
+LatentValue: TypeAlias = BlankLatent | EncodedImage | SampledLatent | ScaledLatent

@@ -1,0 +1,1 @@
+"""What all HTTP interfaces share: access, bodies, images, submissions, problems."""

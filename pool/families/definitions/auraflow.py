@@ -1,0 +1,111 @@
+"""AuraFlow: a flow that reads the texts of T5-XL, on the latents of SDXL. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, maybe, sizes
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
+from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import Padding, fixed_length
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: width of a head, which no tensor tells. Source: the published code
+_HEAD = 256
+
+_LAYOUT = Layout(
+    "AuraFlow",
+    (
+        published(
+            "double_layers.0.attn.w1q.weight",
+            measure=sizes(
+                in_channels=dim("init_x_linear.weight", 1, divide=PATCH),
+                hidden_size=dim("init_x_linear.weight", 0),
+                max_seq=maybe("positional_encoding", 1, 3),
+                cond_seq_dim=dim("cond_seq_linear.weight", 1),
+                n_double_layers=count("double_layers."),
+                n_layers=count("double_layers.", "single_layers."),
+            ),
+        ),
+        diffusers(
+            "joint_transformer_blocks.0.attn.add_k_proj.weight",
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, divide=PATCH),
+                hidden_size=dim("pos_embed.proj.weight", 0),
+                max_seq=maybe("pos_embed.pos_embed", 1, 3),
+                cond_seq_dim=dim("context_embedder.weight", 1),
+                n_double_layers=count("joint_transformer_blocks."),
+                n_layers=count("joint_transformer_blocks.", "single_transformer_blocks."),
+            ),
+        ),
+    ),
+)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.AuraFlowTransformer2DModel`."""
+    measured: dict[str, Any] = dict(found)
+    hidden = measured["hidden_size"]
+    head = min(hidden, _HEAD)
+    return {
+        "in_channels": measured["in_channels"],
+        "out_channels": shapes["proj_out.weight"][0] // PATCH,
+        "num_mmdit_layers": measured["n_double_layers"],
+        "num_single_dit_layers": measured["n_layers"] - measured["n_double_layers"],
+        "attention_head_dim": head,
+        "num_attention_heads": hidden // head,
+        "joint_attention_dim": measured["cond_seq_dim"],
+        "caption_projection_dim": hidden,
+        "pos_embed_max_size": measured["max_seq"],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. States of padding are zeros."""
+    context, mask = kwargs["context"], kwargs.get("context_mask")
+    return sample_of(
+        module(
+            hidden_states=x_BCHW,
+            encoder_hidden_states=context if mask is None else context * mask[..., None],
+            timestep=level_B,
+            return_dict=False,
+        )
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="auraflow",
+        title="AuraFlow",
+        layout=_LAYOUT,
+        when=anything,
+        comfyui="AuraFlow",
+        module="AuraFlowTransformer2DModel",
+        config=config,
+        convert="auraflow",
+        forward=forward,
+        latent="sdxl",
+        texts=(fixed_length("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),),
+        text_set="aura_flow",
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=1.73),
+            Guidance.CLASSIFIER_FREE,
+            cfg=3.5,
+            steps=50,
+            reads=("context",),
+            may_read=("context_mask",),
+            sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
+        ),
+        schedule="normal",
+        dtypes=HALF_FIRST,
+        lora=TRANSFORMER,
+        pipeline="AuraFlowPipeline",
+    ),
+)

@@ -1,0 +1,86 @@
+"""Bria 3.2: Flux without a pooled text and without distilled guidance, on the latents of SDXL. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.definitions.longcat_image import is_longcat
+from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: tokens of a prompt; T5 reads only the real ones
+_TOKENS = 128
+
+
+def is_bria(found: Config) -> bool:
+    """Return whether a model with these sizes is Bria: no pooled text, and not one of the others without one."""
+    return found.get("vec_in_dim") is None and not found.get("yak_mlp") and not is_longcat(found)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.BriaTransformer2DModel`. The positions of its heads have no first coordinate, as in
+    the published configuration."""
+    arguments, head = flux.block_arguments(found, shapes)
+    return arguments | {
+        "pooled_projection_dim": None,
+        "guidance_embeds": found["guidance_embed"],
+        "axes_dims_rope": [0, head // 2, head // 2],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Words have no position."""
+    return flux.call_with_text_positions(
+        module, x_BCHW, level_B * TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="bria",
+        title="Bria 3",
+        layout=FLUX,
+        when=is_bria,
+        comfyui="",
+        module="BriaTransformer2DModel",
+        config=config,
+        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
+        forward=forward,
+        latent="sdxl",
+        texts=(
+            # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
+            Reading(
+                "t5xxl",
+                4096,
+                is_optional=True,
+                least_tokens=_TOKENS,
+                most_tokens=_TOKENS,
+                is_masked=True,
+                padding=Padding.ZEROED,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=1.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=30,
+            reads=("context",),
+            sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
+        ),
+        schedule="normal",
+        dtypes=BFLOAT16_FIRST,
+        lora=TRANSFORMER,
+        pipeline="BriaPipeline",
+        shifts_by_size=False,
+    ),
+)

@@ -1,0 +1,90 @@
+"""CogView 3+: diffusion over timesteps to pure noise, with the texts of T5. Torch-free.
+
+Its tensors have the names and the layout of CogView 4. An empty negative prompt is all zeros, as one that is left out
+in the pipeline; an empty prompt is too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.definitions import cogview4
+from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, unchanged
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts.patches import output_size
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.text_reading import fixed_length
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_TOKENS = 224
+#: factor of the variances of the noise, and the level of pure noise
+_SHIFT, _PURE_NOISE = 4.0, 1e5
+
+
+def is_version_3(found: Config) -> bool:
+    """Return whether a model with these sizes is a CogView 3+."""
+    return cogview4.is_older(found) and found["in_channels"] == cogview4.CHANNELS
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.CogView3PlusTransformer2DModel`."""
+    arguments = cogview4.config(found, shapes)
+    hidden = arguments["attention_head_dim"] * arguments["num_attention_heads"]
+    head = cogview4.OLDER_HEAD
+    return {**arguments, "attention_head_dim": head, "num_attention_heads": hidden // head}
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the velocity."""
+    return cogview4.call(module, x_BCHW, level_B, kwargs["context"], output_size(x_BCHW, kwargs))
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="cogview3_plus",
+        title="CogView 3+",
+        layout=COGVIEW,
+        when=is_version_3,
+        comfyui="",
+        module="CogView3PlusTransformer2DModel",
+        config=config,
+        convert=unchanged("patch_embed.pos_embed"),
+        forward=forward,
+        latent="cogview4",
+        texts=(fixed_length("t5xxl", _TOKENS, is_optional=True),),
+        facts=image_timesteps(
+            Prediction.VELOCITY,
+            NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=50,
+            reads=("context",),
+            may_read=("size",),
+            sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
+        ),
+        schedule="trailing",
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="CogView3PlusPipeline",
+        scheduler=SchedulerFacts(
+            "CogVideoXDDIMScheduler",
+            {
+                "beta_start": 0.00085,
+                "beta_end": 0.012,
+                "beta_schedule": "scaled_linear",
+                "clip_sample": False,
+                "prediction_type": "v_prediction",
+                "timestep_spacing": "trailing",
+                "rescale_betas_zero_snr": True,
+                "snr_shift_scale": _SHIFT,
+            },
+        ),
+    ),
+)

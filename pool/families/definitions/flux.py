@@ -1,0 +1,157 @@
+"""Flux dev and schnell, and the models of Flux that fill masks or follow edges or depth. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import anything
+from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts.arguments import PATCH, rope_axes
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.text_reading import Pooled, Reading, fixed_length
+from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind, ShiftBySize
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: first position coordinate of a reference image; that of the output is 0
+_REFERENCE = 1
+#: input channels of the models that read an image: latent and mask, or the latent of edges or depth
+_FILL_CHANNELS, _CONTROL_CHANNELS = 96, 32
+
+
+def is_guided(found: Config) -> bool:
+    """Return whether a model with these sizes reads a guidance scale, and is none of the relatives without a pooled
+    text."""
+    return bool(found.get("guidance_embed")) and found.get("vec_in_dim") is not None and not found.get("yak_mlp")
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.FluxTransformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    arguments, head = flux.block_arguments(found, shapes)
+    return arguments | {
+        "out_channels": sizes["out_channels"] * PATCH,
+        "pooled_projection_dim": sizes["vec_in_dim"],
+        "guidance_embeds": sizes["guidance_embed"],
+        "axes_dims_rope": rope_axes(head),
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. "image" adds channels to the latent, "reference" rows after its patches."""
+    import torch
+
+    joined = torch.cat((x_BCHW, kwargs["image"]), dim=1) if "image" in kwargs else x_BCHW
+    rows, ids = packed(joined), patch_ids(joined, 2)
+    if "reference" in kwargs:
+        rows = torch.cat((rows, packed(kwargs["reference"])), dim=1)
+        ids = torch.cat((ids, patch_ids(kwargs["reference"], 2, first=_REFERENCE)))
+    context = kwargs["context"]
+    out_BND = sample_of(
+        module(
+            hidden_states=rows,
+            timestep=level_B,
+            guidance=flux.guidance(module, kwargs),
+            pooled_projections=kwargs["pooled"],
+            encoder_hidden_states=context,
+            txt_ids=context.new_zeros(context.shape[1], 3),
+            img_ids=ids,
+            return_dict=False,
+        )
+    )
+    return unpacked(out_BND, *x_BCHW.shape[-2:])
+
+
+_DEV = FamilyDefinition(
+    name="flux_dev",
+    title="Flux dev",
+    layout=FLUX,
+    when=is_guided,
+    comfyui="Flux",
+    module="FluxTransformer2DModel",
+    config=config,
+    convert=LayoutNames("flux", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+    forward=forward,
+    latent="flux",
+    # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
+    texts=(Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
+    text_set="flux",
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+        Guidance.DISTILLED,
+        cfg=3.5,
+        steps=28,
+        reads=("context", "pooled", "guidance"),
+        may_read=("reference",),
+        sources="diffusers' FluxPipeline; black-forest-labs/FLUX.1-dev. ComfyUI has the exponent 1.15 at every size",
+    ),
+    schedule="simple",
+    dtypes=BFLOAT16_FIRST,
+    lora=flux.LORA,
+    controlnets="flux",
+    pipeline="FluxPipeline",
+    pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
+)
+_READS_IMAGE = replace(_DEV.facts, reads=("context", "pooled", "guidance", "image"), may_read=())
+
+FAMILIES = (
+    replace(
+        _DEV,
+        name="flux_fill",
+        controlnets="",
+        title="Flux fill",
+        when=lambda found: is_guided(found) and found["in_channels"] == _FILL_CHANNELS,
+        comfyui="FluxInpaint",
+        facts=replace(
+            _READS_IMAGE,
+            cfg=30.0,
+            steps=50,
+            sources="diffusers' FluxFillPipeline: the image latent with the masked part removed, and 64 channels of "
+            "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
+        ),
+        image_concat=ImageConcat.INPAINT_BY_PIXEL,
+        pipeline="FluxFillPipeline",
+        pipeline_entries={},
+    ),
+    replace(
+        _DEV,
+        name="flux_control",
+        controlnets="",
+        title="Flux control (edges or depth)",
+        when=lambda found: is_guided(found) and found["in_channels"] == _CONTROL_CHANNELS,
+        facts=replace(
+            _READS_IMAGE,
+            sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
+        ),
+        image_concat=ImageConcat.LATENT,
+        pipeline="FluxControlPipeline",
+        pipeline_entries={},
+    ),
+    _DEV,
+    replace(
+        _DEV,
+        name="flux_schnell",
+        title="Flux schnell",
+        when=anything,
+        comfyui="FluxSchnell",
+        facts=replace(
+            _DEV.facts,
+            noise=NoiseFacts(NoiseKind.FLOW),
+            guidance=Guidance.NONE,
+            cfg=1.0,
+            steps=4,
+            reads=("context", "pooled"),
+            may_read=(),
+            sources="black-forest-labs/FLUX.1-schnell, card and scheduler; prompts of 256 tokens",
+        ),
+    ),
+)

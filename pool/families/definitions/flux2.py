@@ -1,0 +1,150 @@
+"""Flux 2: each cell of its latents is a patch, words have positions, and references any number. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.flux_layouts import FLUX_2
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import anything, having
+from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts.arguments import ratio
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import patch_ids, references
+from modelpool.pool.families.parts.text_reading import Reading, fixed_length
+from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize, ShiftBySizeAndSteps
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: distance of the first position coordinates of reference images; that of the output is 0
+_REFERENCE = 10
+_TOKENS = 512
+_TEMPLATE = (
+    "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
+    "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
+)
+#: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
+_SHIFT = ShiftBySizeAndSteps(
+    ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
+    ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
+    (10, 200),
+    4300,
+)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.Flux2Transformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    arguments, head = flux.block_arguments(found, shapes)
+    # the first layer of a gated unit returns gates and values
+    inner, hidden = shapes["transformer_blocks.0.ff.linear_in.weight"][0] // 2, sizes["hidden_size"]
+    return arguments | {
+        "in_channels": sizes["in_channels"],
+        "out_channels": sizes["out_channels"],
+        "timestep_guidance_channels": shapes["time_guidance_embed.timestep_embedder.linear_1.weight"][1],
+        "mlp_ratio": ratio(inner, hidden),
+        "axes_dims_rope": (head // 4,) * 4,
+        "guidance_embeds": sizes["guidance_embed"],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Words have a coordinate of their own."""
+    import torch
+    from torch import nn
+
+    context, cells = kwargs["context"], x_BCHW.shape[-2] * x_BCHW.shape[-1]
+    rows, ids = x_BCHW.flatten(2).transpose(1, 2), patch_ids(x_BCHW, 1)
+    for number, reference in enumerate(references(kwargs), start=1):
+        rows = torch.cat((rows, reference.flatten(2).transpose(1, 2)), dim=1)
+        ids = torch.cat((ids, patch_ids(reference, 1, first=number * _REFERENCE)))
+    words = torch.arange(context.shape[1], device=context.device, dtype=ids.dtype)
+    out_BND = sample_of(
+        module(
+            hidden_states=rows,
+            timestep=level_B,
+            guidance=flux.guidance(module, kwargs),
+            encoder_hidden_states=context,
+            txt_ids=nn.functional.pad(words[:, None], (3, 0)),
+            img_ids=nn.functional.pad(ids, (0, 1)),
+            return_dict=False,
+        )
+    )
+    return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
+
+
+_FLUX_2 = FamilyDefinition(
+    name="flux2",
+    title="Flux 2",
+    layout=FLUX_2,
+    when=anything,
+    comfyui="Flux2",
+    module="Flux2Transformer2DModel",
+    config=config,
+    convert=LayoutNames("flux2", older=scale_of_norm),
+    forward=forward,
+    latent="flux2",
+    texts=(
+        Reading(
+            "mistral3_24b",
+            5120,
+            _TEMPLATE,
+            least_tokens=_TOKENS,
+            most_tokens=_TOKENS,
+            pads_left=True,
+            is_masked=True,
+            layers=(10, 20, 30),
+        ),
+    ),
+    text_set="flux2",
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+        Guidance.DISTILLED,
+        cfg=4.0,
+        steps=50,
+        reads=("context", "guidance"),
+        may_read=("reference",),
+        sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
+    ),
+    schedule="simple",
+    dtypes=BFLOAT16_FIRST,
+    lora=TRANSFORMER,
+    pipeline="Flux2Pipeline",
+    several_references=True,
+)
+
+FAMILIES = (
+    replace(_FLUX_2, name="flux2_dev", title="Flux 2 dev", when=having(hidden_size=6144)),
+    replace(
+        _FLUX_2,
+        name="flux2_klein",
+        title="Flux 2 klein",
+        when=having(guidance_embed=False),
+        # Qwen3 4B or 8B instead of Mistral
+        texts=(
+            fixed_length(
+                "qwen3_4b", _TOKENS, 2560, template=QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
+            ),
+        ),
+        text_set="flux2_klein",
+        facts=replace(
+            _FLUX_2.facts,
+            guidance=Guidance.NONE,
+            cfg=1.0,
+            steps=4,
+            reads=("context",),
+            sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
+            "model needs 50 steps and a classifier-free scale of 4",
+        ),
+        pipeline="Flux2KleinPipeline",
+        pipeline_entries={"is_distilled": True},
+    ),
+    _FLUX_2,
+)

@@ -1,0 +1,217 @@
+"""HunyuanDiT: diffusion over timesteps, with the texts of a BERT and of T5-XL. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
+from modelpool.pool.families.parts.arguments import ratio
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
+from modelpool.pool.families.parts.lora_naming import CHECKPOINT_KEYS, LoraNaming, NameSource, dotted, joined_names
+from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts.patches import output_size, text_mask
+from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: tokens that it reads of its first text encoder; the rest of its padding embeddings is for the second
+TOKENS = 77
+#: original image size that it reads, and cells along a side of its positions
+_PIXELS, _CELLS = 1024, 64
+
+#: the two sources have the same names for different norms, so each has separate prefixes
+_LORA = LoraNaming(
+    (
+        *CHECKPOINT_KEYS,
+        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
+        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
+        *dotted(NameSource.DIFFUSERS, "transformer."),
+        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
+    )
+)
+
+_LAYOUT = Layout(
+    "HunyuanDiT",
+    (
+        published(
+            "mlp_t5.0.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                depth=count("blocks."),
+                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
+                extra_in=dim("extra_embedder.0.weight", 1),
+            ),
+        ),
+        diffusers(
+            "time_extra_emb.pooler.positional_embedding",
+            "pos_embed.proj.weight",
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, 4),
+                hidden_size=dim("pos_embed.proj.weight", 0, 4),
+                depth=count("blocks."),
+                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
+                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
+            ),
+        ),
+    ),
+)
+#: its names in the original and in diffusers
+_NAMES = LayoutTable(
+    outer=(
+        ("text_embedding_padding", "text_embedding_padding"),
+        ("mlp_t5.0.", "text_embedder.linear_1."),
+        ("mlp_t5.2.", "text_embedder.linear_2."),
+        ("x_embedder.proj.", "pos_embed.proj."),
+        ("t_embedder.mlp.0.", "time_extra_emb.timestep_embedder.linear_1."),
+        ("t_embedder.mlp.2.", "time_extra_emb.timestep_embedder.linear_2."),
+        ("pooler.", "time_extra_emb.pooler."),
+        ("style_embedder.", "time_extra_emb.style_embedder."),
+        ("extra_embedder.0.", "time_extra_emb.extra_embedder.linear_1."),
+        ("extra_embedder.2.", "time_extra_emb.extra_embedder.linear_2."),
+        ("final_layer.adaLN_modulation.1.", "norm_out.linear."),
+        ("final_layer.linear.", "proj_out."),
+    ),
+    swapped=("final_layer.adaLN_modulation.1.",),
+    blocks="blocks",
+    block={
+        "norm1": ("norm1.norm",),
+        "default_modulation.1": ("norm1.linear",),
+        # the original numbers the norms in the order of their creation, diffusers in the order of their use
+        "norm2": ("norm3",),
+        "norm3": ("norm2",),
+        "attn1.Wqkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+        "attn1.q_norm": ("attn1.norm_q",),
+        "attn1.k_norm": ("attn1.norm_k",),
+        "attn1.out_proj": ("attn1.to_out.0",),
+        "attn2.q_proj": ("attn2.to_q",),
+        "attn2.kv_proj": ("attn2.to_k", "attn2.to_v"),
+        "attn2.q_norm": ("attn2.norm_q",),
+        "attn2.k_norm": ("attn2.norm_k",),
+        "attn2.out_proj": ("attn2.to_out.0",),
+        "mlp.fc1": ("ff.net.0.proj",),
+        "mlp.fc2": ("ff.net.2",),
+    },
+)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.HunyuanDiT2DModel`."""
+    measured: dict[str, Any] = dict(found)
+    hidden = measured["hidden_size"]
+    return {
+        "num_attention_heads": measured["num_heads"],
+        "attention_head_dim": hidden // measured["num_heads"],
+        "in_channels": measured["in_channels"],
+        "patch_size": shapes["pos_embed.proj.weight"][2],
+        "hidden_size": hidden,
+        "num_layers": measured["depth"],
+        "mlp_ratio": ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
+        "learn_sigma": True,
+        "cross_attention_dim": shapes["text_embedding_padding"][1],
+        "cross_attention_dim_t5": shapes["text_embedder.linear_1.weight"][1],
+        "pooled_projection_dim": shapes["time_extra_emb.pooler.c_proj.weight"][0],
+        "text_len": TOKENS,
+        "text_len_t5": shapes["text_embedding_padding"][0] - TOKENS,
+        "use_style_cond_and_image_meta_size": "time_extra_emb.style_embedder.weight" in shapes,
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the velocity; the predicted variance is dropped."""
+    extra = module_kwargs(module, x_BCHW, kwargs)
+    # it computes in the dtype of the timestep
+    out = sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **extra, return_dict=False))
+    return out[:, : x_BCHW.shape[1]]
+
+
+def module_kwargs(module: nn.Module, x_BCHW: Tensor, kwargs: ModelKwargs) -> dict[str, Any]:
+    """Return the inputs of HunyuanDiT and its ControlNets other than latent and time, by argument name."""
+    import torch
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed
+
+    config = config_of(module)
+    height, width = (side // config.patch_size for side in x_BCHW.shape[-2:])
+    size = output_size(x_BCHW, kwargs)
+    original_size = size.new_full(size.shape, _PIXELS)
+    return {
+        "encoder_hidden_states": kwargs["context"],
+        "text_embedding_mask": text_mask(kwargs, "context"),
+        "encoder_hidden_states_t5": kwargs["context_2"],
+        "text_embedding_mask_t5": text_mask(kwargs, "context_2"),
+        "image_meta_size": torch.cat((original_size, size, torch.zeros_like(size)), dim=1),
+        "style": x_BCHW.new_zeros(x_BCHW.shape[0], dtype=torch.long),
+        "image_rotary_emb": get_2d_rotary_pos_embed(
+            config.attention_head_dim,
+            _middle_of_grid(height, width, _CELLS // config.patch_size),
+            (height, width),
+            device=x_BCHW.device,
+            output_type="pt",
+        ),
+    }
+
+
+def _middle_of_grid(height: int, width: int, side: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the corners of an image of these sides, centred in the smallest square position grid that holds it."""
+    scale = side / max(height, width)
+    rows, columns = round(scale * height), round(scale * width)
+    top, left = round((side - rows) / 2), round((side - columns) / 2)
+    return (top, left), (top + rows, left + columns)
+
+
+_V1_2 = FamilyDefinition(
+    name="hunyuan_dit",
+    title="HunyuanDiT 1.2",
+    layout=_LAYOUT,
+    when=anything,
+    comfyui="HunyuanDiT",
+    module="HunyuanDiT2DModel",
+    config=config,
+    convert=LayoutNames("hunyuan_dit", converter=_NAMES.convert),
+    forward=forward,
+    latent="sdxl",
+    texts=(
+        fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
+        fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+    ),
+    text_set="hunyuan_dit",
+    facts=image_timesteps(
+        Prediction.VELOCITY,
+        NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
+        Guidance.CLASSIFIER_FREE,
+        cfg=5.0,
+        steps=50,
+        reads=("context", "context_mask", "context_2", "context_2_mask"),
+        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
+    ),
+    schedule="normal",
+    dtypes=HALF_FIRST,
+    controlnets="hunyuan_dit",
+    lora=_LORA,
+    pipeline="HunyuanDiTPipeline",
+    pipeline_entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+)
+
+FAMILIES = (
+    replace(
+        _V1_2,
+        name="hunyuan_dit_1",
+        title="HunyuanDiT 1.0 or 1.1",
+        when=having(extra_in=3968),
+        comfyui="HunyuanDiT1",
+        facts=replace(
+            _V1_2.facts,
+            noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
+            may_read=("size",),
+            sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
+        ),
+    ),
+    _V1_2,
+)

@@ -1,0 +1,95 @@
+"""The refiner of Hunyuan Image 2.1: the image to refine, with noise, is concatenated with the latent. Torch-free.
+
+Its autoencoder is that of HunyuanVideo 1.5, two of whose cells are one of its latents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.definitions import hunyuan_image
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.video_facts import joined
+from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: in special tokens of another language model, which Qwen reads as text: the states of as many first tokens are dropped
+#: wherever the prompt begins. Source: diffusers' HunyuanImageRefinerPipeline
+_TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the image by detailing the color, shape, size, texture, "
+    "quantity, text, spatial relationships of the objects and background:<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+)
+_BEFORE = 36
+#: tokens of a prompt
+_TOKENS = 256
+#: share of a head that is rotated by the frame
+_FRAME_SHARE = 8
+
+(_IMAGE,) = hunyuan_image.FAMILIES
+
+
+def is_refiner(found: Config) -> bool:
+    """Return whether a model with these sizes refines images."""
+    is_plain = found["vec_in_dim"] is None and found["vision_in_dim"] is None
+    return is_plain and found["patch_size"] == hunyuan_image.REFINER_PATCH
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.HunyuanImageTransformer2DModel`."""
+    arguments = hunyuan_image.config(found, shapes)
+    head = arguments["attention_head_dim"]
+    frame = head // _FRAME_SHARE
+    return {**arguments, "rope_axes_dim": (frame, (head - frame) // 2, (head - frame) // 2)}
+
+
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. An image is one frame."""
+    frame = x.unsqueeze(2) if x.dim() == 4 else x
+    both = joined(frame, {"image": kwargs["image"].reshape(frame.shape)})
+    return hunyuan_image.forward(module, both, level_B, kwargs).reshape(x.shape)
+
+
+FAMILIES = (
+    replace(
+        _IMAGE,
+        name="hunyuan_image_21_refiner",
+        title="Hunyuan Image 2.1 refiner",
+        when=is_refiner,
+        comfyui="HunyuanImage21Refiner",
+        config=config,
+        forward=forward,
+        latent="hunyuan_image_refiner",
+        texts=(
+            replace(
+                hunyuan.qwen_reading(_TEMPLATE, _BEFORE), least_tokens=_TOKENS + _BEFORE, most_tokens=_TOKENS + _BEFORE
+            ),
+        ),
+        text_set="hunyuan_image_refiner",
+        optional_encoders=frozenset(),
+        image_concat=ImageConcat.NOISED_LATENT,
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=4.0),
+            Guidance.DISTILLED,
+            cfg=3.25,
+            steps=4,
+            width=2048,
+            height=2048,
+            side_multiple=32,
+            reads=("context", "image", "guidance"),
+            may_read=("context_mask",),
+            sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
+        ),
+        dtypes=NO_FLOAT16,
+        pipeline="HunyuanImageRefinerPipeline",
+        pipeline_entries={"guider": NOTHING},
+        guiders={},
+    ),
+)

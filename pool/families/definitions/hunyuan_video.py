@@ -1,0 +1,186 @@
+"""HunyuanVideo: text-to-video, image-to-video by an image in its text and latents, and SkyReels. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import Condition, anything
+from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
+from modelpool.pool.families.parts.video_facts import joined, video_flow
+from modelpool.pool.values.core.sampling_facts import (
+    FirstFrameMode,
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    VisionEncoderUse,
+)
+from modelpool.pool.values.specs.spec import Role
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_ASPECTS = (
+    "1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
+    "4. background environment, light, style and atmosphere."
+    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
+)
+_TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
+    f"{_ASPECTS}"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+)
+#: tokens of that template before the prompt, including the begin token
+_BEFORE = 95
+#: the same, with an image
+_I2V_TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the following aspects "
+    "according to the reference image: "
+    f"{_ASPECTS}\n\n"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+_I2V_BEFORE = 103
+_TOKENS = 256
+_CLIP = Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False)
+#: ComfyUI does not pad
+_LLAMA = fixed_length(
+    "llama3_8b", _TOKENS + _BEFORE, template=_TEMPLATE, dropped_tokens=_BEFORE, is_masked=True, mask=MaskMode.REAL,
+    layers_left_out=2, final_norm=False,
+)  # fmt: skip
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments of `diffusers.HunyuanVideoTransformer3DModel`, for text-to-video and concatenated images."""
+    sizes: dict[str, Any] = dict(found)
+    images = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
+    return {
+        **hunyuan.block_arguments(found, shapes),
+        "num_single_layers": sizes["depth_single_blocks"],
+        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
+        "pooled_projection_dim": sizes["vec_in_dim"],
+        **images,
+    }
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Latents of an image, and their mask ("image"), are concatenated along channels."""
+    guidance = kwargs.get("guidance")
+    return sample_of(
+        module(
+            hidden_states=joined(x_BCTHW, kwargs),
+            timestep=level_B * TIMESTEPS,
+            encoder_hidden_states=kwargs["context"],
+            encoder_attention_mask=text_mask(kwargs, "context").to(kwargs["context"].dtype),
+            pooled_projections=kwargs["pooled"],
+            # 16 bits cannot represent the exact number
+            guidance=None if guidance is None else guidance.float() * TIMESTEPS,
+            return_dict=False,
+        )
+    )
+
+
+def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean, as `forward`. The model reads a guidance scale, which its pipeline sets to 1."""
+    import torch
+
+    return forward(module, x_BCTHW, level_B, {"guidance": torch.ones_like(level_B), **kwargs})
+
+
+def _reading(channels: int) -> Condition:
+    """Return the condition for a model that reads `channels` channels and pooled texts, which the newer models of this
+    layout lack."""
+    return lambda found: found.get("in_channels") == channels and found.get("vec_in_dim") is not None
+
+
+_T2V = FamilyDefinition(
+    name="hunyuan_video",
+    title="Hunyuan Video",
+    layout=HUNYUAN_VIDEO,
+    when=anything,
+    comfyui="HunyuanVideo",
+    module="HunyuanVideoTransformer3DModel",
+    config=config,
+    convert=LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
+    forward=forward,
+    latent="hunyuan_video",
+    texts=(_CLIP, _LLAMA),
+    text_set="hunyuan_video",
+    # the pipeline has another order than its readings
+    text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    facts=video_flow(
+        NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        Guidance.DISTILLED,
+        cfg=6.0,
+        steps=50,
+        width=1280,
+        height=720,
+        frames=129,
+        frame_rate=24.0,
+        reads=("context", "pooled", "guidance"),
+        may_read=("context_mask",),
+        sources="diffusers' HunyuanVideoPipeline",
+    ),
+    schedule="simple",
+    dtypes=BFLOAT16_FIRST,
+    lora=hunyuan.HUNYUAN_LORA,
+    pipeline="HunyuanVideoPipeline",
+)
+_I2V = replace(
+    _T2V,
+    name="hunyuan_video_i2v",
+    title="Hunyuan Video image-to-video",
+    when=_reading(33),
+    comfyui="HunyuanVideoI2V",
+    texts=(
+        _CLIP,
+        # every second image state is passed to the model
+        replace(
+            _LLAMA, template=_I2V_TEMPLATE, dropped_tokens=_I2V_BEFORE, least_tokens=_TOKENS + _I2V_BEFORE,
+            most_tokens=_TOKENS + _I2V_BEFORE, image_token="<image>", images_every=2, last_head="<|end_header_id|>",
+        ),
+    ),
+    text_set="hunyuan_video_i2v",
+    facts=replace(
+        _T2V.facts,
+        guidance=Guidance.CLASSIFIER_FREE,
+        cfg=1.0,
+        frames=125,
+        reads=("context", "pooled", "image"),
+        begins=FirstFrameMode.LEADING_CELL,
+        vision_use=VisionEncoderUse.WORDS,
+        sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
+        "concatenated: latents of the image, and their mask",
+    ),
+    pipeline="HunyuanVideoImageToVideoPipeline",
+)  # fmt: skip
+_SKYREELS = replace(
+    _T2V,
+    name="skyreels_i2v",
+    title="SkyReels image-to-video",
+    when=_reading(32),
+    comfyui="HunyuanVideoSkyreelsI2V",
+    facts=replace(
+        _T2V.facts,
+        guidance=Guidance.CLASSIFIER_FREE,
+        width=960,
+        height=544,
+        frames=97,
+        reads=("context", "pooled", "image"),
+        begins=FirstFrameMode.FIRST_CELL,
+        sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
+    ),
+    forward=skyreels_forward,
+    pipeline="HunyuanSkyreelsImageToVideoPipeline",
+)
+
+FAMILIES = (_SKYREELS, _I2V, _T2V)

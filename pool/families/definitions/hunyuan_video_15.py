@@ -1,0 +1,136 @@
+"""HunyuanVideo 1.5, with or without a first frame, and its super-resolution. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import having
+from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.text_reading import Cleaning
+from modelpool.pool.families.parts.video_facts import video_flow
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: the spaces are part of the published template
+_TEMPLATE = (
+    "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the following aspects:"
+    "         1. The main content and theme of the video."
+    "         2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "         3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
+    "         4. background environment, light, style and atmosphere."
+    "         5. camera angles, movements, and transitions used in the video.<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+#: tokens of the template before the prompt
+_BEFORE = 108
+#: image tokens, also without an image. Source: HunyuanVideo15Pipeline
+_IMAGE_TOKENS = 729
+#: width of the image states, which only these models of the layout read
+_VISION_WIDTH = 1152
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.HunyuanVideo15Transformer3DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    return {
+        **hunyuan.block_arguments(found, shapes),
+        "text_embed_2_dim": shapes["context_embedder_2.norm.weight"][0],
+        "image_embed_dim": sizes["vision_in_dim"],
+        "use_meanflow": "time_embed.timestep_embedder_r.linear_1.weight" in shapes,
+    }
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Latents and mask of an image ("image") and its states ("image_context") are zeros without
+    one."""
+    import torch
+
+    context = kwargs["context"]
+    arguments = config_of(module)
+    more = arguments.in_channels - x_BCTHW.shape[1]
+    image = kwargs.get("image", x_BCTHW.new_zeros(1, 1, 1, 1, 1).expand(x_BCTHW.shape[0], more, *x_BCTHW.shape[2:]))
+    none = context.new_zeros(context.shape[0], _IMAGE_TOKENS, arguments.image_embed_dim)
+    return sample_of(
+        module(
+            hidden_states=torch.cat((x_BCTHW, image), dim=1),
+            timestep=level_B * TIMESTEPS,
+            encoder_hidden_states=context,
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            encoder_hidden_states_2=kwargs["context_2"],
+            encoder_attention_mask_2=text_mask(kwargs, "context_2"),
+            image_embeds=kwargs.get("image_context", none),
+            return_dict=False,
+        )
+    )
+
+
+_VIDEO = FamilyDefinition(
+    name="hunyuan_video_15",
+    title="Hunyuan Video 1.5",
+    layout=HUNYUAN_VIDEO,
+    when=having(vision_in_dim=_VISION_WIDTH),
+    comfyui="HunyuanVideo15",
+    module="HunyuanVideo15Transformer3DModel",
+    config=config,
+    convert=LayoutNames(
+        "hunyuan_video_15",
+        like="hunyuan_video",
+        prefixes=(
+            *hunyuan.SECOND_TEXT,
+            ("time_text_embed.", "time_embed."),
+            ("vision_in.proj.0.", "image_embedder.norm_in."),
+            ("vision_in.proj.1.", "image_embedder.linear_1."),
+            ("vision_in.proj.3.", "image_embedder.linear_2."),
+            ("vision_in.proj.4.", "image_embedder.norm_out."),
+            ("cond_type_embedding.", "cond_type_embed."),
+        ),
+    ),
+    forward=forward,
+    latent="hunyuan_video_15",
+    texts=(
+        hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
+        hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+    ),
+    text_set="hunyuan_video_15",
+    optional_encoders=frozenset({"byt5_small_glyph"}),
+    facts=video_flow(
+        NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        Guidance.CLASSIFIER_FREE,
+        cfg=6.0,
+        steps=50,
+        width=848,
+        height=480,
+        frames=121,
+        frame_rate=24.0,
+        reads=("context", "context_2"),
+        may_read=("context_mask", "context_2_mask", "image", "image_context"),
+        sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
+    ),
+    schedule="simple",
+    dtypes=BFLOAT16_FIRST,
+    lora=hunyuan.HUNYUAN_LORA,
+    pipeline="HunyuanVideo15Pipeline",
+    guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")},
+)
+#: requests have no input for the video that it enlarges
+_SUPER_RESOLUTION = replace(
+    _VIDEO,
+    name="hunyuan_video_15_sr",
+    title="Hunyuan Video 1.5 super-resolution",
+    when=having(vision_in_dim=_VISION_WIDTH, in_channels=98),
+    comfyui="HunyuanVideo15_SR_Distilled",
+    facts=replace(_VIDEO.facts, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0), reads=("context", "context_2", "image")),
+    pipeline="",
+)
+
+FAMILIES = (_SUPER_RESOLUTION, _VIDEO)

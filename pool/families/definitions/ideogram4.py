@@ -1,0 +1,184 @@
+"""Ideogram 4: one stream of words and patches of Flux 2's autoencoder, guided by a second model that reads no text.
+Torch-free.
+
+The two models have equal names and sizes. The second is part of the module under the name `UNCONDITIONAL`: folders have
+it in a folder of its own, and a model of separate files names it. A file of the first alone is guided by the negative
+prompt like other models. Words are states of thirteen layers of Qwen 3 VL; the model reads the numbers of one place in
+all layers next to each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
+from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameSource, dotted
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import patch_ids
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftByRoot
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: name of the second model in the module
+UNCONDITIONAL = "unconditional"
+#: layers of the text encoder whose states are read, the last one without the norm after it
+_LAYERS = (1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 36)
+_TOKENS = 2048
+#: first position of patches in each coordinate, beyond those of words
+_FIRST_PATCH = 65536
+#: patches of an image of 512 x 512 pixels, for which the levels are not shifted
+_UNSHIFTED = 1024
+
+_measure = sizes(
+    in_channels=dim("input_proj.weight", 1),
+    hidden_size=dim("input_proj.weight", 0),
+    depth=count("layers."),
+    has_unconditional=has(f"{UNCONDITIONAL}.input_proj.weight"),
+)
+LAYOUT = Layout(
+    "Ideogram 4",
+    (
+        published("embed_image_indicator.weight", "layers.0.attention.qkv.weight", measure=_measure),
+        diffusers("embed_image_indicator.weight", "layers.0.attention.to_q.weight", measure=_measure),
+    ),
+)
+
+_QKV = re.compile(r"(?P<block>.*\.attention\.)qkv(?P<end>\..*)")
+_OUT = re.compile(r"(?P<block>.*\.attention\.)o(?P<end>\..*)")
+
+
+def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's parameters, of both models."""
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if joined := _QKV.fullmatch(key):
+            for name, part in zip(("to_q", "to_k", "to_v"), tensor.chunk(3), strict=True):
+                converted[f"{joined['block']}{name}{joined['end']}"] = part
+        else:
+            converted[_OUT.sub(r"\g<block>to_out.0\g<end>", key)] = tensor
+    return converted
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.Ideogram4Transformer2DModel`, and whether there is a second model."""
+    measured: dict[str, Any] = dict(found)
+    head = shapes["layers.0.attention.norm_q.weight"][0]
+    return {
+        "in_channels": measured["in_channels"],
+        "num_layers": measured["depth"],
+        "attention_head_dim": head,
+        "num_attention_heads": measured["hidden_size"] // head,
+        "intermediate_size": shapes["layers.0.feed_forward.w1.weight"][0],
+        "adaln_dim": shapes["adaln_proj.weight"][0],
+        "llm_features_dim": shapes["llm_cond_proj.weight"][1],
+        # 24, 20 and 20 of 256, as published
+        "mrope_section": (head * 3 // 32, head * 5 // 64, head * 5 // 64),
+        "has_unconditional": measured["has_unconditional"],
+    }
+
+
+def as_rows(x_BCHW: Tensor) -> Tensor:
+    """Return the patches of a latent as rows, [B,N,C]. Its channels are those of the VAE, each with the four cells of a
+    patch; a row has the channels of the first cell, then those of the next."""
+    rows: Tensor = x_BCHW.unflatten(1, (-1, PATCH)).transpose(1, 2).flatten(1, 2).flatten(2).transpose(1, 2)
+    return rows
+
+
+def as_latent(rows_BNC: Tensor, height: int, width: int) -> Tensor:
+    """Return the latent of `height` times `width` patches: the inverse of `as_rows`."""
+    cells = rows_BNC.transpose(1, 2).unflatten(1, (PATCH, -1)).transpose(1, 2).flatten(1, 2)
+    latent: Tensor = cells.unflatten(2, (height, width))
+    return latent
+
+
+def as_words(context_BLD: Tensor) -> Tensor:
+    """Return states of all layers one after the other as the model reads them: layer after layer for each number."""
+    words: Tensor = context_BLD.unflatten(-1, (len(_LAYERS), -1)).transpose(-1, -2).flatten(-2)
+    return words
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Words come first and have one position in all coordinates."""
+    import torch
+
+    context = None if UNCONDITIONAL in kwargs else as_words(kwargs["context"])
+    positions_BS3 = (patch_ids(x_BCHW, 1).long() + _FIRST_PATCH).expand(len(x_BCHW), -1, 3)
+    segments_BS = None
+    if context is not None:
+        words_L = torch.arange(context.shape[1], device=x_BCHW.device)
+        words_BL3 = words_L[None, :, None].expand(len(x_BCHW), -1, 3)
+        positions_BS3 = torch.cat((words_BL3, positions_BS3), dim=1)
+        if "context_mask" in kwargs:
+            patches = positions_BS3.shape[1] - context.shape[1]
+            segments_BS = torch.nn.functional.pad(kwargs["context_mask"].long(), (0, patches), value=1)
+    rows_BNC = sample_of(
+        module(
+            hidden_states=as_rows(x_BCHW),
+            # rounded as the scheduler of the pipeline does: the embedding depends on the last bits of the time
+            timestep=1.0 - level_B * TIMESTEPS / TIMESTEPS,
+            encoder_hidden_states=context,
+            position_ids=positions_BS3,
+            segment_ids=segments_BS,
+            return_dict=False,
+        )
+    )
+    return -as_latent(rows_BNC, *x_BCHW.shape[-2:])
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="ideogram4",
+        title="Ideogram 4",
+        layout=LAYOUT,
+        when=anything,
+        comfyui="Ideogram4",
+        module="Ideogram4Transformer2DModel",
+        config=config,
+        convert=LayoutNames("ideogram4", converter=convert),
+        forward=forward,
+        latent="ideogram4",
+        texts=(
+            Reading(
+                "qwen3vl_8b",
+                4096,
+                QWEN3_CHAT,
+                most_tokens=_TOKENS,
+                is_masked=True,
+                layers=_LAYERS,
+                padding=Padding.DROPPED,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
+            Guidance.CLASSIFIER_FREE,
+            cfg=7.0,
+            last_cfg=3.0,
+            steps=48,
+            width=2048,
+            height=2048,
+            reads=("context",),
+            may_read=("context_mask",),
+            sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "
+            "the original code for 20 and 12 steps have 2 and 1 of these",
+        ),
+        schedule="logit_normal",
+        dtypes=NO_FLOAT16,
+        lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
+        pipeline="Ideogram4Pipeline",
+        pipeline_entries={"prompt_enhancer_head": NOTHING},
+        scheduler_entries={"shift": 1.0},
+        shifts_by_size=False,
+        own_levels=True,
+        unconditional=UNCONDITIONAL,
+    ),
+)

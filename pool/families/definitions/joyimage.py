@@ -1,0 +1,156 @@
+"""JoyImage: two streams of words and patches, in Wan's latents, with the last states of Qwen 3 VL 8B. Torch-free.
+
+Makes images of texts, and edits an image, which its text encoder sees and which has the size of the output: its latent
+is a second frame.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
+from modelpool.pool.families.parts.arguments import rope_axes
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision, VisionPart
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
+from modelpool.pool.families.parts.lora_naming import GENERIC
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN, Padding, Reading
+from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ReferenceMode
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: both namings are equal
+LAYOUT = Layout(
+    "JoyImage",
+    (
+        published(
+            "double_blocks.0.attn.img_attn_qkv.weight",
+            "condition_embedder.time_embedder.linear_1.weight",
+            "img_in.weight",
+            measure=sizes(
+                in_channels=dim("img_in.weight", 1, 5),
+                hidden_size=dim("img_in.weight", 0, 5),
+                num_layers=count("double_blocks."),
+                context_dim=dim("condition_embedder.text_embedder.linear_1.weight", 1),
+            ),
+        ),
+    ),
+)
+#: with a backslash and an n, as in training
+_TEMPLATE = (
+    "<|im_start|>system\n \\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+_IMAGE_TEMPLATE = _TEMPLATE.replace("{}", f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>{{}}")
+#: first tokens whose states are dropped, and the others that are read
+_BEFORE, _TOKENS = 34, 2048
+#: base of the rotations, of the published configuration; the default of the class is another one
+_THETA = 10000
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.JoyImageEditTransformer3DModel`."""
+    measured: dict[str, Any] = dict(found)
+    hidden, patch = measured["hidden_size"], list(shapes["img_in.weight"][2:])
+    head = shapes["double_blocks.0.attn.img_attn_q_norm.weight"][0]
+    return {
+        "patch_size": patch,
+        "in_channels": measured["in_channels"],
+        "out_channels": shapes["proj_out.weight"][0] // math.prod(patch),
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // head,
+        "text_dim": measured["context_dim"],
+        "mlp_width_ratio": shapes["double_blocks.0.img_mlp.net.0.proj.weight"][0] / hidden,
+        "num_layers": measured["num_layers"],
+        "rope_dim_list": list(rope_axes(head)),
+        "theta": _THETA,
+    }
+
+
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. The module has no mask: texts of different lengths run one after the other. A latent of
+    one frame is accepted as an image."""
+    import torch
+
+    mask, context, reference = kwargs.get("context_mask"), kwargs["context"], kwargs.get("reference")
+    items = [x] if reference is None else [reference, x]
+    # [B, items, C, T, H, W]: the one to denoise is the last
+    items_BN = torch.stack([item if item.dim() == 5 else item.unsqueeze(2) for item in items], dim=1)
+    if mask is None:
+        return _predict(module, items_BN, level_B, context).reshape(x.shape)
+    rows = [
+        _predict(module, items_BN[row:][:1], level_B[row:][:1], context[row:][:1, : int(mask[row].sum())])
+        for row in range(len(x))
+    ]
+    return torch.cat(rows).reshape(x.shape)
+
+
+def _predict(module: nn.Module, items_BN: Tensor, level_B: Tensor, context_BLD: Tensor) -> Tensor:
+    """Return the prediction for texts of one length."""
+    out_BN = sample_of(
+        module(
+            hidden_states=items_BN,
+            timestep=level_B * TIMESTEPS,
+            encoder_hidden_states=context_BLD,
+            return_dict=False,
+        )
+    )
+    return out_BN[:, -1]
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="joyimage",
+        title="JoyImage",
+        layout=LAYOUT,
+        when=anything,
+        comfyui="JoyImage",
+        module="JoyImageEditTransformer3DModel",
+        config=config,
+        convert=unchanged(),
+        forward=forward,
+        latent="wan21",
+        texts=(
+            Reading(
+                "qwen3vl_8b",
+                4096,
+                _TEMPLATE,
+                dropped_tokens=_BEFORE,
+                most_tokens=_TOKENS + _BEFORE,
+                is_masked=True,
+                padding=Padding.DROPPED,
+                final_norm=False,
+                image_template=_IMAGE_TEMPLATE,
+            ),
+        ),
+        text_vision=TextVision(
+            {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
+            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+            part=VisionPart.QWEN_3,
+        ),
+        reference_covers=True,
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=1.5),
+            Guidance.CLASSIFIER_FREE,
+            cfg=4.0,
+            steps=40,
+            side_multiple=32,
+            patch_side=16,
+            reads=("context",),
+            may_read=("context_mask", "reference"),
+            sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
+            "images of about a million pixels; the shift of SGLang",
+        ),
+        # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+        schedule="normal",
+        cfg_rescale=CfgRescale.CELLS,
+        dtypes=NO_FLOAT16,
+        # diffusers has the names of the original code
+        lora=GENERIC,
+        pipeline="JoyImageEditPipeline",
+        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+    ),
+)

@@ -1,0 +1,131 @@
+"""Kandinsky 5 for text-to-video: the architecture of its image model, over frames, with room for a given frame that is
+left empty. Torch-free.
+
+Models of longer videos were trained with sparse attention ("nabla"), which is a selection of the attention that this
+project computes: all of it. Source: diffusers' Kandinsky5T2VPipeline and kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.definitions import kandinsky5_image
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.patches import one_length_at_a_time
+from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.families.parts.video_facts import video_flow
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Kandinsky 6 has almost the same
+TEMPLATE = "\n".join(
+    (
+        "<|im_start|>system\nYou are a prompt engineer. Describe the video in detail.",
+        "Describe how the camera moves or shakes, describe the zoom and view angle, whether it follows the objects.",
+        "Describe the location of the video, main characters or objects and their action.",
+        "Describe the dynamism of the video and presented actions.",
+        "Name the visual style of the video: whether it is a professional footage, user generated content, some kind "
+        "of animation, video game or scren content.",
+        "Describe the visual effects, postprocessing and transitions if they are presented in the video.",
+        "Pay attention to the order of key actions shown in the scene.<|im_end|>",
+        "<|im_start|>user\n{}<|im_end|>",
+    )
+)
+#: tokens of the template before the prompt
+_BEFORE = 128
+_TOKENS = 512
+#: pixels of a cell
+_CELL = 8
+#: sides in pixels between which a video is of the smaller training size, and the scale of positions of each size.
+#: Source: `_get_scale_factor` of the pipeline
+_SMALL_SIDES = (480, 854)
+_SMALL_SCALE, _LARGE_SCALE = (1.0, 2.0, 2.0), (1.0, 3.16, 3.16)
+#: timestep of sigma 1
+_TIMESTEPS = 1000
+
+(_IMAGE,) = kandinsky5_image.FAMILIES
+
+
+def is_for_video(found: Config) -> bool:
+    """Return whether a model with these sizes makes videos."""
+    return not kandinsky5_image.is_for_images(found)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments of `diffusers.Kandinsky5Transformer3DModel`: models that read a given frame and its mask
+    have twice the channels, and one more."""
+    arguments = kandinsky5_image.config(found, shapes)
+    channels, read = arguments["out_visual_dim"], arguments["in_visual_dim"]
+    return {**arguments, "in_visual_dim": channels, "visual_cond": read == 2 * channels + 1}
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. The model has no mask: texts of different lengths run one after the other."""
+    return one_length_at_a_time(_forward_one_length, module, x_BCTHW, level_B, kwargs)
+
+
+def _forward_one_length(
+    module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, context_BLD: Tensor, pooled_BV: Tensor
+) -> Tensor:
+    import torch
+
+    x_BTHWC = x_BCTHW.movedim(1, -1)
+    _, frames, rows, columns, channels = x_BTHWC.shape
+    if config_of(module).visual_cond:  # no frame is given
+        empty = x_BTHWC.new_zeros((*x_BTHWC.shape[:-1], channels + 1))
+        x_BTHWC = torch.cat((x_BTHWC, empty), dim=-1)
+    is_small = all(_SMALL_SIDES[0] <= side * _CELL <= _SMALL_SIDES[1] for side in (rows, columns))
+    out_BTHWC = sample_of(
+        (
+            module(
+                hidden_states=x_BTHWC,
+                encoder_hidden_states=context_BLD,
+                timestep=level_B * _TIMESTEPS,
+                pooled_projections=pooled_BV,
+                visual_rope_pos=[torch.arange(n, device=x_BCTHW.device) for n in (frames, rows // 2, columns // 2)],
+                text_rope_pos=torch.arange(context_BLD.shape[1], device=x_BCTHW.device),
+                scale_factor=_SMALL_SCALE if is_small else _LARGE_SCALE,
+                return_dict=False,
+            ),
+        )
+    )
+    return out_BTHWC.movedim(-1, 1)
+
+
+def _reading(image: Reading) -> Reading:
+    """Return how the language model is read: as for images, with another template."""
+    return replace(image, template=TEMPLATE, dropped_tokens=_BEFORE, most_tokens=_TOKENS + _BEFORE)
+
+
+FAMILIES = (
+    replace(
+        _IMAGE,
+        name="kandinsky5_video",
+        title="Kandinsky 5 video",
+        when=is_for_video,
+        comfyui="Kandinsky5",
+        config=config,
+        forward=forward,
+        latent="hunyuan_video",
+        texts=(_IMAGE.texts[0], _reading(_IMAGE.texts[1])),
+        text_set="kandinsky5",
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=10.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=50,
+            width=768,
+            height=512,
+            frames=121,
+            frame_rate=24.0,
+            reads=("context", "pooled"),
+            may_read=("context_mask",),
+            sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
+        ),
+        pipeline="Kandinsky5T2VPipeline",
+    ),
+)

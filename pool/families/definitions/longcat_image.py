@@ -1,0 +1,97 @@
+"""LongCat-Image: Flux without a pooled text, whose text encoder is Qwen 2.5 VL. Torch-free.
+
+Prompts are not rewritten by the text encoder, as the pipeline of diffusers does unless `enable_prompt_rewrite` is off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import having
+from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts.arguments import rope_axes
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ShiftBySize
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: channels of its latents; Bria, which otherwise looks the same, has 4, and reads T5
+_CHANNELS, _T5_WIDTH = 16, 4096
+#: the template without its end, which no state of the prompt depends on
+_TEMPLATE = (
+    "<|im_start|>system\nAs an image captioning expert, generate a descriptive text prompt based on an image content, "
+    "suitable for input to a text-to-image model.<|im_end|>\n<|im_start|>user\n{}"
+)
+#: tokens of the template before the prompt
+_BEFORE = 36
+#: tokens of a prompt, padding included; the positions of patches begin there
+_TOKENS = 512
+
+
+def is_longcat(found: Config) -> bool:
+    """Return whether a model with these sizes, which has Flux's layout, is LongCat-Image."""
+    is_alike = having(vec_in_dim=None, yak_mlp=False, in_channels=_CHANNELS)
+    return is_alike(found) and found["context_in_dim"] != _T5_WIDTH
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.LongCatImageTransformer2DModel`."""
+    arguments, head = flux.block_arguments(found, shapes)
+    return arguments | {"axes_dims_rope": rope_axes(head)}
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Words have the positions of a diagonal, which the rows and columns of patches continue."""
+    start = (1, _TOKENS, _TOKENS)
+    return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids, start)
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="longcat_image",
+        title="LongCat-Image",
+        layout=FLUX,
+        when=is_longcat,
+        comfyui="LongCatImage",
+        module="LongCatImageTransformer2DModel",
+        config=config,
+        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
+        forward=forward,
+        latent="flux",
+        texts=(
+            Reading(
+                "qwen25_7b",
+                3584,
+                _TEMPLATE,
+                dropped_tokens=_BEFORE,
+                least_tokens=_TOKENS + _BEFORE,
+                most_tokens=_TOKENS + _BEFORE,
+                is_masked=True,
+                spells_quotes=True,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+            Guidance.CLASSIFIER_FREE,
+            cfg=4.5,
+            steps=50,
+            reads=("context",),
+            sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
+        ),
+        schedule="simple",
+        cfg_rescale=CfgRescale.PATCHES_DOWN,
+        dtypes=BFLOAT16_FIRST,
+        lora=TRANSFORMER,
+        pipeline="LongCatImagePipeline",
+        missing={
+            "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
+        },
+    ),
+)

@@ -1,0 +1,180 @@
+"""LTX-2: videos with their audio track, sampled together; each cell of the frames and each position of the audio is a
+token. Torch-free.
+
+A part that is published with the model joins the states of all layers of Gemma 3, once for the frames and once for the
+audio: the model reads both, one behind the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.families.definitions.ltxv import CELL, video_config
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import having
+from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
+from modelpool.pool.families.parts.definition import NO_FLOAT16, Connector, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.text_join import TextJoin
+from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
+from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
+from modelpool.pool.files.formats import folder_header
+from modelpool.pool.values.core.sampling_facts import (
+    FirstFrameMode,
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    ShiftBySize,
+    SoundFacts,
+)
+from modelpool.pool.values.specs.spec import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+#: the part that joins the states of the text encoder, as the name of a text encoder
+CONNECTORS = "ltx2_connectors"
+#: its folders, and those of what decodes audio
+CONNECTORS_FOLDER, AUDIO_FOLDERS = folder_header.CONNECTORS, (folder_header.AUDIO_VAE, folder_header.VOCODER)
+#: four spectra of 16,000 / 160 per second are one position. Source: diffusers' LTX2Pipeline, also for the guidance
+SOUND = SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
+_TOKENS = 1024
+#: beginnings of names, and modules of blocks, in the original and in diffusers
+_OUTER = (
+    ("patchify_proj.", "proj_in."),
+    ("audio_patchify_proj.", "audio_proj_in."),
+    ("adaln_single.", "time_embed."),
+    ("audio_adaln_single.", "audio_time_embed."),
+    ("av_ca_video_scale_shift_adaln_single.", "av_cross_attn_video_scale_shift."),
+    ("av_ca_audio_scale_shift_adaln_single.", "av_cross_attn_audio_scale_shift."),
+    ("av_ca_a2v_gate_adaln_single.", "av_cross_attn_video_a2v_gate."),
+    ("av_ca_v2a_gate_adaln_single.", "av_cross_attn_audio_v2a_gate."),
+)
+_INNER = (
+    (".scale_shift_table_a2v_ca_video", ".video_a2v_cross_attn_scale_shift_table"),
+    (".scale_shift_table_a2v_ca_audio", ".audio_a2v_cross_attn_scale_shift_table"),
+    (".q_norm.", ".norm_q."),
+    (".k_norm.", ".norm_k."),
+)
+
+
+def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's parameters from tensors under the published names."""
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        name = next((new + key.removeprefix(old) for old, new in _OUTER if key.startswith(old)), key)
+        for old, new in _INNER:
+            name = name.replace(old, new)
+        converted[name] = tensor
+    return converted
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Those of positions are the published ones."""
+    return {
+        **video_config(found, shapes),
+        "audio_in_channels": shapes["audio_proj_in.weight"][1],
+        "audio_out_channels": shapes["audio_proj_out.weight"][0],
+        "audio_num_attention_heads": LTX_HEADS,
+        "audio_attention_head_dim": shapes["audio_proj_in.weight"][0] // LTX_HEADS,
+        "audio_cross_attention_dim": shapes["transformer_blocks.0.audio_attn2.to_k.weight"][1],
+        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+        "rope_type": "split",
+    }
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. Kept frames of an
+    image have no noise."""
+    rate = frame_rate(kwargs)
+    _, channels, total, height, width = x_BCTHW.shape
+    cells = cells_of_frames(SOUND, total, channels * height * width, CELL[0], rate)
+    track = SoundTrack(SOUND, cells, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
+    video_BCTHW, sound_BLA = track.parted(x_BCTHW)
+    kept = {name: kwargs[name][:, :, :cells] for name in ("image", "image_mask") if name in kwargs}
+    timestep_B = level_B * TIMESTEPS
+    timestep = timestep_B
+    if "image_mask" in kept:
+        timestep = timestep_B.unsqueeze(-1) * (1 - kept["image_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
+    context, sound_context = kwargs["context"].chunk(2, dim=-1)
+    video_BNC, audio_BLA = module(
+        hidden_states=with_image(video_BCTHW, kept).flatten(2).transpose(1, 2),
+        audio_hidden_states=sound_BLA,
+        encoder_hidden_states=context,
+        audio_encoder_hidden_states=sound_context,
+        timestep=timestep,
+        audio_timestep=timestep_B,
+        # frames and audio read each other at the noise level of the other, as in the pipelines
+        sigma=timestep_B,
+        use_cross_timestep=True,
+        num_frames=cells,
+        height=height,
+        width=width,
+        fps=rate,
+        audio_num_frames=track.length,
+        return_dict=False,
+    )
+    predicted = video_BNC.transpose(1, 2).unflatten(2, (cells, height, width))
+    predicted = towards_image(predicted, video_BCTHW, level_B, kept)
+    return joined(predicted, audio_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="ltx2",
+        title="LTX-2",
+        layout=LTX,
+        when=having(audio=True, gated=False),
+        comfyui="LTXAV",
+        module="LTX2VideoTransformer3DModel",
+        config=config,
+        convert=convert,
+        forward=forward,
+        latent="ltxv",
+        texts=(
+            fixed_length(
+                "gemma3_12b",
+                _TOKENS,
+                3840,
+                cleaning=Cleaning.STRIPPED,
+                pads_left=True,
+                is_masked=True,
+                mask=MaskMode.REAL,
+                every_layer=True,
+                first_state=True,
+            ),
+            fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
+        ),
+        text_join=TextJoin(lambda read: {"context": read[-1].context_LD}),
+        connector=Connector(
+            "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
+        ),
+        text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: CONNECTORS_FOLDER},
+        sound_prefixes=tuple(f"{folder}." for folder in AUDIO_FOLDERS),
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+            Guidance.CLASSIFIER_FREE,
+            cfg=3.0,
+            steps=30,
+            width=768,
+            height=512,
+            frames=121,
+            side_multiple=32,
+            frame_multiple=8,
+            frame_rate=24.0,
+            reads=("context", "frame_rate"),
+            may_read=("image", "image_mask"),
+            begins=FirstFrameMode.KEPT,
+            sound=SOUND,
+            sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
+        ),
+        schedule="simple",
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="LTX2Pipeline",
+    ),
+)

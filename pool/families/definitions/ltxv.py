@@ -1,0 +1,153 @@
+"""LTX-Video: each cell is a patch, whose time position depends on the frame rate. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import having
+from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
+from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
+from modelpool.pool.values.core.sampling_facts import (
+    FirstFrameMode,
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    ShiftBySize,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: blocks of the first LTX-Video; all models with more count frames as since 0.9.5. Source: the metadata of
+#: Lightricks/LTX-Video's files
+FIRST_BLOCKS = 28
+#: entry of the configuration with the position rule of frames
+CAUSAL = "causal_temporal_positioning"
+#: metadata entry with the configuration in the files, and the part that is used
+_METADATA = ("config", "transformer")
+#: frames, height and width of a latent cell. Source: LTXPipeline
+CELL = (8, 32, 32)
+
+
+def video_config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments that LTX-Video and LTX-2 share: the sizes of what reads the video."""
+    sizes: dict[str, Any] = dict(found)
+    return {
+        "in_channels": sizes["in_channels"],
+        "out_channels": shapes["proj_out.weight"][0],
+        "num_attention_heads": LTX_HEADS,
+        "attention_head_dim": sizes["hidden_size"] // LTX_HEADS,
+        "cross_attention_dim": sizes["cross_attention_dim"],
+        "num_layers": sizes["num_layers"],
+    }
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.LTXVideoTransformer3DModel`, for all versions of LTX-Video."""
+    sizes: dict[str, Any] = dict(found)
+    return {
+        **video_config(found, shapes),
+        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+        "attention_bias": "transformer_blocks.0.attn1.to_q.bias" in shapes,
+        CAUSAL: sizes["num_layers"] > FIRST_BLOCKS,
+    }
+
+
+def metadata_configuration(metadata: Mapping[str, str]) -> Arguments:
+    """Return the facts in the metadata of an LTX-Video file that shapes do not tell, for `plan_diffusion_model`'s
+    `config`.
+
+    Empty for metadata without them, or in another form.
+    """
+    entry, part = _METADATA
+    try:
+        configuration = json.loads(metadata.get(entry, "{}"))
+    except ValueError:
+        return {}
+    found = configuration.get(part) if isinstance(configuration, dict) else None
+    value = found.get(CAUSAL) if isinstance(found, dict) else None
+    return {CAUSAL: value} if isinstance(value, bool) else {}
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Kept frames of an image have no noise."""
+    _, _, frames, height, width = x_BCTHW.shape
+    causal = config_of(module).get(CAUSAL, False)
+    timestep = level_B * TIMESTEPS
+    if "image_mask" in kwargs:
+        timestep = timestep.unsqueeze(-1) * (1 - kwargs["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
+    out_BNC = sample_of(
+        module(
+            hidden_states=with_image(x_BCTHW, kwargs).flatten(2).transpose(1, 2),
+            encoder_hidden_states=kwargs["context"],
+            timestep=timestep,
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            num_frames=frames,
+            height=height,
+            width=width,
+            rope_interpolation_scale=(CELL[0] / frame_rate(kwargs), *CELL[1:]),
+            video_coords=_places(x_BCTHW, frame_rate(kwargs)) if causal else None,
+            return_dict=False,
+        )
+    )
+    return towards_image(out_BNC.transpose(1, 2).unflatten(2, (frames, height, width)), x_BCTHW, level_B, kwargs)
+
+
+def _places(x_BCTHW: Tensor, rate: float) -> Tensor:
+    """Return the start of each cell, [B,3,N], in seconds and pixels; the first time cell is a single frame."""
+    import torch
+
+    batch, _, frames, height, width = x_BCTHW.shape
+    axes = [torch.arange(size, device=x_BCTHW.device) for size in (frames, height, width)]
+    in_time, down, across = torch.meshgrid(*axes, indexing="ij")
+    frame = (in_time * CELL[0] + 1 - CELL[0]).clamp(min=0)
+    places = torch.stack((frame.float() * (1.0 / rate), (down * CELL[1]).float(), (across * CELL[2]).float()))
+    return places.reshape(1, len(CELL), -1).expand(batch, -1, -1)
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="ltxv",
+        title="LTX-Video",
+        layout=LTX,
+        when=having(audio=False),
+        comfyui="LTXV",
+        module="LTXVideoTransformer3DModel",
+        config=config,
+        convert="ltxv",
+        forward=forward,
+        latent="ltxv",
+        # padding is visible to T5, not to the model
+        texts=(fixed_length("t5xxl", 128, mask=MaskMode.REAL),),
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+            Guidance.CLASSIFIER_FREE,
+            cfg=3.0,
+            steps=50,
+            width=704,
+            height=512,
+            frames=161,
+            side_multiple=32,
+            frame_multiple=8,
+            frame_rate=25.0,
+            reads=("context", "frame_rate"),
+            may_read=("context_mask", "image", "image_mask"),
+            begins=FirstFrameMode.KEPT,
+            sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 "
+            "as shift",
+        ),
+        schedule="simple",
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="LTXPipeline",
+        config_pipelines={CAUSAL: "LTXConditionPipeline"},
+    ),
+)

@@ -1,0 +1,113 @@
+"""Lumina 2: a flow guided by a negative prompt, in patches of the model itself. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
+from modelpool.pool.families.detection.layouts.signature import anything
+from modelpool.pool.families.parts.arguments import ratio
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.text_reading import MaskMode, Reading
+from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_TEMPLATE = (
+    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
+    "on textual prompts or user prompts. <Prompt Start> {}"
+)
+_TOKENS = 256
+#: queries, keys and values, which are one tensor
+_QUERIES = re.compile(r"\.attention\.qkv\.weight$")
+
+
+def _cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
+    """Queries have the width of the model; keys and values share the other rows."""
+    rows, hidden = shapes[key][0], width_of(shapes, "x_embedder.weight")
+    return hidden, (hidden + rows) // 2, rows
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.Lumina2Transformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    hidden = sizes["dim"]
+    return {
+        "in_channels": sizes["in_channels"],
+        "hidden_size": hidden,
+        "num_layers": sizes["n_layers"],
+        "num_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
+        "num_attention_heads": sizes["n_heads"],
+        "num_kv_heads": sizes["n_kv_heads"],
+        "multiple_of": 1,
+        "ffn_dim_multiplier": ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
+        "axes_dim_rope": (hidden // sizes["n_heads"] // 3,) * 3,
+        "cap_feat_dim": sizes["cap_feat_dim"],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Time and output of the module run from noise to image."""
+    return -sample_of(
+        module(
+            hidden_states=x_BCHW,
+            timestep=1 - level_B,
+            encoder_hidden_states=kwargs["context"],
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            return_dict=False,
+        )
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="lumina2",
+        title="Lumina 2",
+        layout=LUMINA_2,
+        when=anything,
+        comfyui="Lumina2",
+        module="Lumina2Transformer2DModel",
+        config=config,
+        convert=LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
+        forward=forward,
+        latent="flux",
+        texts=(
+            # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
+            Reading(
+                "gemma2_2b",
+                2304,
+                _TEMPLATE,
+                "{}",
+                least_tokens=_TOKENS,
+                most_tokens=_TOKENS,
+                is_masked=True,
+                mask=MaskMode.REAL,
+                layers_left_out=1,
+                final_norm=False,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=4.0,
+            steps=30,
+            reads=("context",),
+            may_read=("context_mask",),
+            sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
+            "Alpha-VLLM/Lumina-Image-2.0",
+        ),
+        schedule="simple",
+        cfg_rescale=CfgRescale.ROWS,
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="Lumina2Pipeline",
+    ),
+)

@@ -1,0 +1,187 @@
+"""Mochi: time runs from noise to clean, with noise levels of its own. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
+from modelpool.pool.families.parts.video_facts import video_flow
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LAYOUT = Layout(
+    "Mochi",
+    (
+        published(
+            "t5_yproj.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                patch_size=dim("x_embedder.proj.weight", 2, 4),
+                hidden_size_x=dim("x_embedder.proj.weight", 0, 4),
+                hidden_size_y=dim("t5_yproj.weight", 0),
+                t5_feat_dim=dim("t5_yproj.weight", 1),
+                depth=count("blocks."),
+                num_heads=maybe("pos_frequencies", 1, 3),
+                qk_norm=has("blocks.0.attn.q_norm_x.weight"),
+                qkv_bias=has("blocks.0.attn.qkv_x.bias"),
+                out_bias=has("blocks.0.attn.proj_x.bias"),
+            ),
+        ),
+        diffusers(
+            "time_embed.caption_proj.weight",
+            "pos_frequencies",
+            measure=sizes(
+                in_channels=dim("patch_embed.proj.weight", 1, 4),
+                patch_size=dim("patch_embed.proj.weight", 2, 4),
+                hidden_size_x=dim("patch_embed.proj.weight", 0, 4),
+                hidden_size_y=dim("time_embed.caption_proj.weight", 0),
+                t5_feat_dim=dim("time_embed.caption_proj.weight", 1),
+                depth=count("transformer_blocks."),
+                num_heads=maybe("pos_frequencies", 1, 3),
+                qk_norm=has("transformer_blocks.0.attn1.norm_q.weight"),
+            ),
+        ),
+    ),
+)
+
+_OUTER = (
+    ("pos_frequencies", "pos_frequencies"),
+    ("x_embedder.proj.", "patch_embed.proj."),
+    ("t_embedder.mlp.0.", "time_embed.timestep_embedder.linear_1."),
+    ("t_embedder.mlp.2.", "time_embed.timestep_embedder.linear_2."),
+    ("t5_y_embedder.", "time_embed.pooler."),
+    ("t5_yproj.", "time_embed.caption_proj."),
+    ("final_layer.mod.", "norm_out.linear."),
+    ("final_layer.linear.", "proj_out."),
+)
+#: a block's modules and their new names; several names split the tensor into equal parts
+_BLOCK: dict[str, tuple[str, ...]] = {
+    "mod_x": ("norm1.linear",),
+    "mod_y": ("norm1_context.linear",),
+    "attn.qkv_x": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+    "attn.qkv_y": ("attn1.add_q_proj", "attn1.add_k_proj", "attn1.add_v_proj"),
+    "attn.q_norm_x": ("attn1.norm_q",),
+    "attn.k_norm_x": ("attn1.norm_k",),
+    "attn.q_norm_y": ("attn1.norm_added_q",),
+    "attn.k_norm_y": ("attn1.norm_added_k",),
+    "attn.proj_x": ("attn1.to_out.0",),
+    "attn.proj_y": ("attn1.to_add_out",),
+    "mlp_x.w1": ("ff.net.0.proj",),
+    "mlp_x.w2": ("ff.net.2",),
+    "mlp_y.w1": ("ff_context.net.0.proj",),
+    "mlp_y.w2": ("ff_context.net.2",),
+}
+#: modules whose halves are swapped: gate and value, shift and scale
+_SWAPPED = ("mlp_x.w1", "mlp_y.w1", "final_layer.mod")
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.MochiTransformer3DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    _, heads, half_head = shapes["pos_frequencies"]
+    return {
+        "patch_size": sizes["patch_size"],
+        "in_channels": sizes["in_channels"],
+        "out_channels": shapes["proj_out.weight"][0] // sizes["patch_size"] ** 2,
+        "num_attention_heads": heads,
+        "attention_head_dim": 2 * half_head,
+        "num_layers": sizes["depth"],
+        "pooled_projection_dim": sizes["hidden_size_y"],
+        "qk_norm": "rms_norm" if sizes["qk_norm"] else None,
+        "text_embed_dim": sizes["t5_feat_dim"],
+        "time_embed_dim": shapes["time_embed.timestep_embedder.linear_1.weight"][1],
+    }
+
+
+def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's parameters. diffusers' converter handles exactly 48 blocks.
+
+    Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of the module. Raises
+    UnknownArchitecture for tensors without a block.
+    """
+    blocks = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key)) is not None]
+    if not blocks:
+        raise UnknownArchitecture(f"Mochi: found {len(tensors)} tensors, expected some of 'blocks.0'")
+    last = max(blocks)
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        found = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", key)
+        if found is None:
+            for theirs, ours in _OUTER:
+                if key.startswith(theirs):
+                    converted[ours + key.removeprefix(theirs)] = _swapped(key, tensor)
+            continue
+        number, module, end = int(found[1]), found[2], found[3]
+        names = _BLOCK.get(module, ())
+        if module == "mod_y" and number == last:  # the text path ends here, with a different norm
+            names = ("norm1_context.linear_1",)
+        parts = tensor.chunk(len(names)) if len(names) > 1 else (_swapped(module, tensor),)
+        for name, part in zip(names, parts, strict=True) if names else ():
+            converted[f"transformer_blocks.{number}.{name}.{end}"] = part
+    return converted
+
+
+def _swapped(key: str, tensor: Tensor) -> Tensor:
+    import torch
+
+    return torch.cat(tensor.chunk(2)[::-1]) if key.startswith(_SWAPPED) else tensor
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean; the module predicts clean - noise."""
+    return -sample_of(
+        module(
+            hidden_states=x_BCTHW,
+            encoder_hidden_states=kwargs["context"],
+            timestep=(1 - level_B) * TIMESTEPS,
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            return_dict=False,
+        )
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="mochi",
+        title="Mochi",
+        layout=LAYOUT,
+        when=anything,
+        comfyui="GenmoMochi",
+        module="MochiTransformer3DModel",
+        config=config,
+        convert=convert,
+        forward=forward,
+        latent="mochi",
+        texts=(fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=4.5,
+            steps=64,
+            width=848,
+            height=480,
+            frames=163,
+            frame_multiple=6,
+            frame_rate=30.0,
+            reads=("context",),
+            may_read=("context_mask",),
+            sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
+        ),
+        schedule="linear_quadratic",
+        dtypes=NO_FLOAT16,
+        lora=TRANSFORMER,
+        pipeline="MochiPipeline",
+        pipeline_entries={"force_zeros_for_empty_prompt": False},
+        scheduler_entries={"shift": 1.0, "invert_sigmas": True},
+    ),
+)

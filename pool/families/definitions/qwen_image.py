@@ -1,0 +1,138 @@
+"""Qwen-Image, and its editing models, whose text encoder sees the reference images. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import anything
+from modelpool.pool.families.parts.arguments import PATCH, rope_axes
+from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
+from modelpool.pool.families.parts.lora_naming import GENERIC
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.patches import packed, references, unpacked
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.families.parts.text_templates import QWEN_IMAGE as TEMPLATE
+from modelpool.pool.families.parts.text_templates import QWEN_IMAGE_BEFORE
+from modelpool.pool.values.core.sampling_facts import (
+    CfgRescale,
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    ReferenceMode,
+    ShiftBySize,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
+_NUMBERED_KEY = "__index_timestep_zero__"
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.QwenImageTransformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    head = sizes["hidden_size"] // sizes["num_attention_heads"]
+    return {
+        "in_channels": sizes["in_channels"],
+        "out_channels": sizes["out_channels"] // PATCH,
+        "num_layers": sizes["num_layers"],
+        "attention_head_dim": head,
+        "num_attention_heads": sizes["num_attention_heads"],
+        "joint_attention_dim": sizes["context_dim"],
+        "axes_dims_rope": rope_axes(head),
+        # the reference image is marked as clean
+        "zero_cond_t": bool(sizes["clean_reference"]),
+        "use_additional_t_cond": bool(sizes["layered"]),
+        "use_layer3d_rope": bool(sizes["layered"]),
+    }
+
+
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Layers are frames of a video, the complete image first. A latent of one frame is accepted
+    as an image."""
+    import torch
+
+    config = config_of(module)
+    frames = list(x.unbind(2)) if x.dim() == 5 else [x]
+    rows = torch.cat([packed(frame) for frame in frames], dim=1)
+    cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
+    for given in references(kwargs):
+        reference = given.squeeze(2) if given.dim() == 5 else given
+        rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
+    if config.use_layer3d_rope and "reference" not in kwargs:
+        raise KeyError("reference")  # its position table treats the last image as the one to split
+    out_BND = sample_of(
+        module(
+            hidden_states=rows,
+            timestep=level_B,
+            encoder_hidden_states=kwargs["context"],
+            encoder_hidden_states_mask=kwargs.get("context_mask"),
+            img_shapes=[shapes] * x.shape[0],
+            # whether the image has no transparency, which the pipeline never sets
+            additional_t_cond=x.new_zeros(x.shape[0], dtype=torch.long) if config.use_additional_t_cond else None,
+            return_dict=False,
+        )
+    )
+    parts = out_BND[:, :cells].chunk(len(frames), dim=1)
+    return torch.stack([unpacked(part, *x.shape[-2:]) for part in parts], dim=2).reshape(x.shape)
+
+
+def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
+    return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
+
+
+_QWEN_IMAGE = FamilyDefinition(
+    name="qwen_image",
+    title="Qwen-Image",
+    layout=QWEN_IMAGE,
+    when=anything,
+    comfyui="QwenImage",
+    module="QwenImageTransformer2DModel",
+    config=config,
+    convert=unchanged(_NUMBERED_KEY),
+    forward=forward,
+    latent="wan21",
+    texts=(
+        Reading(
+            "qwen25_7b",
+            3584,
+            TEMPLATE,
+            dropped_tokens=QWEN_IMAGE_BEFORE,
+            most_tokens=512 + QWEN_IMAGE_BEFORE,
+            is_masked=True,
+            padding=Padding.DROPPED,
+        ),
+    ),
+    text_set="qwen_image",
+    text_vision=TextVision(
+        {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+        {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
+        _NUMBERED_KEY,
+    ),
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+        Guidance.CLASSIFIER_FREE,
+        cfg=4.0,
+        steps=50,
+        width=1328,
+        height=1328,
+        reads=("context",),
+        may_read=("context_mask", "reference"),
+        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
+        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+    ),
+    schedule="simple",
+    cfg_rescale=CfgRescale.PATCHES,
+    dtypes=NO_FLOAT16,
+    controlnets="qwen_image",
+    vae_class="AutoencoderKLQwenImage",
+    # diffusers has the names of the original code
+    lora=GENERIC,
+    pipeline="QwenImagePipeline",
+)
+
+FAMILIES = (_QWEN_IMAGE,)

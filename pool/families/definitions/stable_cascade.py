@@ -1,0 +1,385 @@
+"""Stable Cascade: two models generate an image. Torch-free to import.
+
+Each is published as a checkpoint or a diffusers folder: stage C (prior) generates a small latent from a text, stage B
+(decoder) an image latent from that, which the VAE ("stage A") decodes. Stage C has a text encoder and no VAE, stage B a
+VAE and no text encoder: it reads the pooled text of stage C. Further parts of their files are not run: an image encoder
+and a previewer in place of stage C's VAE, and copies of stage C's text encoders with stage B.
+
+Facts that shapes do not tell are constants, with their source. Legend: B batch, C channels, H W cells of a latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import Condition, having
+from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
+from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.lora_naming import (
+    GENERIC,
+    BaseNames,
+    LoraNaming,
+    NameRule,
+    NameSource,
+    Ranges,
+    as_attention_processor,
+    dotted,
+    joined_names,
+)
+from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
+from modelpool.pool.families.parts.text_reading import Pooled, Reading
+from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
+from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
+from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
+from modelpool.pool.values.core.sampling_facts import (
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+)
+from modelpool.pool.values.specs.spec import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+#: cells of a patch of stage B; stage C reads cells. Source: the config.json of stabilityai/stable-cascade
+STAGE_B_PATCH = 2
+#: kinds of blocks, by a tensor that only that kind has
+_BLOCKS = (
+    ("depthwise.weight", "SDCascadeResBlock"),
+    ("mapper.weight", "SDCascadeTimestepBlock"),
+    ("kv_mapper.1.weight", "SDCascadeAttnBlock"),
+)
+#: optional further time conditions of a block, and their tensors
+_TIME_CONDITIONS = ("sca", "crp")
+#: parts of the published tensor, and the parameters that they become
+_THIRDS = ("to_q", "to_k", "to_v")
+_RENAMED = (
+    (".attention.attn.out_proj.", ".attention.to_out.0."),
+    (".attention.attn.to_", ".attention.to_"),
+)
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments of `diffusers.StableCascadeUNet`, of either stage."""
+    sizes: dict[str, Any] = dict(found)
+    widths: tuple[int, ...] = sizes["c_hidden"]
+    is_c = sizes["stable_cascade_stage"] == "c"
+    patch = 1 if is_c else STAGE_B_PATCH
+    pooled_rows, pooled_width = shapes["clip_txt_pooled_mapper.weight"]
+    kv = shapes[_first(shapes, ".kv_mapper.1.weight")]
+    time = _first(shapes, ".mapper.weight").removesuffix("mapper.weight")
+    down, up = sizes["blocks"]
+    return {
+        "in_channels": shapes["embedding.1.weight"][1] // patch**2,
+        "out_channels": shapes["clf.1.weight"][0] // patch**2,
+        "patch_size": patch,
+        "timestep_ratio_embedding_dim": shapes[f"{time}mapper.weight"][1],
+        "timestep_conditioning_type": tuple(c for c in _TIME_CONDITIONS if f"{time}mapper_{c}.weight" in shapes),
+        "conditioning_dim": kv[1],
+        "clip_seq": pooled_rows // kv[1],
+        "block_out_channels": widths,
+        # -1 for a level without attention
+        "num_attention_heads": tuple(heads if heads < 0 else max(1, heads) for heads in sizes["nhead"]),
+        "down_num_layers_per_block": down,
+        "up_num_layers_per_block": up,
+        "down_blocks_repeat_mappers": sizes["block_repeat"][0],
+        "up_blocks_repeat_mappers": sizes["block_repeat"][1],
+        "block_types_per_layer": tuple(_layer(shapes, level, down[level]) for level in range(len(widths))),
+        "clip_text_in_channels": shapes["clip_txt_mapper.weight"][1] if is_c else None,
+        "clip_text_pooled_in_channels": pooled_width,
+        "clip_image_in_channels": shapes["clip_img_mapper.weight"][1] if is_c else None,
+        "effnet_in_channels": _width(shapes, "effnet_mapper.0.weight"),
+        "pixel_mapper_in_channels": _width(shapes, "pixels_mapper.0.weight"),
+        "kernel_size": shapes["down_blocks.0.0.depthwise.weight"][-1],
+        "dropout": 0.1,
+        # one convolution per level change, or convolutions with, in no published model, an additional fold
+        "switch_level": (False,) * (len(widths) - 1) if "down_downscalers.1.1.blocks.0.weight" in shapes else None,
+    }
+
+
+def _first(shapes: Shapes, end: str) -> str:
+    """Return the first key with this ending. Raises UnknownArchitecture if there is none."""
+    found = next((key for key in shapes if key.endswith(end)), None)
+    if found is None:
+        raise UnknownArchitecture(f"recognised as a stage of Stable Cascade, but without any tensor *{end}")
+    return found
+
+
+def _width(shapes: Shapes, key: str) -> int | None:
+    return shapes[key][1] if key in shapes else None
+
+
+def _layer(shapes: Shapes, level: int, layers: int) -> tuple[str, ...]:
+    """Return the kinds of blocks in each layer of `level`."""
+    kinds = {
+        int(key.split(".")[2]): kind
+        for key in shapes
+        for end, kind in _BLOCKS
+        if key.startswith(f"down_blocks.{level}.") and key.split(".", 3)[3] == end
+    }
+    return tuple(kinds[block] for block in sorted(kinds)[: len(kinds) // layers])
+
+
+def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the tensors of either stage, with queries, keys and values in one tensor as published, or separate as
+    other programs write them."""
+    converted: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        stem, found, end = key.partition("attn.in_proj_")
+        if found:
+            thirds = zip(_THIRDS, tensor.chunk(len(_THIRDS)), strict=True)
+            converted |= {f"{stem}{name}.{end}": third for name, third in thirds}
+            continue
+        name = "clip_txt_pooled_mapper." + key.removeprefix("clip_mapper.") if key.startswith("clip_mapper.") else key
+        for theirs, ours in _RENAMED:
+            name = name.replace(theirs, ours)
+        converted[name] = tensor
+    return converted
+
+
+def forward_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the noise of stage C; `level_B` is the position on its cosine schedule."""
+    pooled = kwargs["pooled"]
+    image = kwargs.get("image_context")
+    if image is None:
+        image = pooled.new_zeros(pooled.shape[0], 1, config_of(module).clip_image_in_channels)
+    return sample_of(
+        module(
+            sample=x_BCHW,
+            timestep_ratio=level_B,
+            clip_text_pooled=pooled.unsqueeze(1),
+            clip_text=kwargs["context"],
+            clip_img=image,
+            return_dict=False,
+        )
+    )
+
+
+def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the noise of stage B, which reads the output of stage C ("prior"); zeros on the unconditional side."""
+    return sample_of(
+        module(
+            sample=x_BCHW,
+            timestep_ratio=level_B,
+            clip_text_pooled=kwargs["pooled"].unsqueeze(1),
+            effnet=kwargs["prior"],
+            return_dict=False,
+        )
+    )
+
+
+def prior_channels(module: nn.Module) -> int:
+    """Return the channels of stage C's latents that stage B reads."""
+    return int(config_of(module).effnet_in_channels)
+
+
+def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
+    """Return the text inputs of stage B, whose states it does not read, on the meta device, with a batch of one."""
+    import torch
+
+    width = int(config_of(module).clip_text_pooled_in_channels)
+    meta = torch.device("meta")
+    return {"context": torch.empty((1, tokens, width), device=meta), "pooled": torch.empty((1, width), device=meta)}
+
+
+#: key prefix of its text encoder. Source: the names under which ComfyUI writes and reads CLIP-G there
+_TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
+#: pixels per this number of cells of stage C's latent. Source: `resolution_multiple` of diffusers'
+#: StableCascadePriorPipeline
+_PIXELS, _CELLS = 128, 3
+_STAGES_B = ("cascade_b", "cascade_b_lite")
+#: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
+#: DDPMWuerstchenScheduler of diffusers
+_SAMPLER, _SCHEDULE = "euler_ancestral", "simple"
+#: weight that reads the pooled text, in the naming of diffusers and of the published stage B
+_POOLED = ("clip_txt_pooled_mapper.weight", "clip_mapper.weight")
+#: a tensor of stage B whose width is the channel count of stage C's latent
+_READS_PRIOR = ("effnet_mapper.0.weight", 1)
+_LATENT_C, _LATENT_B = LATENT_FORMATS["cascade_c"], LATENT_FORMATS["cascade_b"]
+
+#: Source of guidance and steps: StableCascadePriorPipeline of diffusers (ComfyUI shifts its levels by 2); of dtypes:
+#: the classes of ComfyUI
+STAGE_C = Family(
+    name="cascade_c",
+    title="Stable Cascade C",
+    prefixes={Role.TEXT_ENCODER: _TEXT_PREFIX, Role.DIFFUSION_MODEL: UNET_PREFIX},
+    architectures={
+        Role.TEXT_ENCODER: Architecture.TEXT_MODEL,
+        Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER,
+    },
+    texts={Role.TEXT_ENCODER: TextFacts(encoder="clip_g")},
+    native_pixels=1024,
+    scaling_factor=_LATENT_C.scale,
+    sampling=SamplingFacts(
+        prediction=Prediction.NOISE,
+        noise=NoiseFacts(NoiseKind.COSINE),
+        model="cascade_c",
+        reads=frozenset({"context", "pooled", "image_context"}),
+        side_multiple=128,
+        defaults=SamplingDefaults(20, 4.0, _SAMPLER, _SCHEDULE, Guidance.CLASSIFIER_FREE),
+        decoders=_STAGES_B,
+    ),
+    text_set="cascade_c",
+    latent_format="cascade_c",
+    dtypes=NO_FLOAT16,
+    relative="cascade",
+    latent=LatentFacts(_LATENT_C.channels, _PIXELS, _LATENT_C.scale, cells=_CELLS, vae=""),
+)
+#: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
+STAGE_B = Family(
+    name="cascade_b",
+    title="Stable Cascade B",
+    prefixes={Role.DIFFUSION_MODEL: UNET_PREFIX, Role.VAE: _VAE_PREFIX},
+    architectures={Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER, Role.VAE: Architecture.VAE},
+    texts={},
+    native_pixels=1024,
+    scaling_factor=_LATENT_B.scale,
+    sampling=SamplingFacts(
+        prediction=Prediction.NOISE,
+        noise=NoiseFacts(NoiseKind.COSINE),
+        model="cascade_b",
+        reads=frozenset({"pooled", "prior"}),
+        side_multiple=128,
+        defaults=SamplingDefaults(10, 1.0, _SAMPLER, _SCHEDULE, Guidance.NONE),
+    ),
+    latent_format="cascade_b",
+    dtypes=HALF_FIRST,
+    relative="cascade",
+)
+
+
+def _lite(family: Family) -> Family:
+    """Return the family of the smaller model of a stage."""
+    name = f"{family.name}_lite"
+    return replace(
+        family,
+        name=name,
+        title=f"{family.title} lite",
+        sampling=replace(family.sampling, model=name),
+        text_set=name if family.text_set else "",
+    )
+
+
+def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
+    """Return `family` with the text encoder that some files and folders of stage B carry, if it is among `keys`; other
+    families unchanged."""
+    if not family.sampling.is_decoder_stage:
+        return family
+    prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
+    if not any(key.startswith(prefix) for key in keys):
+        return family
+    return replace(
+        family,
+        prefixes={Role.TEXT_ENCODER: prefix, **family.prefixes},
+        architectures={Role.TEXT_ENCODER: Architecture.TEXT_MODEL, **family.architectures},
+        texts=STAGE_C.texts,
+        text_set=STAGE_C.text_set,
+    )
+
+
+def prior_cells(width: int, height: int) -> tuple[int, int]:
+    """Return height and width of stage C's latent for an image of this many pixels."""
+    return height * _CELLS // _PIXELS, width * _CELLS // _PIXELS
+
+
+def pooled_width(bare: Mapping[str, Shape]) -> int | None:
+    """Return the width of the pooled text that a stage reads, by the shapes `bare` of its diffusion model (keys without
+    prefix); None if no tensor tells."""
+    return next((bare[key][1] for key in _POOLED if len(bare.get(key, ())) == 2), None)
+
+
+def check_stage(family: Family, bare: Mapping[str, Shape]) -> None:
+    """Check that stage B, with tensors of the shapes `bare` (keys without prefix), reads latents of stage C; other
+    families pass. Raises UnknownArchitecture."""
+    key, dimension = _READS_PRIOR
+    if not family.sampling.is_decoder_stage or len(bare.get(key, ())) <= dimension:
+        return
+    expected = LATENT_FORMATS["cascade_c"].channels
+    if bare[key][dimension] != expected:
+        found = bare[key][dimension]
+        raise UnknownArchitecture(f"it reads latents of {found} channels, expected the {expected} of stage C")
+
+
+def _queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
+    """Separate names for queries, keys and values, which a published file has in one tensor: the names in files that
+    have them separately."""
+    for base, ranges in names_by_source[NameSource.DIFFUSERS].items():
+        stem, found, part = base.partition(".attention.to_")
+        if found and part in ("q", "k", "v"):
+            yield NameSource.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
+
+
+_LORA_C = LoraNaming(
+    (
+        *GENERIC.rules,
+        *joined_names(NameSource.CHECKPOINT, "lora_prior_unet_"),
+        *joined_names(NameSource.DIFFUSERS, "lora_prior_unet_"),
+        *dotted(NameSource.DIFFUSERS, "prior."),
+        NameRule("prior.", NameSource.DIFFUSERS, transform=as_attention_processor),
+        *dotted(NameSource.CHECKPOINT, "prior."),
+    ),
+    _queries,
+)
+#: the stages share names of weights: a LoRA for the prior is none for the decoder
+_LORA_B = LoraNaming(
+    (
+        *GENERIC.rules,
+        *dotted(NameSource.DIFFUSERS, "decoder."),
+        NameRule("decoder.", NameSource.DIFFUSERS, transform=as_attention_processor),
+        *dotted(NameSource.CHECKPOINT, "decoder."),
+    ),
+    _queries,
+)
+_PIPELINE_C = PipelineFacts(
+    "StableCascadePriorPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
+    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "resolution_multiple": 42.67},
+)
+# published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even if one is passed; with
+# this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
+_PIPELINE_B = PipelineFacts(
+    "StableCascadeDecoderPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
+    {"text_encoder": NOTHING, "tokenizer": NOTHING, "latent_dim_scale": 10.67},
+    libraries={"vqgan": "stable_cascade"},
+)
+
+
+def _definition(family: Family, when: Condition) -> UNetDefinition:
+    is_b = family.sampling.is_decoder_stage
+    forward: Call = forward_b if is_b else forward_c
+    return UNetDefinition(
+        family=family,
+        layout=CASCADE,
+        when=when,
+        comfyui="Stable_Cascade_B" if is_b else "Stable_Cascade_C",
+        module="StableCascadeUNet",
+        latent=family.latent_format,
+        # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
+        texts=(Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
+        text_set="stable_cascade",
+        lora=_LORA_B if is_b else _LORA_C,
+        pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
+        build=ModelBuild("StableCascadeUNet", config, convert, forward),
+    )
+
+
+FAMILIES = (
+    _definition(_lite(STAGE_C), having(c_cond=1536)),
+    _definition(STAGE_C, having(stable_cascade_stage="c")),
+    _definition(_lite(STAGE_B), having(c_hidden=(320, 576, 1152, 1152))),
+    _definition(STAGE_B, having(stable_cascade_stage="b")),
+)

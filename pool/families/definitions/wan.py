@@ -1,0 +1,318 @@
+"""Wan 2.1 and 2.2: videos from texts, from first and last frames, and from control videos. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import anything, having
+from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition, TwoExperts
+from modelpool.pool.families.parts.forward import (
+    TIMESTEPS,
+    Arguments,
+    ModelKwargs,
+    Shapes,
+    config_of,
+    sample_of,
+)
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
+from modelpool.pool.families.parts.video_facts import joined, towards_image, video_flow, with_image
+from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
+from modelpool.pool.values.core.sampling_facts import (
+    FirstFrameMode,
+    Guidance,
+    LastFrameMode,
+    NoiseFacts,
+    NoiseKind,
+    VisionEncoderUse,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: tokens that Wan reads of every text, padded with zeros. Source: WanPipeline, and the attention of
+#: WanTransformer3DModel
+_TOKENS = 512
+#: images whose vision states the class reads, if it has positions for two
+_IMAGES = 2
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.WanTransformer3DModel`. A model narrower than a published head has one head."""
+    sizes: dict[str, Any] = dict(found)
+    width = sizes["dim"]
+    heads = max(1, width // WAN_HEAD)
+    patch = sizes["patch_size"]
+    image = shapes.get("condition_embedder.image_embedder.norm1.weight")
+    positions = shapes.get("condition_embedder.image_embedder.pos_embed")
+    return {
+        "patch_size": patch,
+        "num_attention_heads": heads,
+        "attention_head_dim": width // heads,
+        "in_channels": sizes["in_dim"],
+        "out_channels": shapes["proj_out.weight"][0] // math.prod(patch),
+        "text_dim": sizes["text_dim"],
+        "freq_dim": sizes["freq_dim"],
+        "ffn_dim": sizes["ffn_dim"],
+        "num_layers": sizes["num_layers"],
+        "cross_attn_norm": sizes["cross_attn_norm"],
+        "qk_norm": "rms_norm_across_heads" if sizes["qk_norm"] else None,
+        "image_dim": image[0] if image else None,
+        "added_kv_proj_dim": shapes["blocks.0.attn2.add_k_proj.weight"][1] if image else None,
+        "pos_embed_seq_len": positions[1] if positions else None,
+    }
+
+
+def vace_config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.WanVACETransformer3DModel`."""
+    layers, extra = found["num_layers"], found["vace_layers"]
+    if not isinstance(layers, int) or not isinstance(extra, int) or not extra or layers % extra:
+        raise UnknownArchitecture(f"Wan VACE: found {extra} control blocks, expected a part of {layers}")
+    return config(found, shapes) | {
+        "vace_layers": list(range(0, layers, layers // extra)),
+        "vace_in_channels": found["vace_in_dim"],
+    }
+
+
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Latents and masks of images ("image") are concatenated along channels."""
+    return sample_of(
+        module(
+            hidden_states=joined(x_BCTHW, kwargs),
+            timestep=level_B * TIMESTEPS,
+            encoder_hidden_states=padded_text(kwargs),
+            encoder_hidden_states_image=_images(module, kwargs.get("image_context")),
+            return_dict=False,
+        )
+    )
+
+
+def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. With a kept image, each patch has its own level, zero where the image is kept.
+
+    Without an image, the pipeline passes equal levels for all patches: the same result, with gigabytes of embedded
+    levels.
+    """
+    if "image_mask" not in kwargs:
+        return forward(module, x_BCTHW, level_B, kwargs)
+    _, patch_high, patch_wide = config_of(module).patch_size
+    kept = kwargs["image_mask"].to(x_BCTHW.dtype)
+    levels_BTHW = (1 - kept[:, 0, :, ::patch_high, ::patch_wide]) * (level_B * TIMESTEPS).reshape(-1, 1, 1, 1)
+    out = sample_of(
+        module(
+            hidden_states=with_image(x_BCTHW, kwargs),
+            timestep=levels_BTHW.flatten(1),
+            encoder_hidden_states=padded_text(kwargs),
+            return_dict=False,
+        )
+    )
+    return towards_image(out, x_BCTHW, level_B, kwargs)
+
+
+def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Separate blocks read the latents and masks of the control video ("control")."""
+    return sample_of(
+        module(
+            hidden_states=x_BCTHW,
+            timestep=level_B * TIMESTEPS,
+            encoder_hidden_states=padded_text(kwargs),
+            control_hidden_states=kwargs["control"],
+            return_dict=False,
+        )
+    )
+
+
+def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
+    """Return the states of one image unchanged; those of two along the batch, as the class expects."""
+    embedder: Any = module.get_submodule("condition_embedder").image_embedder
+    if states_BLD is None or embedder is None or embedder.pos_embed is None:
+        return states_BLD if embedder is not None else None
+    _, tokens, width = states_BLD.shape
+    return states_BLD.reshape(-1, tokens // _IMAGES, width)
+
+
+def padded_text(kwargs: ModelKwargs) -> Tensor:
+    """Return the text states with zeros for padding, padded to `_TOKENS`. Raises UnusableField for a longer text."""
+    import torch
+
+    context, mask = kwargs["context"], kwargs.get("context_mask")
+    if context.shape[1] > _TOKENS:
+        raise unusable_field("context", context.shape[1], f"no more than {_TOKENS} tokens")
+    real = context if mask is None else torch.where(mask.bool().unsqueeze(-1), context, context.new_zeros(()))
+    return torch.nn.functional.pad(real, (0, 0, 0, _TOKENS - context.shape[1]))
+
+
+def flow_noise(shift: float) -> NoiseFacts:
+    """Return the noise of a flow with this shift."""
+    return NoiseFacts(NoiseKind.FLOW, shift=shift)
+
+
+#: index entries of pipelines for one expert
+_ONE = {"transformer_2": NOTHING, "boundary_ratio": None}
+
+_FACTS = video_flow(
+    flow_noise(8.0),
+    Guidance.CLASSIFIER_FREE,
+    cfg=5.0,
+    steps=50,
+    width=832,
+    height=480,
+    frames=81,
+    frame_rate=16.0,
+    reads=("context",),
+    may_read=("context_mask",),
+    sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+)
+_I2V_22_FACTS = replace(
+    _FACTS,
+    noise=flow_noise(5.0),
+    cfg=3.5,
+    steps=40,
+    boundary=0.9,
+    low_cfg=3.5,
+    reads=("context", "image"),
+    begins=FirstFrameMode.CONCATENATED,
+    ends=LastFrameMode.MAY,
+    sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
+)
+
+_T2V = FamilyDefinition(
+    name="wan_t2v",
+    title="Wan text-to-video",
+    layout=WAN,
+    when=anything,
+    comfyui="WAN21_T2V",
+    module="WanTransformer3DModel",
+    config=config,
+    convert=LayoutNames(
+        "wan",
+        # the convolution for a reference image, which diffusers' class does not have
+        without=("ref_conv.",),
+        # positions for the states of first and last frame, which the converter ignores
+        renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+    ),
+    forward=forward,
+    latent="wan21",
+    texts=(fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
+    text_set="wan",
+    facts=_FACTS,
+    # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+    schedule="normal",
+    dtypes=HALF_FIRST,
+    lora=TRANSFORMER,
+    pipeline="WanPipeline",
+    pipeline_entries={**_ONE, "expand_timesteps": False},
+    # no shape determines the experts of Wan 2.2 from Wan 2.1
+    two_experts=TwoExperts(
+        "Wan 2.2 text-to-video, both experts",
+        replace(
+            _FACTS,
+            noise=flow_noise(12.0),
+            cfg=4.0,
+            steps=40,
+            boundary=0.875,
+            low_cfg=3.0,
+            sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
+        ),
+    ),
+)
+_TI2V_22 = replace(
+    _T2V,
+    name="wan22_ti2v",
+    title="Wan 2.2 text-and-image-to-video",
+    when=having(model_type="t2v", out_dim=48),
+    comfyui="WAN22_T2V",
+    forward=forward_5b,
+    latent="wan22",
+    facts=replace(
+        _FACTS,
+        noise=flow_noise(5.0),
+        width=1280,
+        height=704,
+        frames=121,
+        side_multiple=32,
+        frame_rate=24.0,
+        may_read=("context_mask", "image", "image_mask"),
+        begins=FirstFrameMode.KEPT,
+        sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
+    ),
+    pipeline_entries={**_ONE, "expand_timesteps": True},
+    two_experts=None,
+)
+_VACE = replace(
+    _T2V,
+    name="wan_vace",
+    title="Wan VACE",
+    when=having(model_type="vace"),
+    comfyui="WAN21_Vace",
+    module="WanVACETransformer3DModel",
+    config=vace_config,
+    forward=forward_vace,
+    facts=replace(
+        _FACTS,
+        reads=("context", "control"),
+        sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
+    ),
+    pipeline="WanVACEPipeline",
+    pipeline_entries=_ONE,
+    several_references=True,
+    two_experts=None,
+)
+_I2V = replace(
+    _T2V,
+    name="wan21_i2v",
+    title="Wan 2.1 image-to-video",
+    when=having(model_type="i2v"),
+    comfyui="WAN21_I2V",
+    facts=replace(
+        _FACTS,
+        reads=("context", "image", "image_context"),
+        begins=FirstFrameMode.CONCATENATED,
+        vision_use=VisionEncoderUse.PENULTIMATE,
+        sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+    ),
+    pipeline="WanImageToVideoPipeline",
+    pipeline_entries={**_T2V.pipeline_entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+    two_experts=None,
+)
+_FLF2V = replace(
+    _I2V,
+    name="wan21_flf2v",
+    title="Wan 2.1 first-and-last-frame",
+    when=having(model_type="i2v", flf_pos_embed_token_number=514),
+    facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
+)
+#: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
+_FUN_CONTROL = replace(
+    _I2V,
+    name="wan21_fun_control",
+    title="Wan 2.1 Fun control",
+    when=having(model_type="i2v", in_dim=48),
+    comfyui="WAN21_FunControl2V",
+    facts=replace(
+        _I2V.facts,
+        reads=("context", "followed", "image", "image_context"),
+        begins=FirstFrameMode.FIRST_CELL,
+        sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
+        "alibaba-pai/Wan2.1-Fun-14B-Control",
+    ),
+    pipeline="",
+    pipeline_entries={},
+)
+_I2V_22 = replace(
+    _I2V,
+    name="wan22_i2v",
+    title="Wan 2.2 image-to-video",
+    when=having(model_type="t2v", in_dim=36),
+    comfyui="WAN21_T2V",
+    facts=_I2V_22_FACTS,
+    two_experts=TwoExperts("Wan 2.2 image-to-video, both experts", _I2V_22_FACTS),
+)
+
+FAMILIES = (_VACE, _TI2V_22, _FUN_CONTROL, _FLF2V, _I2V, _I2V_22, _T2V)

@@ -1,0 +1,93 @@
+"""Z-Image: distilled to few steps, with texts of individual lengths. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
+from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
+from modelpool.pool.families.detection.layouts.signature import having
+from modelpool.pool.families.parts.arguments import rope_quarters
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: positions in the tables of words and patches. Source: the published configuration
+_POSITIONS = [1536, 512, 512]
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.ZImageTransformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    head = sizes["dim"] // sizes["n_heads"]
+    return {
+        "in_channels": sizes["in_channels"],
+        "dim": sizes["dim"],
+        "n_layers": sizes["n_layers"],
+        "n_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
+        "n_heads": sizes["n_heads"],
+        "n_kv_heads": sizes["n_kv_heads"],
+        "qk_norm": sizes["qk_norm"],
+        "cap_feat_dim": sizes["cap_feat_dim"],
+        "axes_dims": list(rope_quarters(head)),
+        "axes_lens": _POSITIONS,
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Time and output of the module run from noise to image; texts have individual lengths."""
+    import torch
+
+    context, mask = kwargs["context"], kwargs.get("context_mask")
+    texts = list(context) if mask is None else [text[real] for text, real in zip(context, mask, strict=True)]
+    out = module(list(x_BCHW.unsqueeze(2)), 1 - level_B, texts, return_dict=False)[0]
+    return -torch.stack(list(out)).squeeze(2)
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="z_image",
+        title="Z-Image",
+        layout=LUMINA_2,
+        when=having(z_image_modulation=True, pixel_space=False),
+        comfyui="ZImage",
+        module="ZImageTransformer2DModel",
+        config=config,
+        convert="z_image",
+        forward=forward,
+        latent="flux",
+        texts=(
+            Reading(
+                "qwen3_4b",
+                2560,
+                QWEN3_CHAT,
+                most_tokens=512,
+                is_masked=True,
+                layers_left_out=1,
+                final_norm=False,
+                padding=Padding.DROPPED,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            Guidance.NONE,
+            cfg=1.0,
+            steps=8,
+            reads=("context",),
+            may_read=("context_mask",),
+            sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
+        ),
+        schedule="simple",
+        dtypes=BFLOAT16_FIRST,
+        controlnets="z_image",
+        lora=TRANSFORMER,
+        pipeline="ZImagePipeline",
+    ),
+)

@@ -1,0 +1,64 @@
+"""Zero123 and Stable Zero123: UNets of Stable Diffusion 1 that show the object of an image from another view, and read
+no text. Torch-free.
+
+The embedding of the image by CLIP L and four numbers of the view are projected to one state ("cc_projection"), which
+the UNet reads in the place of a text; the latent of the image is concatenated. The unguided prediction sees neither.
+
+Sources: cvlab-columbia/zero123, `sample_model` of gradio_new.py; stabilityai/stable-zero123, whose number of the
+distance is the angle of the image's camera from straight above.
+"""
+
+from __future__ import annotations
+
+from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.lora_naming import UNET
+from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
+from modelpool.pool.values.core.sampling_facts import (
+    Guidance,
+    ImageConcat,
+    SamplingDefaults,
+    SamplingFacts,
+    VisionEncoderUse,
+)
+from modelpool.pool.values.specs.spec import Role
+
+ZERO123 = Family(
+    name="zero123",
+    title="Zero123",
+    prefixes={
+        Role.VISION_ENCODER: "cond_stage_model.model.visual.",
+        Role.DIFFUSION_MODEL: UNET_PREFIX,
+        Role.VAE: VAE_PREFIX,
+    },
+    architectures={Role.VISION_ENCODER: Architecture.VISION_MODEL, **UNET_AND_VAE},
+    texts={},
+    native_pixels=256,
+    scaling_factor=LATENT_FORMATS["sd1"].scale,
+    latent_format="sd1",
+    extra_prefixes={Role.DIFFUSION_MODEL: (VIEW_PREFIX,)},
+    sampling=SamplingFacts(
+        reads=frozenset({"image_context", "view"}),
+        image_concat=ImageConcat.UNSCALED,
+        vision_use=VisionEncoderUse.PROJECTED,
+        defaults=SamplingDefaults(50, 3.0, "euler", "normal", Guidance.CLASSIFIER_FREE),
+    ),
+)
+
+FAMILIES = (
+    UNetDefinition(
+        family=ZERO123,
+        layout=LDM_UNET,
+        when=sd1(in_channels=8),
+        extra_keys=(f"{VIEW_PREFIX}weight",),
+        comfyui="Stable_Zero123",
+        module="UNet2DConditionModel",
+        latent="sd1",
+        texts=(),
+        lora=UNET,
+        # diffusers has no pipeline for it: folders cannot be saved
+        pipeline=None,
+    ),
+)

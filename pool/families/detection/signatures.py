@@ -1,0 +1,44 @@
+"""The table of recognised diffusion models: one row per family. Torch-free.
+
+Families with a module in `pool.families.modules` have their rows from there; those of `not_running` are recognised and
+do not run. Order matters twice:
+
+1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
+   unless their excluded keys distinguish them.
+2. Of the rows of one layout, the first whose condition and extra keys match wins. The last row of a layout matches the
+   rest; if none matches, the layout's title describes the file.
+
+Sources: the published models' configurations; ComfyUI's class names (facts in tests/golden/detection.json); class names
+of diffusers 0.42.1.
+"""
+
+from __future__ import annotations
+
+from modelpool.pool.families.definitions import Definition, all_definitions
+from modelpool.pool.families.detection.layouts.signature import Layout, Signature, anything
+from modelpool.pool.families.detection.not_running import NOT_RUNNING
+
+
+def with_definitions(rows: tuple[Signature, ...], definitions: tuple[Definition, ...]) -> tuple[Signature, ...]:
+    """Return `rows` and those of `definitions`, by layout.
+
+    A new layout is tried before all of `rows`, since only its own module knows how narrow it has to be. A family with
+    a condition precedes the rows of its layout, and one without follows them; those with extra keys are the first.
+    """
+    merged = list(rows)
+    for definition in reversed(definitions):
+        row = Signature(
+            definition.name, definition.title, definition.layout, definition.when, definition.extra_keys,
+            definition.latent, definition.comfyui, definition.module,
+        )  # fmt: skip
+        places = [place for place, other in enumerate(merged) if other.layout is definition.layout]
+        last = definition.when is anything
+        merged.insert(0 if not places else places[-1] + 1 if last else places[0], row)
+    tried = {id(row.layout): place for place, row in reversed(list(enumerate(merged)))}
+    return tuple(sorted(merged, key=lambda row: (tried[id(row.layout)], not row.extra_keys)))
+
+
+SIGNATURES: tuple[Signature, ...] = with_definitions(NOT_RUNNING, all_definitions())
+
+#: each layout once, in the order in which they are tried
+LAYOUTS: tuple[Layout, ...] = tuple({id(row.layout): row.layout for row in SIGNATURES}.values())

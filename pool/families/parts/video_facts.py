@@ -1,0 +1,57 @@
+"""What several video models share: facts, and in their calls kept frames of an image and frame rates. Torch-free to
+import.
+
+Legend: B batch, C channels, T H W cells of a latent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.families.parts.forward import ModelKwargs
+from modelpool.pool.families.parts.model_facts import ModelFacts, image_flow
+from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: models that animate a character: channels of the mask of what is kept, and pixels along a side of a face
+MASK_CHANNELS, FACE_SIDE = 4, 512
+
+
+def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
+    """Return the facts of a family that makes videos with a flow, in patches of 2x2 cells of 4 frames of 8x8 pixels;
+    `more` are its other fields."""
+    return image_flow(noise, guidance, **{"frame_multiple": 4} | more)
+
+
+def joined(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return the latent, concatenated along channels with the video to follow ("followed") and the image ("image"), if
+    there are."""
+    import torch
+
+    more = [kwargs[name] for name in ("followed", "image") if name in kwargs]
+    return torch.cat((x_BCTHW, *more), dim=1) if more else x_BCTHW
+
+
+def with_image(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return the latent with the image ("image") where it is kept ("image_mask")."""
+    import torch
+
+    return torch.where(kwargs["image_mask"].bool(), kwargs["image"], x_BCTHW) if "image_mask" in kwargs else x_BCTHW
+
+
+def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return the prediction of a flow; where an image is kept, the one whose clean latent is the image."""
+    import torch
+
+    if "image_mask" not in kwargs:
+        return predicted
+    level = level_B.reshape(-1, *[1] * (x_BCTHW.dim() - 1))
+    leading = ((x_BCTHW - kwargs["image"]) / level).to(predicted.dtype)
+    return torch.where(kwargs["image_mask"].bool(), leading, predicted)
+
+
+def frame_rate(kwargs: ModelKwargs) -> float:
+    """Return the frames per second, the same for all of a batch."""
+    return float(kwargs["frame_rate"].flatten()[0])

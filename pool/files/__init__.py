@@ -1,0 +1,1 @@
+"""Files of weights at the byte level, and their sources."""

@@ -1,0 +1,1 @@
+"""Sampling: noise, schedules, guidance, conditions, pixels, and the models that take part."""

@@ -1,0 +1,225 @@
+"""Runs the ControlNets of one sampling run, step by step, and passes their residuals to the diffusion model.
+
+Knows the images, strengths and active steps of one run. Weights are ready whenever a call is made: each call of a
+ControlNet is a nested run inside the run of the diffusion model.
+
+Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs, Residuals
+from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
+from modelpool.pool.inference.controlnets.calls import ControlInputs
+from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
+from modelpool.pool.inference.controlnets.inpainting_controlnets import with_mask, with_masked_pixels
+from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
+from modelpool.pool.inference.pixels.image_ops import covering
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.stage_params import (
+    ControlMaskMode,
+    ControlRef,
+    ImagePixels,
+    Latent,
+    Mask,
+    RunHooks,
+    SampleParams,
+)
+from modelpool.pool.values.core.step_shares import lies_within
+from modelpool.pool.values.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, TaskInputs, numbered
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunControlNet:
+    """One ControlNet in one run. `images_BCHW` are its control images: pixels from 0 to 1, or latents; with the inpaint
+    mask if it reads one (`pool.inference.controlnets.inpainting_controlnets`)."""
+
+    ref: ControlRef
+    patcher: ModelPatcher
+    kind: ControlKind
+    images_BCHW: Tensor
+
+    def is_on(self, step: int, steps: int) -> bool:
+        """Whether it is active in this step, of those that are run."""
+        return lies_within(step, steps, self.ref.start, self.ref.end)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Last:
+    """The residuals for a prompt, a step and a latent: other texts are predicted in separate calls."""
+
+    step: int
+    x_BCHW: Tensor
+    residuals: ControlResiduals | None
+
+    def is_of(self, step: int, x_BCHW: Tensor) -> bool:
+        return self.step == step and torch.equal(self.x_BCHW, x_BCHW)
+
+
+class RunControlNets:
+    """The ControlNets of one run, and its current step."""
+
+    def __init__(
+        self,
+        controls: Sequence[RunControlNet],
+        steps: int,
+        interrupt: Callable[[], None],
+        prompt: Condition | None = None,
+        done: int = 0,
+    ) -> None:
+        """`interrupt` is as in `ModelPatcher.running`. `prompt` is for ControlNets that read only the prompt. `done`
+        steps were done before."""
+        self._controls, self._steps, self._interrupt = tuple(controls), steps, interrupt
+        self._prompt = prompt if any(control.kind.reads_prompt_only for control in controls) else None
+        self._done = done
+        self._last: _Last | None = None
+        #: residuals of those that read only their image, by position
+        self._constant: dict[int, ControlResiduals] = {}
+
+    def counting(self, hooks: RunHooks) -> RunHooks:
+        """Return `hooks` that also count steps here."""
+        if not self._controls:
+            return hooks
+
+        def on_step(done: int, steps: int) -> None:
+            self._done = done
+            hooks.on_step(done, steps)
+
+        return replace(hooks, on_step=on_step)
+
+    def residuals(
+        self, model: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Tensor, model_kwargs: ModelKwargs
+    ) -> Residuals | None:
+        """Return the residuals for `model`, which runs, of the ControlNets that are active in this step, in the dtype
+        of `x_BCHW`; None if none is active."""
+        if not self._controls:
+            return None
+        if self._prompt is None:
+            residuals = self._sum_residuals(model, ControlInputs(x_BCHW, level_B, context_BLD, x_BCHW, model_kwargs))
+            return None if residuals is None else self._spread(residuals, model)
+        self._prompt = self._prompt.to(x_BCHW.device)
+        prompt, count = self._prompt, len(self._prompt.context_BLD)
+        prompt_x_BCHW = x_BCHW[:count]
+        if self._last is None or not self._last.is_of(self._done, prompt_x_BCHW):
+            self._last = None  # frees its memory
+            control_inputs = ControlInputs(
+                prompt_x_BCHW, level_B[:count], prompt.context_BLD, prompt_x_BCHW, prompt.model_kwargs
+            )
+            # a slice would keep the complete batch in memory
+            kept_BCHW = prompt_x_BCHW if count == len(x_BCHW) else prompt_x_BCHW.clone()
+            self._last = _Last(self._done, kept_BCHW, self._sum_residuals(model, control_inputs))
+        if self._last.residuals is None:
+            return None
+        texts = len(x_BCHW) // count
+        return {
+            name: RepeatedResiduals(queue, texts) for name, queue in self._spread(self._last.residuals, model).items()
+        }
+
+    def _spread(self, residuals: ControlResiduals, model: nn.Module) -> Residuals:
+        return residuals.spread(blocks_of(self._controls[0].kind, model))
+
+    def _sum_residuals(self, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals | None:
+        """Return the sum of the residuals for the inputs `control_inputs`, except the images."""
+        total: ControlResiduals | None = None
+        for place, control in enumerate(self._controls):
+            if not control.is_on(self._done, self._steps):
+                continue
+            if control.kind.reads_image_only:
+                found = self._of_image(place, control, control_inputs.x_BC)
+            else:
+                found = self._one(control, model, control_inputs).to(control_inputs.x_BC.dtype)
+            total = found if total is None else total.plus(found, blocks_of(control.kind, model))
+        return total
+
+    def _of_image(self, place: int, control: RunControlNet, x_BC: Tensor) -> ControlResiduals:
+        """Return the residuals of a ControlNet that reads only its image, for the rows of `x_BC`; it is called the
+        first time."""
+        if place not in self._constant:
+            patcher, images = control.patcher, control.images_BCHW
+            images = images.to(patcher.device).to(patcher.compute_dtype)
+            inputs = ControlInputs(images, images, images, images, {}, strength=control.ref.strength)
+            with patcher.running(self._interrupt) as module:
+                found = ControlResiduals(control.kind.call(module, inputs), control.kind)
+            self._constant[place] = found.to(x_BC.dtype)
+        one, count = self._constant[place], len(control.images_BCHW)
+        if count == 1 or count == len(x_BC):  # one image broadcasts
+            return one
+        texts = len(x_BC) // count
+        repeated = {name: [each.repeat(texts, 1, 1, 1) for each in samples] for name, samples in one.samples.items()}
+        return ControlResiduals(repeated, control.kind)
+
+    def _one(self, control: RunControlNet, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals:
+        patcher, dtype, kind = control.patcher, control.patcher.compute_dtype, control.kind
+        x_BC = control_inputs.x_BC
+        if kind.reads_rows(patcher.module):
+            transformer: Any = model  # diffusers is not typed
+            x_BC = transformer.pos_embed(x_BC)
+        images = control.images_BCHW.to(patcher.device).to(dtype)
+        images = images.repeat(len(x_BC) // len(images), 1, 1, 1)
+        scaled_inputs = replace(
+            control_inputs,
+            x_BC=x_BC,
+            images_BC=images,
+            strength=control.ref.strength,
+            mode=control.ref.mode,
+            model=model,
+        )
+        with patcher.running(self._interrupt) as module:
+            return ControlResiduals(kind.call(module, scaled_inputs.to(dtype)), kind)
+
+
+def controls_of(
+    works: Sequence[SampleParams],
+    inputs: Sequence[TaskInputs],
+    patchers: Sequence[ModelPatcher],
+    latent: LatentFacts,
+    prompt: Condition,
+    interrupt: Callable[[], None],
+    done: int = 0,
+) -> RunControlNets:
+    """Return the ControlNets of the run of these works. Each reads an image of each work, pixels or a latent;
+    inpainting ones also a mask. `prompt` is that of each work; `done` of its steps were done before."""
+    work = works[0]
+    kinds = [kind_of(patcher.module) for patcher in patchers]
+    read = [_images_of(results, work, kinds) for results in inputs]
+    controls = []
+    for ref, patcher, kind in zip(work.controls, patchers, kinds, strict=True):
+        images = torch.stack([next(queue) for queue in read])
+        if ref.reads_latent and kind.reads_unshifted(patcher.module):
+            images = images + latent.shift * latent.scaling_factor
+        controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
+    return RunControlNets(controls, work.schedule.steps_run, interrupt, prompt, done)
+
+
+def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
+    """Yield the control image of each ControlNet, [C,H,W], in their order."""
+    size = work.shape.width, work.shape.height
+    for number, (ref, kind) in enumerate(zip(work.controls, kinds, strict=True)):
+        image, mask_HW = numbered(CONTROL, number), None
+        if ref.mask_mode is not None:
+            mask_HW = covering(read.read(numbered(CONTROL_MASK, number), Mask).values_HW, *size)
+        if ref.reads_latent:
+            latent_CHW = torch.from_numpy(read.read(image, Latent).samples_CHW.copy())
+            if mask_HW is not None:
+                hidden_CHW = None
+                if ref.mask_mode is ControlMaskMode.SEPARATE:
+                    hidden_CHW = torch.from_numpy(read.read(numbered(CONTROL_MASKED_IMAGE, number), Latent).samples_CHW)
+                latent_CHW = with_mask(latent_CHW, mask_HW, hidden_CHW)
+            yield latent_CHW
+            continue
+        # a copy: an image that already has this size is shared and must not be written
+        whole = np.array(covering(read.read(image, ImagePixels).pixels_HWC, *size), order="C")
+        image_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
+        if mask_HW is not None:
+            image_CHW = with_masked_pixels(image_CHW, mask_HW, kind)
+        yield image_CHW

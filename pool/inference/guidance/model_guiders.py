@@ -1,0 +1,133 @@
+"""Selects the guider of a run by the model, and holds the first frame of a video in its latent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.conditioning.first_frame import (
+    IMAGE_MASK,
+    keep_image,
+    noised_image,
+    noises_image,
+    with_leading_image,
+)
+from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
+from modelpool.pool.inference.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
+from modelpool.pool.inference.guidance.guiders import (
+    LAST_STEPS_SHARE,
+    ClassifierFreeGuidance,
+    DeviationRescaledGuidance,
+    EasedGuidance,
+    Guider,
+    RescaledGuidance,
+    SoundGuidance,
+    TextAndImageGuidance,
+    ZeroStarGuidance,
+)
+from modelpool.pool.inference.guidance.per_frame_guidance import PER_FRAME, PerFrameGuidance, frame_guidance_scales
+from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
+from modelpool.pool.inference.sampling.samplers import Denoise
+from modelpool.pool.values.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
+from modelpool.pool.values.core.stage_params import SampleParams
+
+
+def guider_of(
+    facts: SamplingFacts,
+    work: SampleParams,
+    cond: Condition,
+    shape_BC: tuple[int, ...],
+    device: torch.device,
+    memory: GuidanceMemory,
+    step: Callable[[], int] = lambda: 0,
+) -> Guider:
+    """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
+    are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed."""
+    zero, rescaled = work.options.cfg_zero, work.options.rescale_cfg
+    guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
+    if zero is not None:
+        guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
+    if rescaled is None:
+        return guider
+    return DeviationRescaledGuidance(guider, rescaled.factor, facts.prediction, facts.noise.sigma_data)
+
+
+def _guider_of_model(
+    facts: SamplingFacts,
+    work: SampleParams,
+    cond: Condition,
+    shape_BC: tuple[int, ...],
+    device: torch.device,
+    memory: GuidanceMemory,
+    step: Callable[[], int],
+) -> Guider:
+    guidance = None if facts.defaults is None else facts.defaults.guidance
+    if guidance in PER_FRAME:
+        return PerFrameGuidance(
+            work.guidance.cfg, frame_guidance_scales(guidance, work.guidance.cfg, shape_BC[2], device)
+        )
+    if guidance is Guidance.PROJECTED_LATE:
+        plain = cfg_steps(cond.model_kwargs, shape_BC[0])
+        return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
+    if guidance is Guidance.PROJECTED:
+        return ChannelProjectedGuidance(work.guidance.cfg, memory)
+    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
+    if track is not None and track.facts.cfg:  # 0: guided as the frames are
+        # without guidance of frames there is none of audio; with isolation, it is scaled after that
+        cfg = track.facts.cfg if work.guidance.cfg != 1 else 1.0
+        rescaled = track.facts.rescale if work.options.isolation is None else 0.0
+        return SoundGuidance(work.guidance.cfg, replace(track, facts=replace(track.facts, cfg=cfg, rescale=rescaled)))
+    if facts.cfg_rescale is not CfgRescale.NOTHING:
+        return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
+    if facts.defaults is not None and facts.defaults.last_cfg:
+        late = work.schedule.steps - math.ceil(work.schedule.steps / LAST_STEPS_SHARE)
+        return EasedGuidance(work.guidance.cfg, facts.defaults.last_cfg, lambda: step() >= late)
+    if work.guidance.without_image:
+        return TextAndImageGuidance(work.guidance.cfg, work.guidance.image_cfg)
+    return ClassifierFreeGuidance(work.guidance.cfg)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstFrame:
+    """How the image of a video is held in the latent, besides being a model input.
+
+    is_kept         predictions are replaced by the image where it is kept, and the model reads it with noise
+                    (`first_frame.noised_image`)
+    leading_BCTHW   model input of an image that leads the video, of which the initial latent has a part; None if none
+    """
+
+    is_kept: bool = False
+    leading_BCTHW: Tensor | None = None
+
+    @classmethod
+    def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
+        """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
+        begins = None if facts.video is None else facts.video.begins
+        leads = work.image is not None and begins is FirstFrameMode.LEADING_CELL
+        return cls(work.image is not None and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
+
+    def initial_latent(self, x_BC: Tensor) -> Tensor:
+        """Return the initial latent of the run, from the initial noise."""
+        return x_BC if self.leading_BCTHW is None else with_leading_image(x_BC, self.leading_BCTHW)
+
+    def drawn_inputs(
+        self, cond: Condition, seeds: Sequence[int], sigma_data: float, memory: GuidanceMemory
+    ) -> Callable[[], ModelKwargs] | None:
+        """Return a function that returns the image with new noise, for each prediction of images with `seeds`; None if
+        the image is not kept. It continues after the calls that `memory` counts, and counts its own there."""
+        return noised_image(cond.model_kwargs[IMAGE], seeds, sigma_data, memory) if self.is_kept else None
+
+    def keep(self, denoise: Denoise, cond: Condition) -> Denoise:
+        """Return `denoise` with the image in its results where it is kept; `cond` are the texts on the device."""
+        if not self.is_kept:
+            return denoise
+        return keep_image(denoise, cond.model_kwargs[IMAGE], cond.model_kwargs[IMAGE_MASK])
+
+
+NO_FIRST_FRAME = FirstFrame()

@@ -1,0 +1,1 @@
+"""Builds components on the meta device from the shapes of a checkpoint."""

@@ -1,0 +1,1 @@
+"""Builds text encoders and assembles the text conditioning of each family."""

@@ -1,1 +1,0 @@
-"""Packed weights: published quantization formats, read, written and computed with."""

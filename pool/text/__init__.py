@@ -1,1 +1,0 @@
-"""Prompts: weights, chunks, tokenizers, templates, and their encoding."""

@@ -1,0 +1,1 @@
+"""Names, specifications, results and errors that all other rooms use; torch-free."""

@@ -1,0 +1,210 @@
+"""What conditions a sampling run besides its texts, as values that name the inputs which they read. Torch-free.
+
+`inputs(number)` of each kind returns names of `pool.values.core.task_inputs`; `number` counts the values of that kind
+in a task. Negative prompts, image embeddings and the state of another expert follow from guidance, model and schedule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modelpool.pool.values.core.refs import ControlMaskMode, ControlRef, ImagePromptRef
+from modelpool.pool.values.core.task_inputs import (
+    CONTROL,
+    CONTROL_MASK,
+    CONTROL_MASKED_IMAGE,
+    CONTROL_VIDEO,
+    FACE_VIDEO,
+    IMAGE,
+    IMAGE_PROMPT,
+    IMAGE_PROMPT_BLANK,
+    IMAGE_PROMPT_FACE,
+    IMAGE_PROMPT_MASK,
+    MASK,
+    MASKED_IMAGE,
+    PRIOR,
+    REFERENCE,
+    REGION,
+    REGION_MASK,
+    START,
+    numbered,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartCondition:
+    """Noise is added to a `Latent` of any size; otherwise the run starts from noise."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (START,)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCondition:
+    """The `Latent` of the first frame of a video, or of the image that is concatenated; an upscaling model reads
+    `ImagePixels`.
+
+    noise_level  noise added to the image to upscale, 0 to 1000
+    image_noise  standard deviation of the noise on the image, whose pixels are in [-1, 1]
+    motion       motion strength of a video, 0 to 255
+    elevation    camera elevation of an orbit video, in degrees
+    ends         the latent also has the last frame
+    """
+
+    noise_level: int = 0
+    image_noise: float = 0.0
+    motion: int = 0
+    elevation: float = 0.0
+    ends: bool = False
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (IMAGE,)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskCondition:
+    """Outside of a mask, the result is the start latent."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (MASK,)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedImageCondition:
+    """The mask and the `Latent` of the masked image, inputs of an inpainting model."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (MASK, MASKED_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCondition:
+    """The `Latent` of a reference image of this width and height."""
+
+    width: int
+    height: int
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (numbered(REFERENCE, number),)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorCondition:
+    """The prior's `Latent` of this height and width, for the second stage."""
+
+    height: int
+    width: int
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (PRIOR,)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlVideoCondition:
+    """The latents of a control video: the result of `EncodeImageParams.is_control_video`."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (CONTROL_VIDEO,)
+
+
+@dataclass(frozen=True, slots=True)
+class FaceCondition:
+    """The `VideoFrames` of a face, as many as the video has."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (FACE_VIDEO,)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCondition:
+    """The view from which a model shows the object of an image. Angles are in degrees.
+
+    azimuth    from the camera of the image around the object
+    elevation  of the camera: above that of the image, or, with `image_elevation`, above the ground
+    distance   of the camera, less that of the image
+    image_elevation  elevation of the camera of the image, for models that read it in place of the distance
+    """
+
+    azimuth: float = 0.0
+    elevation: float = 0.0
+    distance: float = 0.0
+    image_elevation: float | None = None
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs: none."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionParams:
+    """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
+    and height as fractions of the image; None if a `Mask` defines the region."""
+
+    strength: float
+    box: tuple[float, float, float, float] | None = None
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (numbered(REGION, number), *((numbered(REGION_MASK, number),) if self.box is None else ()))
+
+
+SampleCondition: TypeAlias = (
+    StartCondition
+    | ImageCondition
+    | MaskCondition
+    | MaskedImageCondition
+    | ReferenceCondition
+    | PriorCondition
+    | ControlVideoCondition
+    | FaceCondition
+    | ViewCondition
+    | RegionParams
+    | ControlRef
+    | ImagePromptRef
+)
+
+
+def condition_inputs(conditions: Sequence[SampleCondition]) -> Iterator[str]:
+    """Yield the names of all inputs that `conditions` read."""
+    counted: Counter[type[SampleCondition]] = Counter()
+    for condition in conditions:
+        number = counted[type(condition)]
+        counted[type(condition)] += 1
+        if isinstance(condition, ControlRef):
+            yield from controlnet_inputs(condition, number)
+        elif isinstance(condition, ImagePromptRef):
+            yield from image_prompt_inputs(condition, number)
+        else:
+            yield from condition.inputs(number)
+
+
+def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
+    """Return the names of the inputs of a ControlNet: its image as `ImagePixels` of any size, or as their `Latent`;
+    with a mask also that, and the `Latent` of the image under it."""
+    names = [numbered(CONTROL, number)]
+    if control.mask_mode is not None:
+        names.append(numbered(CONTROL_MASK, number))
+    if control.reads_latent and control.mask_mode is ControlMaskMode.SEPARATE:
+        names.append(numbered(CONTROL_MASKED_IMAGE, number))
+    return tuple(names)
+
+
+def image_prompt_inputs(prompt: ImagePromptRef, number: int) -> tuple[str, ...]:
+    """Return the names of the inputs of an image prompt: the states of its images, of no image, and of faces, and its
+    masks."""
+    names = [numbered(IMAGE_PROMPT, number)] if prompt.images else []
+    names += [numbered(IMAGE_PROMPT_BLANK, number)] if prompt.blank else []
+    names += [numbered(IMAGE_PROMPT_FACE, number)] if prompt.face_version else []
+    names += [numbered(numbered(IMAGE_PROMPT_MASK, number), place) for place in range(prompt.masks)]
+    return tuple(names)

@@ -1,0 +1,697 @@
+"""Parameters of the stages: what one task computes, the hooks of a run, and the ids of tasks.
+
+Values only; torch-free (numpy arrays carry results between processes). `StageParams` hold files and numbers, never
+tensors, so that their digest identifies the result: equal tasks run once.
+
+Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, S
+samples of audio.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar, get_args
+
+from modelpool.pool.values.core.prompt_tokens import PromptTokens
+from modelpool.pool.values.core.refs import ControlMaskMode as ControlMaskMode
+from modelpool.pool.values.core.refs import ControlRef as ControlRef
+from modelpool.pool.values.core.refs import EmbeddingRef as EmbeddingRef
+from modelpool.pool.values.core.refs import FoundImagePrompt as FoundImagePrompt
+from modelpool.pool.values.core.refs import ImagePromptRef as ImagePromptRef
+from modelpool.pool.values.core.refs import LoraRef as LoraRef
+from modelpool.pool.values.core.refs import ModelRef as ModelRef
+from modelpool.pool.values.core.refs import UpscalerRef as UpscalerRef
+from modelpool.pool.values.core.results import AudioSamples as AudioSamples
+from modelpool.pool.values.core.results import Encoded as Encoded
+from modelpool.pool.values.core.results import FloatArray as FloatArray
+from modelpool.pool.values.core.results import ImageEmbeds as ImageEmbeds
+from modelpool.pool.values.core.results import ImagePixels as ImagePixels
+from modelpool.pool.values.core.results import Latent as Latent
+from modelpool.pool.values.core.results import Mask as Mask
+from modelpool.pool.values.core.results import Output as Output
+from modelpool.pool.values.core.results import PixelArray as PixelArray
+from modelpool.pool.values.core.results import Result as Result
+from modelpool.pool.values.core.results import RunState as RunState
+from modelpool.pool.values.core.results import SamplerState as SamplerState
+from modelpool.pool.values.core.results import VideoFrames as VideoFrames
+from modelpool.pool.values.core.results import VideoMask as VideoMask
+from modelpool.pool.values.core.run_options import NO_OPTIONS as NO_OPTIONS
+from modelpool.pool.values.core.run_options import RunOptions as RunOptions
+from modelpool.pool.values.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
+from modelpool.pool.values.core.sample_conditions import FaceCondition as FaceCondition
+from modelpool.pool.values.core.sample_conditions import ImageCondition as ImageCondition
+from modelpool.pool.values.core.sample_conditions import MaskCondition as MaskCondition
+from modelpool.pool.values.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
+from modelpool.pool.values.core.sample_conditions import PriorCondition as PriorCondition
+from modelpool.pool.values.core.sample_conditions import ReferenceCondition as ReferenceCondition
+from modelpool.pool.values.core.sample_conditions import RegionParams as RegionParams
+from modelpool.pool.values.core.sample_conditions import SampleCondition as SampleCondition
+from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
+from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
+from modelpool.pool.values.specs.wire_value import WireValue
+
+#: ending of the names of samplers that read the prediction without guidance (CFG++)
+UNGUIDED_SAMPLERS = "_cfg_pp"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeParams(WireValue):
+    """Encode one text with its prompt weights. Result: `Encoded`. Reads "image.N", the `ImageEmbeds` of each reference
+    image that the text encoder reads.
+
+    layers_skipped  last CLIP layers to skip, in addition to those that the family skips
+    is_negative     it is a negative prompt: some families use another template
+    embeddings      textual inversions that the text names
+    seen            width and height in which each reference image was encoded
+    numbered        the text refers to the images by number
+    writes          the tokens of an image that the last text encoder of some families writes for the text; None: none,
+                    and it does not run
+    lyrics          it is the text of lyrics, which the text encoder reads in another way
+    tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
+                    text, so they are not part of the identity
+    """
+
+    model: ModelRef
+    #: only those LoRAs that touch the text encoder, so that the others share the result
+    loras: tuple[LoraRef, ...]
+    text: str
+    layers_skipped: int = 0
+    is_negative: bool = False
+    embeddings: tuple[EmbeddingRef, ...] = ()
+    seen: tuple[tuple[int, int], ...] = ()
+    numbered: bool = False
+    writes: WrittenTokens | None = None
+    lyrics: bool = False
+    tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """As `SampleParams.measured_apart`: writing needs more than reading."""
+        return () if self.writes is None else ("writes",)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputShape(WireValue):
+    """The size of an output.
+
+    width, height  in pixels; 0 for audio
+    frames      of a video; 0 for an image or audio
+    frame_rate  its frames per second
+    seconds     of audio; 0 for an image or a video
+    leading     extra temporal cells of the latent at the start, for reference images
+    """
+
+    width: int
+    height: int
+    frames: int = 0
+    frame_rate: float = 0.0
+    seconds: float = 0.0
+    leading: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSchedule(WireValue):
+    """The steps of a run.
+
+    sampler, noise_schedule  by name
+    first_step  steps skipped at the start of the schedule (denoising strength)
+    switch      two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
+                model
+    low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
+    eta         share of the noise that is drawn again in each step; None is the sampler's default
+    s_noise     factor of the noise that is drawn in steps
+    s_churn     noise added before steps of Euler, Heun, DPM2 and DDIM
+    sigmas      listed noise levels, one for each step; () if they follow from `noise_schedule`
+    shift       of the noise levels, instead of the model's; 0 for the model's
+    """
+
+    steps: int
+    sampler: str
+    noise_schedule: str
+    first_step: int = 0
+    switch: int = 0
+    low_noise: bool = False
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
+    sigmas: tuple[float, ...] = ()
+    shift: float = 0.0
+
+    @property
+    def steps_run(self) -> int:
+        """Number of steps that run."""
+        begin, end = self.span
+        return end - begin
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end step within the schedule."""
+        return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
+
+    @property
+    def reads_unguided(self) -> bool:
+        """Its sampler reads the prediction without guidance (CFG++)."""
+        return self.sampler.endswith(UNGUIDED_SAMPLERS)
+
+    @property
+    def resumes(self) -> bool:
+        """It resumes from the `SamplerState` of the other expert."""
+        return self.low_noise and self.switch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GuidanceParams(WireValue):
+    """The guidance of a run.
+
+    cfg        guidance scale; 1 for none, then the negative prompt is not read
+    distilled  guidance input of a distilled model; `cfg` is then 1
+    image_cfg  guidance scale of the image, 1 for none; 0 for models that are not guided by the image
+    """
+
+    cfg: float
+    distilled: float = 0.0
+    image_cfg: float = 0.0
+
+    @property
+    def without_image(self) -> bool:
+        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
+        return self.cfg != 1 and self.image_cfg not in (0, 1)
+
+
+_Kind = TypeVar("_Kind", bound=SampleCondition)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams(WireValue):
+    """Denoise one latent. Result: `Latent`.
+
+    Reads by name (`pool.values.core.task_inputs`): "positive", "negative" if `reads_negative` and the model reads one,
+    "without_images" if the negative text names images and there is a prediction without them, "lyrics" for models that
+    read them, "image_embeds" for models with a vision encoder (instead of texts if the model reads none),
+    "sampler_state" if it resumes from another expert, and what `conditions` names
+    (`pool.values.core.sample_conditions`).
+
+    shape        of the output; the result drops the leading cells of a control video
+    options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
+    """
+
+    model: ModelRef
+    #: only those LoRAs that touch the diffusion model
+    loras: tuple[LoraRef, ...]
+    shape: OutputShape
+    schedule: SamplingSchedule
+    guidance: GuidanceParams
+    seed: int
+    conditions: tuple[SampleCondition, ...] = ()
+    options: RunOptions = NO_OPTIONS
+
+    def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the conditions of one kind, in order."""
+        return tuple(one for one in self.conditions if isinstance(one, kind))
+
+    def has(self, kind: type[SampleCondition]) -> bool:
+        """Return whether there is a condition of this kind."""
+        return any(isinstance(one, kind) for one in self.conditions)
+
+    @property
+    def image(self) -> ImageCondition | None:
+        """The image that the model reads, if any."""
+        return next(iter(self.all_of(ImageCondition)), None)
+
+    @property
+    def image_numbers(self) -> ImageCondition:
+        """The numbers of the image that the model reads; the defaults if it reads none."""
+        return self.image or ImageCondition()
+
+    @property
+    def regions(self) -> tuple[RegionParams, ...]:
+        """Regions with prompts of their own."""
+        return self.all_of(RegionParams)
+
+    @property
+    def controls(self) -> tuple[ControlRef, ...]:
+        """The ControlNets."""
+        return self.all_of(ControlRef)
+
+    @property
+    def image_prompts(self) -> tuple[ImagePromptRef, ...]:
+        """The image prompts."""
+        return self.all_of(ImagePromptRef)
+
+    @property
+    def references(self) -> tuple[ReferenceCondition, ...]:
+        """The reference images."""
+        return self.all_of(ReferenceCondition)
+
+    @property
+    def prior(self) -> PriorCondition | None:
+        """The prior's latent, if this is a second stage."""
+        return next(iter(self.all_of(PriorCondition)), None)
+
+    @property
+    def reads_mask(self) -> bool:
+        """It reads an inpaint `Mask`."""
+        return self.has(MaskCondition) or self.has(MaskedImageCondition)
+
+    @property
+    def texts(self) -> int:
+        """Texts for which the model is evaluated in each step."""
+        own = 2 if self.reads_negative else 1
+        return own + len(self.regions) + self.guidance.without_image
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """Names of what makes its activations others than those of a plain run, for corrections of estimates: its
+        options, and LoRAs for some texts, which are then predicted apart."""
+        has_text_loras = any(lora.only for lora in self.loras)
+        return (*self.options.names, *(("loras.only",) if has_text_loras else ()))
+
+    @property
+    def predictions(self) -> int:
+        """Predictions of all steps, each for one text."""
+        return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
+
+    @property
+    def reads_negative(self) -> bool:
+        """It reads the negative prompt: with guidance, and with a sampler that reads the prediction without guidance
+        for its noise."""
+        return self.guidance.cfg != 1 or self.schedule.reads_unguided
+
+    @property
+    def leading_kept(self) -> int:
+        """The leading cells that the result keeps: it is decoded with them."""
+        return 0 if self.has(ControlVideoCondition) else self.shape.leading
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeImageParams:
+    """Encode pixels to a latent with the VAE. Result: `Latent`.
+
+    Reads "image", which is scaled and cropped to this size.
+
+    hides    also reads "mask"; masked pixels become grey, or black with `black`
+    frames   encodes a video of that many frames: the image first, then grey
+    ends     the last frame is "last_image"
+    noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
+    bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
+    is_control_video  encodes a control video of `frames` (`pool.inference.conditioning.control_video`): reads "video"
+                      and
+             "video_mask", if there are, and "reference.N" for each reference image
+    animates  the control video has the poses of the character in "reference.0"
+    """
+
+    model: ModelRef
+    width: int
+    height: int
+    hides: bool = False
+    frames: int = 0
+    noise: float = 0.0
+    seed: int = 0
+    ends: bool = False
+    bright: bool = False
+    is_control_video: bool = False
+    black: bool = False
+    animates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VisionEncodeParams:
+    """Encode `images` images with a vision encoder. Result: `ImageEmbeds`, the states concatenated.
+
+    Reads "image.N", of any size, for each; if there are fewer, the last one is repeated, and if there is none, black is
+    used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
+
+    use    the output that is read (a value of `pool.values.core.sampling_facts.VisionEncoderUse`); empty: what `model`
+           reads
+    blank  encodes no image: zeros after the normalisation
+    """
+
+    model: ModelRef
+    images: int = 1
+    width: int = 0
+    height: int = 0
+    use: str = ""
+    blank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeParams(WireValue):
+    """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
+    length.
+
+    Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
+    "mask".
+    """
+
+    model: ModelRef
+    shape: OutputShape
+    pastes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpscaleParams(WireValue):
+    """Enlarge an image of this width and height with an upscaler, then scale the result to `out_width` by `out_height`.
+    Result: `ImagePixels`; `VideoFrames` for a video of `frames`.
+
+    Reads "image".
+
+    tile     edge of the tiles in pixels of the image; 0 is one tile if memory allows it
+    overlap  of neighbouring tiles, in pixels of the image; 0 is that of `pool.inference.upscalers.upscale`
+    """
+
+    model: UpscalerRef
+    width: int
+    height: int
+    out_width: int
+    out_height: int
+    frames: int = 0
+    tile: int = 0
+    overlap: int = 0
+
+
+#: what a component of a checkpoint computes
+ModelStageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
+StageParams: TypeAlias = ModelStageParams | UpscaleParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreloadRequest:
+    """Tasks expected after the current run, whose weights may be preloaded during it, one task after the other.
+    Compared by identity.
+
+    needed_next  components expected to be needed after the run, soonest first
+    kept         components that may not be evicted for it
+    """
+
+    tasks: tuple[tuple[TaskSpec, StageParams], ...]
+    needed_next: tuple[ComponentKey, ...] = ()
+    kept: tuple[ComponentKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunHooks:
+    """Callbacks of a run.
+
+    on_step          called after each step with (steps done, total steps)
+    should_stop      called at each step and tile, and every few milliseconds at layers; True ends the run with
+                     `Stopped`. Called in the thread of the run, so it must be fast
+    preload_request  called as often: the tasks to preload during the run; the same value until it changes
+    should_pause     called between the steps of a sampling run; True ends it there with a `RunState` for each task as
+                     its result. A run that has not begun ends with `Stopped`; other stages ignore it
+    checkpoint       called between the steps of a sampling run with a function that returns the `RunState` of each
+                     task at that step; the call of this function copies them from the device
+    preview          called after each prediction of a sampling run with a function that returns the clean latent that
+                     was predicted for each task, of a video its middle frame; the call of this function copies them
+                     from the device. None: nobody can want previews of the run
+    """
+
+    on_step: Callable[[int, int], None]
+    should_stop: Callable[[], bool]
+    preload_request: Callable[[], PreloadRequest | None] = lambda: None
+    should_pause: Callable[[], bool] = lambda: False
+    checkpoint: Callable[[Callable[[], Sequence[RunState]]], None] = lambda states: None
+    preview: Callable[[Callable[[], Sequence[FloatArray]]], None] | None = None
+
+
+class Stopped(Exception):
+    """A run was stopped on request at a step, tile or layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """One task of a batched run, with the arguments that a run of it alone would get.
+
+    resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    """
+
+    task: TaskSpec
+    work: StageParams
+    inputs: Mapping[str, Result]
+    hooks: RunHooks
+    resume: RunState | None = None
+
+
+#: outcome of a member: the result with its share of the cost, or the error
+Outcome: TypeAlias = tuple[Result, RunCost] | Exception
+
+
+def role_of(work: StageParams) -> Role:
+    """Return the component that `work` runs; of several text encoders the first."""
+    match work:
+        case EncodeParams():
+            return Role.TEXT_ENCODER
+        case SampleParams():
+            return Role.DIFFUSION_MODEL_2 if work.schedule.low_noise else Role.DIFFUSION_MODEL
+        case VisionEncodeParams():
+            return Role.VISION_ENCODER
+        case EncodeImageParams() | DecodeParams():
+            return Role.VAE
+        case UpscaleParams():
+            return Role.UPSCALER
+
+
+_TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
+
+
+def encoders_run(work: EncodeParams, encoders: Sequence[Role], facts: SamplingFacts) -> tuple[Role, ...]:
+    """Return those of the text `encoders` of a model of `facts` that `work` runs, in order: the last one, if it writes
+    tokens of images, only for that."""
+    return tuple(encoders[:-1] if facts.writes_tokens and work.writes is None else encoders)
+
+
+def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
+    """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
+    the diffusion model, then image prompt adapters."""
+    if isinstance(work, EncodeParams):
+        return _TEXT_ENCODERS[:count]
+    adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
+    return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
+
+
+def control_key(control: ControlRef) -> ComponentKey:
+    """Component key of a ControlNet, independent of its use."""
+    overrides = "".join(f"+{name}={value}" for name, value in control.config_overrides)
+    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{overrides}")
+
+
+def upscaler_key(upscaler: UpscalerRef) -> ComponentKey:
+    """Component key of an upscaler."""
+    return component_key(upscaler.name, Role.UPSCALER, upscaler.sha256)
+
+
+def image_prompt_key(prompt: ImagePromptRef) -> ComponentKey:
+    """Component key of an image prompt adapter, independent of its use."""
+    return ComponentKey(f"{prompt.name}/{Role.IMAGE_PROMPT.value}@{prompt.sha256[:10]}")
+
+
+def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
+    """Component key for the content `sha256`, named after the first model `name` that has it."""
+    return ComponentKey(f"{name}/{role.value}@{sha256[:10]}")
+
+
+def lora_key(lora: LoraRef) -> ComponentKey:
+    """Component key of a LoRA, independent of its strength."""
+    return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
+
+
+def embedding_key(embedding: EmbeddingRef) -> ComponentKey:
+    """Component key of a textual inversion."""
+    return ComponentKey(f"{embedding.name}/embedding@{embedding.sha256[:10]}")
+
+
+def stage_of(work: StageParams) -> Stage:
+    """Return the stage of `work`."""
+    match work:
+        case EncodeParams() | EncodeImageParams() | VisionEncodeParams():
+            return Stage.ENCODE
+        case SampleParams():
+            return Stage.SAMPLE
+        case DecodeParams() | UpscaleParams():
+            return Stage.DECODE
+
+
+#: fields in which the tasks of one batch may differ. Every other field separates tasks: a field that is forgotten here
+#: makes runs smaller, never wrong
+_VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        EncodeParams: frozenset({"text", "is_negative", "embeddings"}),
+        SampleParams: frozenset({"seed"}),
+        DecodeParams: frozenset(),
+        UpscaleParams: frozenset(),
+    }
+)
+#: the names of all fields of the identity by class, and of those that tasks of one batch share
+_FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
+    {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
+)
+_SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
+    {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
+)
+#: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
+_PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
+    {
+        kind: tuple(one.name for one in dataclasses.fields(kind))
+        for kind in (OutputShape, SamplingSchedule, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
+        if kind not in (ControlRef, ImagePromptRef)
+    }
+)
+#: fields that were added later, with an empty default
+_LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        EncodeParams: frozenset({"writes", "lyrics"}),
+        VisionEncodeParams: frozenset({"use", "blank"}),
+        EncodeImageParams: frozenset({"animates"}),
+    }
+)
+#: the sampler whose step lengths follow from the images
+ADAPTIVE_SAMPLER = "dpm_adaptive"
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
+    """Return the key that tasks on the same weights must share to run as one batch: a digest of everything except texts
+    and seeds.
+
+    The model is part of it: models with equal components may differ in text encoding, noise and latents.
+    `context_tokens` are the lengths of the texts that sampling reads. Same as
+    `pool.values.specs.spec.TaskSpec.together`. Empty: never batched.
+    """
+    shared = _SHARED.get(type(work))
+    # one image fills a device; the length of texts with images depends on the image sizes
+    if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # kernels round differently at another batch size, which would change what is drawn
+    if isinstance(work, EncodeParams) and work.writes is not None:
+        return ""
+    # the steps of this sampler follow from the error of all images of a run
+    if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
+        return ""
+    # so do the steps that such caches skip
+    if isinstance(work, SampleParams) and work.options.skips_by_content:
+        return ""
+    # not JSON: this runs for every requested task, and takes a third of the time
+    text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
+    return f"{stage_of(work).value} {_digest(text)[:16]}"
+
+
+def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
+    """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
+    and the inputs by name."""
+    return _id_of_text(stage_of(work), _JSON.encode([type(work).__name__, _identity(work), dict(needs)]))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdTemplate:
+    """The text of the id of a task, for the ids of tasks that differ from it in nothing but their seed and inputs.
+
+    before, after   the text around the seed, up to the inputs; `after` is None if the parameters have no seed
+    """
+
+    stage: Stage
+    before: str
+    after: str | None
+
+    @classmethod
+    def of(cls, work: StageParams) -> TaskIdTemplate:
+        """Return the template of `work`."""
+        identity = _identity(work)
+        if has_seed := "seed" in identity:
+            identity["seed"] = _NO_SEED
+        elif has_seed := "writes" in identity:
+            identity["writes"] = [*identity["writes"][:-1], _NO_SEED]  # the seed is its last field
+        text = _JSON.encode([type(work).__name__, identity])[:-1]
+        # no other place has this text: quotes within values are escaped
+        before, _, after = text.partition(_JSON.encode(_NO_SEED)) if has_seed else (text, "", None)
+        return cls(stage_of(work), before, after)
+
+    def task_id(self, seed: int, needs: Mapping[str, TaskId]) -> TaskId:
+        """Return what `task_id` returns for the parameters with this seed, if they have one, and these inputs."""
+        seeded = "" if self.after is None else f"{seed}{self.after}"
+        return _id_of_text(self.stage, f"{self.before}{seeded},{_JSON.encode(dict(needs))}]")
+
+
+def seed_of(work: StageParams) -> int:
+    """Return the seed of `work`; 0 if it draws nothing."""
+    if isinstance(work, EncodeParams):
+        return 0 if work.writes is None else work.writes.seed
+    return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
+
+
+def draws(work: StageParams) -> bool:
+    """Return whether the result of `work` depends on a seed."""
+    if isinstance(work, EncodeParams):
+        return work.writes is not None
+    return isinstance(work, SampleParams) or (isinstance(work, EncodeImageParams) and work.noise > 0)
+
+
+def with_seed(work: StageParams, seed: int) -> StageParams:
+    """Return `work`, which draws something, with this seed."""
+    if isinstance(work, EncodeParams):
+        assert work.writes is not None, f"{work} draws nothing"
+        return replace(work, writes=replace(work.writes, seed=seed))
+    assert isinstance(work, SampleParams | EncodeImageParams), f"{work} draws nothing"
+    return replace(work, seed=seed)
+
+
+#: stands for the seed in a template; no parameter has such a value
+_NO_SEED = {"seed of": "a template"}
+
+
+def _identity(work: StageParams) -> dict[str, Any]:
+    content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
+    if later := _LATER_FIELDS.get(type(work)):  # ids without them are what they were
+        content = {name: value for name, value in content.items() if name not in later or value}
+    return content
+
+
+def _id_of_text(stage: Stage, text: str) -> TaskId:
+    return TaskId(f"{stage.value}-{_digest(text)[:20]}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_places(value: Any) -> Any:
+    """A field value without names and paths of files: a renamed copy of a file is the same file.
+
+    Written out for each kind of file: it runs for every requested task, and `dataclasses.asdict` takes three times as
+    long."""
+    if isinstance(value, ModelRef | UpscalerRef):
+        return {"sha256": value.sha256}
+    if isinstance(value, LoraRef):
+        found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}
+        found |= {} if value.text_strength is None else {"text_strength": value.text_strength}
+        found |= {"start": value.start, "end": value.end} if value.has_span else {}
+        found |= {"blocks": value.blocks} if value.blocks else {}
+        found |= {"keyframes": value.keyframes, "interpolation": value.interpolation} if value.keyframes else {}
+        return found | ({"only": value.only} if value.only else {})
+    if isinstance(value, EmbeddingRef):
+        return {"name": value.name, "sha256": value.sha256}
+    if isinstance(value, ControlRef):
+        more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
+        more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
+        more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
+        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
+    if isinstance(value, ImagePromptRef):
+        found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
+        found |= {"images": value.images, "blocks": value.blocks}
+        found |= {"masks": value.masks} if value.masks else {}
+        return found | ({"face_version": value.face_version} if value.face_version else {})
+    if (names := _PARTS.get(type(value))) is not None:
+        if type(value) is SamplingSchedule and not value.shift:  # added later: ids without it are what they were
+            names = names[:-1]
+        return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
+    if isinstance(value, tuple):
+        return [_without_places(v) for v in value]
+    if isinstance(value, RunOptions):
+        return value.settings()
+    return value

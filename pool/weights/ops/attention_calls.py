@@ -1,0 +1,161 @@
+"""`AttentionKernels`: makes the calls of attention of an engine's runs, each by the kernel for its shape.
+
+diffusers and transformers call `torch.nn.functional.scaled_dot_product_attention` by that name. Inside `routed` it
+names a function that lets the kernels of the current context make the call; compiled code contains torch's function,
+and the kernels that came first when it was traced. A function that the program has put there itself stays there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.weights.ops.attention import AttentionBackend, reordered
+from modelpool.pool.weights.ops.attention_choices import CallShape, KernelChoices, shape_of
+
+#: shapes whose refusal is remembered
+REFUSALS_KEPT = 1024
+
+#: what cuDNN's attention raises for shapes that it has no kernel for although torch chose it. Source: cudnn-frontend,
+#: graph_interface.h, as reported to pytorch
+_CUDNN_REFUSALS = ("No execution plans support the graph", "No valid execution plans built")
+
+#: torch's function, or one with its arguments
+Attend: TypeAlias = Callable[..., Tensor]
+
+_LOG = logging.getLogger(__name__)
+
+
+class AttentionKernels:
+    """The order of attention kernels of one engine, and where it is another one: for shapes that cuDNN's kernel refused
+    and, with `choices`, for those whose fastest kernel was measured.
+
+    A shape that cuDNN refuses is computed at once by the next kernel, then and from then on; other shapes are not
+    affected.
+    """
+
+    def __init__(self, order: Sequence[AttentionBackend] = (), choices: KernelChoices | None = None) -> None:
+        self.order = tuple(order)
+        self.choices = choices
+        #: shapes that cuDNN's kernel refused
+        self.refused: LruCache[CallShape, bool] = LruCache(REFUSALS_KEPT)
+
+    def drop_refused(self, error: BaseException) -> bool:
+        """Leave out cuDNN's kernel from now on if `error` is its refusal of a shape in a call that was not routed.
+        Returns whether it did: the run that raised `error` is worth another try."""
+        if not is_refusal(error) or AttentionBackend.CUDNN not in self.order:
+            return False
+        self.order = _without_cudnn(self.order)
+        return True
+
+    def call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the result of `attend`, torch's function, by the kernel for the shape."""
+        if self.choices is None and not len(self.refused):  # the usual case costs a check
+            try:
+                return attend(query, key, value, *args, **kwargs)
+            except RuntimeError as error:
+                if not self._notes(error, shape_of(query, key, value, *args, **kwargs)):
+                    raise
+        shape = shape_of(query, key, value, *args, **kwargs)
+        for _ in range(2):
+            usual = _without_cudnn(self.order) if shape in self.refused else self.order
+            order = usual
+            if self.choices is not None:
+                order = self.choices.order(shape, usual, lambda: attend(query, key, value, *args, **kwargs))
+            try:
+                with reordered(order, self.order):
+                    return attend(query, key, value, *args, **kwargs)
+            except RuntimeError as error:
+                if not self._notes(error, shape):
+                    raise
+        raise AssertionError("a refusal is raised the second time")
+
+    def _notes(self, error: RuntimeError, shape: CallShape) -> bool:
+        """Remember that cuDNN's kernel refuses `shape`, if that is `error`. Returns whether it is, for the first time.
+
+        Does not raise it: it would be held by a frame of its own traceback, with the tensors of the call.
+        """
+        if not is_refusal(error) or shape in self.refused:
+            return False
+        self.refused.put(shape, True)
+        _LOG.warning("cuDNN's attention refused a shape, which another kernel computes: %s", shape)
+        return True
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether `error` is the refusal of a shape by cuDNN's attention, which torch had chosen for it."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CUDNN_REFUSALS)
+
+
+@contextmanager
+def routed(kernels: AttentionKernels) -> Iterator[None]:
+    """Let `kernels` make the calls of attention of this thread inside the block. No effect without an order.
+
+    Blocks nest, and those of several threads may overlap: torch's function is back when the last one ends.
+    """
+    if not kernels.order:
+        yield
+        return
+    _HOOK.enter()
+    token = _KERNELS.set(kernels)
+    try:
+        yield
+    finally:
+        _KERNELS.reset(token)
+        _HOOK.leave()
+
+
+_KERNELS: ContextVar[AttentionKernels | None] = ContextVar("attention_kernels", default=None)
+#: torch's function, without this module
+torch_attention: Attend = torch.nn.functional.scaled_dot_product_attention
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In place of torch's function while a block of `routed` is entered."""
+    if torch.compiler.is_compiling():
+        return torch_attention(query, key, value, *args, **kwargs)
+    kernels = _KERNELS.get()
+    if kernels is None:
+        return torch_attention(query, key, value, *args, **kwargs)
+    return kernels.call(torch_attention, query, key, value, *args, **kwargs)
+
+
+class _Hook:
+    """Puts `_attention` in the place of torch's function while a block is entered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._is_in_place = False
+
+    def enter(self) -> None:
+        """Count a block in."""
+        with self._lock:
+            self._blocks += 1
+            if self._blocks == 1 and torch.nn.functional.scaled_dot_product_attention is torch_attention:
+                torch.nn.functional.scaled_dot_product_attention = _attention
+                self._is_in_place = True
+
+    def leave(self) -> None:
+        """Count a block out."""
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0 and self._is_in_place:
+                self._is_in_place = False
+                if torch.nn.functional.scaled_dot_product_attention is _attention:
+                    torch.nn.functional.scaled_dot_product_attention = torch_attention
+
+
+_HOOK = _Hook()
+
+
+def _without_cudnn(order: Sequence[AttentionBackend]) -> tuple[AttentionBackend, ...]:
+    return tuple(kernel for kernel in order if kernel is not AttentionBackend.CUDNN)

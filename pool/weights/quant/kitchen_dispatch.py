@@ -1,0 +1,71 @@
+"""Calls comfy_kitchen's functions for packed formats on every device: unpacking, quantizing, stochastic rounding.
+
+On devices that comfy_kitchen supports, its functions run directly. On any other (the simulated one) each call is one
+torch operation, defined here at first use, which computes on the CPU: the package caches tables for each device, which
+would otherwise be charged to the simulated device for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.weights.quant.formats import WEIGHT
+from modelpool.pool.weights.quant.kitchen import KNOWN_DEVICES, Parts, Settings
+from modelpool.pool.weights.quant.kitchen_quantize import QUANTIZERS, fp8_stochastic
+from modelpool.pool.weights.quant.kitchen_unpack import UNPACKERS
+
+
+def unpack(name: str, parts: Parts, settings: Settings, dtype: torch.dtype) -> Tensor:
+    """Return the values of a weight in the format `name`, padding included, in `dtype` (any float type)."""
+    if parts[WEIGHT].device.type in KNOWN_DEVICES:
+        return UNPACKERS[name](parts, settings, dtype)
+    names = list(parts)
+    out: Tensor = _operations()[0](list(parts.values()), json.dumps([name, names, dict(settings)]), dtype)
+    return out
+
+
+def quantize(name: str, weight: Tensor, settings: Settings, seed: int | None) -> dict[str, Tensor]:
+    """Return the parts of `weight` (two dimensions, a float type that the format accepts) in the format `name`.
+
+    seed  for stochastic rounding; None rounds to nearest. The result depends only on the values and the seed, and for
+          integer formats on the kind of device: the package draws their noise on the weight's device
+    """
+    if weight.device.type in KNOWN_DEVICES:
+        return QUANTIZERS[name](weight, settings, seed)
+    tensors: list[Tensor] = _operations()[1](weight, json.dumps([name, dict(settings)]), -1 if seed is None else seed)
+    names = bytes(tensors[0].cpu().tolist()).decode().split()
+    return dict(zip(names, tensors[1:], strict=True))
+
+
+def round_to_fp8(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """Round `x` stochastically to the 8-bit float `dtype`, with noise that depends only on `seed`."""
+    if x.device.type not in KNOWN_DEVICES:
+        parts: list[Tensor] = _operations()[1](x, json.dumps(["fp8", {"dtype": str(dtype)}]), seed)
+        return parts[0]
+    return fp8_stochastic(x, dtype, seed)
+
+
+@functools.cache
+def _operations() -> tuple[Callable[..., Tensor], Callable[..., list[Tensor]]]:
+    """Register unpacking and quantizing as torch operations and return them."""
+
+    @torch.library.custom_op("modelpool::unpack", mutates_args=())
+    def unpack_operation(parts: Sequence[Tensor], what: str, dtype: torch.dtype) -> Tensor:
+        name, names, settings = json.loads(what)
+        return UNPACKERS[name](dict(zip(names, parts, strict=True)), settings, dtype)
+
+    @torch.library.custom_op("modelpool::quantize", mutates_args=())
+    def quantize_operation(weight: Tensor, what: str, seed: int) -> list[Tensor]:
+        name, settings = json.loads(what)
+        if name == "fp8":
+            return [fp8_stochastic(weight, getattr(torch, settings["dtype"].removeprefix("torch.")), seed)]
+        parts = QUANTIZERS[name](weight, settings, None if seed < 0 else seed)
+        # an operation returns only tensors: the first encodes the names of the others
+        return [torch.tensor(list(" ".join(parts).encode()), dtype=torch.uint8), *parts.values()]
+
+    return unpack_operation, quantize_operation

@@ -1,0 +1,1 @@
+"""Costs, queues and placement: which task runs where, and when."""

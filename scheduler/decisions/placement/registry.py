@@ -1,0 +1,15 @@
+"""The placement policies by name, as the configuration selects them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelpool.scheduler.decisions.placement.expected_completion import soonest
+from modelpool.scheduler.decisions.placement.rules import Placement, arrival_order, least_loaded
+
+#: the names are those of `scheduler.model.config.PLACEMENT_NAMES`
+PLACEMENTS: Mapping[str, Placement] = {
+    "soonest": soonest,
+    "arrival_order": arrival_order,
+    "least_loaded": least_loaded,
+}

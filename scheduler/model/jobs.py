@@ -1,0 +1,381 @@
+"""Jobs and tasks of the core, and their legal state transitions.
+
+Plain records without behaviour; `scheduler.core.state` changes them, statuses only through
+`scheduler.model.story.Story.move`. Workers are known by name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, ClassVar, TypeAlias
+
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, JobSpec, OomStep, TaskId, TaskSpec, UserId, WorkerId
+from modelpool.scheduler.model.cost_classes import CostClass
+from modelpool.scheduler.model.file_verdicts import NO_ORIGINS, Origins
+from modelpool.scheduler.model.kept_states import KeptState
+from modelpool.scheduler.model.oom_escalation import MemoryFailure
+from modelpool.scheduler.model.placement_record import WaitEvaluation
+from modelpool.scheduler.model.story import Status
+from modelpool.scheduler.model.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
+
+#: the story's note of a job whose result exists
+WAITS_FOR_VERDICT = "waits until the hashes of the files are known that its result was made with"
+
+#: negative priority, virtual start time of the user's share (`scheduler.decisions.queue.shares`), place in the order of
+#: submission: an int, a float and two ints. The type leaves that open: the compiler would store them separately and
+#: build a tuple for every comparison
+Order: TypeAlias = tuple[Any, ...]
+
+
+class JobStatus(Status):
+    """Status of a job."""
+
+    ACTIVE = "active"  #: at least one task has to run for it
+    STOPPING = "stopping"  #: cancelled; a GPU still runs a task that no other job wants
+    ENDED = "ended"  #: resolved and forgotten
+
+
+#: Every legal transition of a job, with its reason.
+JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
+    JobStatus.ACTIVE: frozenset(
+        {
+            JobStatus.ENDED,  # the wanted result exists; a task failed for good; cancelled while nothing ran for it
+            JobStatus.STOPPING,  # cancelled while a task ran that no other job wants
+        }
+    ),
+    JobStatus.STOPPING: frozenset(
+        {
+            JobStatus.ENDED,  # the run ended, with any outcome, or its worker was lost
+        }
+    ),
+    JobStatus.ENDED: frozenset(),
+}
+
+
+class TaskStatus(Status):
+    """Status of a task. A task exists while it has to run or is running; its result outlives it."""
+
+    BLOCKED = "blocked"  #: a result that it reads does not exist
+    READY = "ready"  #: in the backlog, or waiting for the worker that it is pinned to
+    QUEUED = "queued"  #: on a worker that runs another task, and will start it then
+    RUNNING = "running"  #: on a worker
+    STOPPING = "stopping"  #: on a worker that was asked to stop
+    ENDED = "ended"  #: forgotten
+
+
+#: Every legal transition of a task, with its reason.
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.BLOCKED: frozenset(
+        {
+            TaskStatus.READY,  # the last of its inputs exists
+            TaskStatus.QUEUED,  # behind the tasks of a worker that compute its inputs
+            TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.READY: frozenset(
+        {
+            TaskStatus.RUNNING,  # placed on a worker
+            TaskStatus.QUEUED,  # placed on a busy worker, as its next task
+            TaskStatus.BLOCKED,  # an input was lost and is computed again
+            TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.QUEUED: frozenset(
+        {
+            TaskStatus.RUNNING,  # the run before it ended
+            TaskStatus.BLOCKED,  # it was revoked, or its worker was lost before it started
+            TaskStatus.STOPPING,  # no live job needs it any more; it is not revoked yet
+            TaskStatus.ENDED,  # its worker was lost before it started, and no other can run it
+        }
+    ),
+    TaskStatus.RUNNING: frozenset(
+        {
+            TaskStatus.ENDED,  # its result exists, or it failed for good
+            TaskStatus.BLOCKED,  # its worker was lost, the failure may be retried, or it stopped with its state
+            TaskStatus.STOPPING,  # no live job needs it any more; its GPU has not stopped yet
+        }
+    ),
+    TaskStatus.STOPPING: frozenset(
+        {
+            TaskStatus.ENDED,  # the run ended and no job wanted it again, or it succeeded before it could stop
+            TaskStatus.BLOCKED,  # the run was stopped, and a new job needs it: once its inputs exist
+        }
+    ),
+    TaskStatus.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True, init=False, eq=False)
+class Job:
+    """A job that is not resolved. As in Task, `__init__` is written out: every event creates some, and the `__init__`
+    that a dataclass generates is never compiled."""
+
+    MOVES: ClassVar[Mapping[JobStatus, frozenset[JobStatus]]] = JOB_MOVES
+
+    spec: JobSpec
+    #: order of submission
+    number: int
+    #: its tasks by id, each after the ones it needs
+    tasks: dict[TaskId, TaskSpec]
+    status: JobStatus
+    #: priority of the spec, raised by ageing
+    priority: int
+    #: virtual start time in its user's share, in virtual seconds; NO_VIRTUAL_START if no other user waits
+    virtual_start: float
+    #: it is in the fair queue (`scheduler.decisions.queue.fair_queue`)
+    joined: bool
+    #: a task of it was placed that no earlier job wanted
+    begun: bool
+    #: its deadline is so near that it goes first until then
+    urgent: bool
+    #: expected seconds of its runs, if its deadline was sooner than that at submission
+    hopeless_seconds: float | None
+    #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
+    demands: dict[TaskId, None]
+    #: runs whose end it waits for; non-empty exactly while STOPPING
+    awaits: dict[TaskId, None]
+    #: how often a result that it still needed was lost
+    losses: dict[TaskId, int]
+    #: its result exists, and files that it was made with have to be known before it ends
+    waits_for_verdict: bool
+
+    def __init__(self, spec: JobSpec, number: int, tasks: dict[TaskId, TaskSpec], priority: int = 0) -> None:
+        self.spec = spec
+        self.number = number
+        self.tasks = tasks
+        self.status = JobStatus.ACTIVE
+        self.priority = priority
+        self.virtual_start = NO_VIRTUAL_START
+        self.joined = False
+        self.begun = False
+        self.urgent = False
+        self.hopeless_seconds = None
+        self.demands = {}
+        self.awaits = {}
+        self.losses = {}
+        self.waits_for_verdict = False
+
+    @property
+    def name(self) -> JobId:
+        """The id, for the story."""
+        return self.spec.job_id
+
+
+@dataclass(slots=True, init=False, eq=False)
+class Task:
+    """A task that has to run or is running. Shared by every job that names its id."""
+
+    MOVES: ClassVar[Mapping[TaskStatus, frozenset[TaskStatus]]] = TASK_MOVES
+
+    spec: TaskSpec
+    cost_class: CostClass
+    #: place in the order of submission: number of the first job that needed it, position within that job
+    number: tuple[int, int]
+    status: TaskStatus
+    #: active jobs that need its result. Empty only while STOPPING
+    demand: dict[JobId, None]
+    #: cancelled jobs that wait for its run to end. Empty unless STOPPING
+    awaited_by: dict[JobId, None]
+    #: priority and virtual start time of the first of `demand`: higher priority first, then the earlier start time
+    priority: int
+    virtual_start: float
+    #: sort key of the backlog: higher priority first, then by virtual start time and order of submission. Unique
+    order: Order
+    #: the user who is charged: user of the first of `demand`; the last such user when no job demands it any more
+    payer: UserId
+    #: expected seconds of its run, if reserved already, and the flow in which they are reserved
+    reserved_seconds: float
+    reserved_in: UserFlow | None = field(repr=False)
+    #: READY, and kept out of the backlog by its payer's limit
+    held_back: bool
+    #: the earliest deadline among urgent jobs of `demand`
+    urgent_by: float
+    #: name of the batch of jobs it was submitted with; "" if submitted alone
+    batch: str
+    #: time since when it could start, kept when it waits again; None before, and once it is on a worker
+    ready_at: float | None
+    #: seconds for which it could have started, before it was sent to its latest worker
+    queue_seconds: float
+    #: the latest evaluation with which a placement let it wait for a busy worker; None if none did
+    evaluation: WaitEvaluation | None
+    #: times that it was sent to a worker
+    attempt: int
+    #: failed runs that count against the limit
+    failures: int
+    #: those of them that ran out of memory, and the measures taken so far
+    memory_failures: tuple[MemoryFailure, ...]
+    oom_steps: tuple[OomStep, ...]
+    #: workers that were lost while it ran on them, one entry per loss
+    crashed: tuple[WorkerId, ...]
+    #: runs that found a file of it unavailable
+    unavailable: int
+    #: the one worker that it waits for while READY; None for any
+    pinned_to: WorkerId | None
+    #: until this time; then any worker will do
+    pinned_until: float
+    #: restart that worker's process first
+    recycle_first: bool
+    #: the measure that waiting for that worker serves; recorded when the task starts there
+    next_oom_step: OomStep | None
+    #: time at which its run, which took too long, was asked to stop
+    timed_out_at: float | None
+    #: time at which its run, which no job needs any more, was asked to stop
+    cancel_requested_at: float | None
+    #: the state that its next run resumes from; None starts it from the beginning
+    kept: KeptState | None
+    #: expected seconds of a run from the beginning; those of `spec` are of the steps that are left
+    full_run_seconds: float
+    #: time at which its run was asked to stop with its state; None: it was not
+    pause_requested_at: float | None
+    #: times that it was stopped for a task of higher priority
+    preemptions: int
+    #: how often later tasks of other batches started while it was the oldest that fitted there, divided by the workers
+    #: up
+    passed: float
+    #: goes before all others of its priority, also when queued again: it was passed over as often as the limit allows
+    overdue: bool
+    #: goes before all others of its priority: its last run was lost with its worker
+    goes_first: bool
+    #: a run that it shared with others failed: it runs alone from now on
+    alone: bool
+    #: set exactly while QUEUED, RUNNING or STOPPING
+    worker_id: WorkerId | None
+    #: of that worker
+    incarnation: int
+    started_at: float
+    #: inputs that did not exist when it was queued: tasks in front of it on its worker compute them. Without one that
+    #: has succeeded, and is left out here, it does not start
+    follows: tuple[TaskId, ...]
+    #: its run reads a file, or a result, that is not the expected one: whatever comes of it does not count
+    is_refuted: bool
+    #: those of the results that its run reads
+    origins: Origins
+
+    def __init__(self, spec: TaskSpec, cost_class: CostClass, number: tuple[int, int], batch: str = "") -> None:
+        self.spec = spec
+        self.cost_class = cost_class
+        self.number = number
+        self.status = TaskStatus.BLOCKED
+        self.demand = {}
+        self.awaited_by = {}
+        self.priority = 0
+        self.virtual_start = NO_VIRTUAL_START
+        self.order = (0, NO_VIRTUAL_START, (0, 0))
+        self.payer = ANONYMOUS
+        self.reserved_seconds = 0.0
+        self.reserved_in = None
+        self.held_back = False
+        self.urgent_by = inf
+        self.batch = batch
+        self.ready_at = None
+        self.queue_seconds = 0.0
+        self.evaluation = None
+        self.attempt = 0
+        self.failures = 0
+        self.memory_failures = ()
+        self.oom_steps = ()
+        self.crashed = ()
+        self.unavailable = 0
+        self.pinned_to = None
+        self.pinned_until = inf
+        self.recycle_first = False
+        self.next_oom_step = None
+        self.timed_out_at = None
+        self.cancel_requested_at = None
+        self.kept = None
+        self.full_run_seconds = spec.run_seconds
+        self.pause_requested_at = None
+        self.preemptions = 0
+        self.passed = 0.0
+        self.overdue = False
+        self.goes_first = False
+        self.alone = False
+        self.worker_id = None
+        self.incarnation = 0
+        self.started_at = 0.0
+        self.follows = ()
+        self.is_refuted = False
+        self.origins = NO_ORIGINS
+
+    @property
+    def name(self) -> TaskId:
+        """The id, for the story."""
+        return self.spec.task_id
+
+    @property
+    def remaining(self) -> float:
+        """Fraction of its steps that its current or next run computes."""
+        return self.spec.run_seconds / self.full_run_seconds if self.full_run_seconds else 1.0
+
+    def set_priority(self, priority: int, virtual_start: float = NO_VIRTUAL_START) -> None:
+        """Change the sort key of the backlog. Call only while the task is not in it."""
+        self.priority, self.virtual_start = priority, virtual_start
+        self.order = (-priority, virtual_start, self.number)
+
+    @property
+    def stop_requested_at(self) -> float:
+        """Time at which its run was first asked to stop; infinity if never."""
+        late = inf if self.timed_out_at is None else self.timed_out_at
+        return late if self.cancel_requested_at is None else min(late, self.cancel_requested_at)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its run was asked to stop: with its state, because of its timeout, because its result would not
+        count, or because no job needs it."""
+        is_asked = self.pause_requested_at is not None or self.timed_out_at is not None or self.is_refuted
+        return is_asked or self.status is TaskStatus.STOPPING
+
+    def waited_seconds(self, at: float) -> float:
+        """Seconds for which it could have started."""
+        return 0.0 if self.ready_at is None else at - self.ready_at
+
+    @property
+    def on_worker(self) -> bool:
+        """Whether a worker has it."""
+        return self.worker_id is not None
+
+
+def needed_tasks(
+    job: Job,
+    held: Container[TaskId],
+    on_worker: Callable[[TaskId], bool],
+    follows: Callable[[TaskId], tuple[TaskId, ...]] = lambda task_id: (),
+) -> tuple[dict[TaskId, TaskSpec], TaskId | None]:
+    """Return the tasks that have to run (or are running) before the wanted result exists, in the job's order.
+
+    `held` are the existing results; a task for which `on_worker` holds has read its inputs already, except those that
+    it `follows`. The second value is the id of a needed result that no task of the job computes: a lost result that a
+    driver provided.
+    """
+    wanted = job.spec.wanted
+    if wanted in held:
+        return {}, None
+    needed = {wanted}
+    for task_id in reversed(job.tasks):
+        if task_id in needed:
+            reads = follows(task_id) if on_worker(task_id) else job.tasks[task_id].needs
+            needed.update([n for n in reads if n not in held])
+    tasks = {task_id: task for task_id, task in job.tasks.items() if task_id in needed}
+    return tasks, None if len(tasks) == len(needed) else min(needed.difference(tasks))
+
+
+def problem_with(job: JobSpec, known: Container[ComponentKey]) -> str | None:
+    """Return what is wrong with the structure of `job`, naming the field; None if it is valid."""
+    makeable: set[TaskId] = set(job.given)
+    for task in job.tasks:
+        if task.task_id in makeable:
+            return f"tasks: {task.task_id} is named twice or is also given, expected each id once"
+        for need in task.needs:
+            if need not in makeable:
+                return f"tasks: {task.task_id} needs {need}, expected an earlier task or a given result"
+        for use in task.uses:
+            if use.component not in known:
+                return f"tasks: {task.task_id} uses {use.component}, expected a component that was announced"
+        if len(task.uses) > 1 and len({use.component for use in task.uses}) < len(task.uses):
+            return f"tasks: {task.task_id} uses a component twice, expected each once"
+        makeable.add(task.task_id)
+    if job.wanted not in makeable:
+        return f"wanted: found {job.wanted}, expected one of the job's tasks"
+    return None

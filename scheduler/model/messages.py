@@ -1,0 +1,603 @@
+"""The messages of the scheduler core: everything that enters it (Event) and leaves it (Command), as frozen values.
+
+`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
+`RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
+Every event creates commands: their `__init__` is written out (`pool.values.specs.resident` explains why).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    JobId,
+    JobSpec,
+    JudgedFile,
+    NodeId,
+    OomStep,
+    PastRun,
+    RunError,
+    TaskId,
+    TaskReport,
+    WorkerId,
+    WorkerSpec,
+)
+from modelpool.pool.values.specs.wire_value import WireValue
+from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.model.placement_record import Why
+from modelpool.scheduler.model.scaling_record import ScalingWhy
+
+
+class Outcome(Enum):
+    """The outcome of a job."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class LossCause(Enum):
+    """Why a worker is gone, or did not start. Only the first two can be the fault of the task that it ran."""
+
+    CRASH = "crash"  #: the process ended by itself, or hung; also if nothing else is known
+    OUT_OF_MEMORY = "out of host memory"  #: killed because its machine ran out of memory
+    KILLED = "killed"  #: another process ended it
+    NODE_LOST = "node lost"  #: its machine is gone without notice
+    PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
+    NO_NODE = "no node"  #: no machine for it came up in time; only starts fail for this
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the task that it ran cannot be the cause."""
+        return self in (LossCause.KILLED, LossCause.NODE_LOST, LossCause.PREEMPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersWanted(WireValue):
+    """Set the workers of the pool. New ones are started; workers that are no longer named end when idle."""
+
+    at: float
+    worker_ids: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentsKnown(WireValue):
+    """Sizes of components that jobs may name from now on. Repeating one with equal sizes has no effect."""
+
+    at: float
+    components: tuple[ComponentSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneComponents(WireValue):
+    """Forget the sizes of components that no live task uses and no worker holds. The shell sends it when many are
+    known, and sends the sizes again with the next job that uses them."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(WireValue):
+    """A driver submitted `job`: at `submitted_at`, if it has waited outside of the core since, or else now."""
+
+    at: float
+    job: JobSpec
+    submitted_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested(WireValue):
+    """A driver cancelled the job. Unknown and ended jobs are ignored: cancelling is idempotent."""
+
+    at: float
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp(WireValue):
+    """A worker started, or was taken over from an earlier controller.
+
+    residency  the weights on the GPU of a worker that was taken over; None: it started, and has none
+    past_runs  runs that it has done for earlier controllers
+    """
+
+    at: float
+    worker: WorkerSpec
+    residency: Residency | None = None
+    past_runs: tuple[PastRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed(WireValue):
+    """A `StartWorker` failed."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    reason: str
+    cause: LossCause = LossCause.CRASH
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown(WireValue):
+    """A worker that was up is lost, with everything on its GPU."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    reason: str
+    cause: LossCause = LossCause.CRASH
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining(WireValue):
+    """The machine will end at `deadline`, on the core's clock: a drain request or a preemption notice. A later deadline
+    replaces the earlier one; infinity withdraws the notice."""
+
+    at: float
+    node: NodeId
+    deadline: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(WireValue):
+    """A `RunTask` ended, successfully or not."""
+
+    at: float
+    report: TaskReport
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRevoked(WireValue):
+    """A queued task was taken back before it started: it will not run there. It may come after the end of the run
+    before it."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateKept(WireValue):
+    """The shell holds the state of a run that continues, after `step` of `steps`: a checkpoint, from which the task
+    resumes if the run is lost. Its id is `scheduler.model.kept_states.state_id`. `attempt` is 0 for one that an
+    earlier controller's run left, which was found when the task was submitted."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    step: int
+    steps: int
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FilesJudged(WireValue):
+    """A worker has found out whether files of its machine are those that were expected."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    files: tuple[JudgedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLost(WireValue):
+    """The result of an ended task can no longer be read (the machine that held it is gone)."""
+
+    at: float
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class PinComponents(WireValue):
+    """Keep this set of components resident on at least `replicas` workers: idle workers load them, what is there is
+    evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
+    replicas withdraw it."""
+
+    at: float
+    components: tuple[ComponentKey, ...]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEnding(WireValue):
+    """The pool will end at `deadline`: nothing starts any more. Runs that would not end by then stop at a step with
+    their state. Irrevocable."""
+
+    at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded(WireValue):
+    """A `LoadWeights` ended: all is loaded, memory was full, a run or the shell ended it, or it failed with `error`.
+
+    residency  the weights on the GPU now
+    """
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    residency: Residency
+    error: RunError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(WireValue):
+    """Time has passed; nothing else has happened. Answers a `ScheduleTick`."""
+
+    at: float
+
+
+Event: TypeAlias = (
+    WorkersWanted
+    | ComponentsKnown
+    | PruneComponents
+    | Submitted
+    | CancelRequested
+    | WorkerUp
+    | StartFailed
+    | WorkerDown
+    | NodeDraining
+    | RunEnded
+    | TaskRevoked
+    | StateKept
+    | FilesJudged
+    | ResultLost
+    | PinComponents
+    | PoolEnding
+    | WeightsLoaded
+    | Tick
+)
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class StartWorker(WireValue):
+    """Start this worker after `delay_seconds` (a crash loop is slowed down).
+
+    group  the group of nodes that it belongs to; it waits for a node of the group if there is none. "" is any GPU
+    why    why the node was requested; with the first worker of each node only
+    """
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    delay_seconds: Final[float]
+    group: Final[str]
+    why: Final[ScalingWhy | None]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        delay_seconds: float = 0.0,
+        group: str = "",
+        why: ScalingWhy | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.delay_seconds = delay_seconds
+        self.group = group
+        self.why = why
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class EndWorker(WireValue):
+    """End this worker, and its hanging run if there is one; a start that is pending is withdrawn. No event answers.
+
+    why  why its node is given up, if that is the reason
+    """
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    why: Final[ScalingWhy | None]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, why: ScalingWhy | None = None) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.why = why
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class BatchMate(WireValue):
+    """A task that runs in one batch with another, on the same worker and weights."""
+
+    task_id: Final[TaskId]
+    attempt: Final[int]
+
+    def __init__(self, task_id: TaskId, attempt: int) -> None:
+        self.task_id = task_id
+        self.attempt = attempt
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RunTask(WireValue):
+    """Run this task on this worker. `why` records the reasons of the decision.
+
+    needed_next  components that the GPU is expected to need afterwards, soonest first; empty if nothing has to be
+                 evicted
+    fresh        take all weights off the GPU first: the task ran out of memory before
+    oom_steps    measures taken against that so far, in order
+    batch_mates  tasks that run in the same batch; each ends with its own RunEnded, and the worker is free after the
+                 last of them
+    resume       send the state along that the shell holds of the task, and of each batch mate: the run resumes from it
+    queued       the worker runs another task: it starts this one itself when that run, and those queued before, have
+                 ended
+    joins        send it in one call with the task before it, which is queued too; their ends may be reported together
+    follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
+                 the task does not start: answer with TaskRevoked
+    provisional  it reads results that were made with files whose hashes are not known yet: save no state of the run
+    """
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+    why: Final[Why | None]
+    needed_next: Final[tuple[ComponentKey, ...]]
+    fresh: Final[bool]
+    oom_steps: Final[tuple[OomStep, ...]]
+    batch_mates: Final[tuple[BatchMate, ...]]
+    resume: Final[bool]
+    queued: Final[bool]
+    joins: Final[bool]
+    follows: Final[tuple[TaskId, ...]]
+    provisional: Final[bool]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        task_id: TaskId,
+        attempt: int,
+        why: Why | None = None,
+        needed_next: tuple[ComponentKey, ...] = (),
+        fresh: bool = False,
+        oom_steps: tuple[OomStep, ...] = (),
+        batch_mates: tuple[BatchMate, ...] = (),
+        resume: bool = False,
+        queued: bool = False,
+        joins: bool = False,
+        follows: tuple[TaskId, ...] = (),
+        provisional: bool = False,
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
+        self.why = why
+        self.needed_next = needed_next
+        self.fresh = fresh
+        self.oom_steps = oom_steps
+        self.batch_mates = batch_mates
+        self.resume = resume
+        self.queued = queued
+        self.joins = joins
+        self.follows = follows
+        self.provisional = provisional
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RevokeTask(WireValue):
+    """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as that
+    of any run."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class StopTask(WireValue):
+    """Ask a running task to stop at its next step. Its `RunEnded` still follows. With `keep_state`, a sampling run ends
+    with its state (`TaskReport.has_state`); it may also end before it stops."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+    keep_state: Final[bool]
+
+    def __init__(
+        self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int, keep_state: bool = False
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
+        self.keep_state = keep_state
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Prefetch(WireValue):
+    """Read the files of these components into the host memory of that worker's machine during its run: a task that
+    needs them is expected there next. Nothing waits for it; no event answers."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    components: Final[tuple[ComponentKey, ...]]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, components: tuple[ComponentKey, ...]) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.components = components
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Preload(WireValue):
+    """Preload the weights of these tasks, one after the other, to that GPU during its run, as far as memory allows next
+    to the run (`pool.weights.plan.preload_plan`). Replaces the previous request and ends with the run. Nothing waits
+    for it; no event answers.
+
+    needed_next  components that are expected to be needed there after the run, soonest first
+    kept         components that must not be evicted for it: they are needed sooner
+    """
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_ids: Final[tuple[TaskId, ...]]
+    needed_next: Final[tuple[ComponentKey, ...]]
+    kept: Final[tuple[ComponentKey, ...]]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        task_ids: tuple[TaskId, ...],
+        needed_next: tuple[ComponentKey, ...] = (),
+        kept: tuple[ComponentKey, ...] = (),
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_ids = task_ids
+        self.needed_next = needed_next
+        self.kept = kept
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class LoadWhy(WireValue):
+    """Why a pinned set is loaded on a worker: it must be on `replicas` workers and is on `holders`. The load should
+    move `upload_bytes` in `seconds`."""
+
+    replicas: Final[int]
+    holders: Final[int]
+    upload_bytes: Final[int]
+    seconds: Final[float]
+
+    def __init__(self, replicas: int, holders: int, upload_bytes: int, seconds: float) -> None:
+        self.replicas = replicas
+        self.holders = holders
+        self.upload_bytes = upload_bytes
+        self.seconds = seconds
+
+    @property
+    def words(self) -> str:
+        """The record in a sentence."""
+        workers = "1 worker" if self.replicas == 1 else f"{self.replicas} workers"
+        return (
+            f"loads weights that are pinned to {workers} and on {self.holders}: "
+            f"{format_bytes(self.upload_bytes)} in {self.seconds:.2g} s"
+        )
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class LoadWeights(WireValue):
+    """Load these components to that idle GPU, evicting others but `kept`, as `pool.weights.plan.preload_plan` decides.
+    A run that is sent there ends it early. Answer with one WeightsLoaded, unless the worker is lost."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    components: Final[tuple[ComponentKey, ...]]
+    kept: Final[tuple[ComponentKey, ...]]
+    why: Final[LoadWhy | None]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        components: tuple[ComponentKey, ...],
+        kept: tuple[ComponentKey, ...] = (),
+        why: LoadWhy | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.components = components
+        self.kept = kept
+        self.why = why
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class DropWeights(WireValue):
+    """Take all weights off that GPU after its run, and close their files: some of them are not those that were
+    expected. Nothing waits for it; no event answers."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class CopyResult(WireValue):
+    """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
+    follows if it cannot be read any more."""
+
+    task_id: Final[TaskId]
+
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class ReleaseResult(WireValue):
+    """No known task will read this result again."""
+
+    task_id: Final[TaskId]
+
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class ResolveJob(WireValue):
+    """The job has ended; sent exactly once per job. `result` is set if it succeeded."""
+
+    job_id: Final[JobId]
+    outcome: Final[Outcome]
+    result: Final[TaskId | None]
+    error: Final[RunError | None]
+
+    def __init__(
+        self, job_id: JobId, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None
+    ) -> None:
+        self.job_id = job_id
+        self.outcome = outcome
+        self.result = result
+        self.error = error
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class ScheduleTick(WireValue):
+    """Send a `Tick` after this delay: a task waits for a busy worker whose run may take longer than expected, or a run
+    must have ended by then. Several may be pending at once."""
+
+    after_seconds: Final[float]
+
+    def __init__(self, after_seconds: float) -> None:
+        self.after_seconds = after_seconds
+
+
+Command: TypeAlias = (
+    StartWorker
+    | EndWorker
+    | RunTask
+    | RevokeTask
+    | StopTask
+    | Prefetch
+    | Preload
+    | LoadWeights
+    | DropWeights
+    | CopyResult
+    | ReleaseResult
+    | ResolveJob
+    | ScheduleTick
+)

@@ -1,0 +1,213 @@
+"""The reasons why a task started on its worker: the options of the placement and the numbers that decided.
+
+Values that are kept with each start and formatted only when read. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, WorkerId
+from modelpool.pool.values.specs.wire_value import WireValue
+
+
+class PlacementRule(Enum):
+    """The placement rule that chose the task (`scheduler.decisions.placement.rules`)."""
+
+    RESIDENT = "all its weights are resident"
+    CHEAPEST = "it costs least to load"
+    WAITED = "it waited too long to let others pass"
+    LOST = "its last run was lost with its worker"
+    DEADLINE = "its deadline is near"
+    PINNED = "it waited for this worker"
+    IN_ORDER = "it was next in order"
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class PlacementOption(WireValue):
+    """A worker that the task could have run on, and the expected times there.
+
+    wait_seconds   until that worker should be free
+    extra_seconds  upload, patches, streaming and the slowdown of a divided run
+    run_seconds    with all weights resident, on that GPU
+    """
+
+    worker_id: Final[WorkerId]
+    wait_seconds: Final[float]
+    extra_seconds: Final[float]
+    run_seconds: Final[float]
+
+    def __init__(self, worker_id: WorkerId, wait_seconds: float, extra_seconds: float, run_seconds: float) -> None:
+        self.worker_id = worker_id
+        self.wait_seconds = wait_seconds
+        self.extra_seconds = extra_seconds
+        self.run_seconds = run_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the result would exist."""
+        return self.wait_seconds + self.extra_seconds + self.run_seconds
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class WaitEvaluation(WireValue):
+    """The evaluation with which a placement let a task wait for a busy worker. Kept raw: placements are frequent, and
+    few evaluations are read.
+
+    idle, idle_extra_seconds  the worker on which it could have started, and its load time there
+    busy                      the busy workers considered: name, seconds until it should be free, load time there
+    """
+
+    at: Final[float]
+    idle: Final[WorkerId]
+    idle_extra_seconds: Final[float]
+    busy: Final[tuple[tuple[WorkerId, float, float], ...]]
+
+    def __init__(
+        self, at: float, idle: WorkerId, idle_extra_seconds: float, busy: tuple[tuple[WorkerId, float, float], ...]
+    ) -> None:
+        self.at = at
+        self.idle = idle
+        self.idle_extra_seconds = idle_extra_seconds
+        self.busy = busy
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Why(WireValue):
+    """The record of one placement decision.
+
+    chosen       the worker it runs on, with the expected times
+    others       the best of the other workers considered, soonest first; idle and busy ones
+    idle, busy   workers that could be chosen, and those that were busy
+    passed       times that later tasks went first
+    note         further reasons, as a clause
+    ahead_bytes  expected bytes that were preloaded for such a task during the previous run
+    """
+
+    rule: Final[PlacementRule]
+    chosen: Final[PlacementOption]
+    others: Final[tuple[PlacementOption, ...]]
+    idle: Final[int]
+    busy: Final[int]
+    upload_bytes: Final[int]
+    streamed_bytes: Final[int]
+    switches: Final[int]
+    slowdown: Final[float]
+    passed: Final[int]
+    note: Final[str]
+    ahead_bytes: Final[int]
+
+    def __init__(
+        self,
+        rule: PlacementRule,
+        chosen: PlacementOption,
+        others: tuple[PlacementOption, ...] = (),
+        idle: int = 0,
+        busy: int = 0,
+        upload_bytes: int = 0,
+        streamed_bytes: int = 0,
+        switches: int = 0,
+        slowdown: float = 1.0,
+        passed: int = 0,
+        note: str = "",
+        ahead_bytes: int = 0,
+    ) -> None:
+        self.rule = rule
+        self.chosen = chosen
+        self.others = others
+        self.idle = idle
+        self.busy = busy
+        self.upload_bytes = upload_bytes
+        self.streamed_bytes = streamed_bytes
+        self.switches = switches
+        self.slowdown = slowdown
+        self.passed = passed
+        self.note = note
+        self.ahead_bytes = ahead_bytes
+
+    @property
+    def words(self) -> str:
+        """The decision in a sentence."""
+        return f"{self.chosen.worker_id}, {self.figures}"
+
+    @property
+    def figures(self) -> str:
+        """The sentence without the worker's name."""
+        among = f"of {self.idle} idle and {self.busy} busy: " + (f"{self.note}; " if self.note else "")
+        run = f"run {self.chosen.run_seconds:.2f} s"
+        ahead = f", {format_bytes(self.ahead_bytes)} preloaded during the previous run" if self.ahead_bytes else ""
+        if self.chosen.extra_seconds == 0.0:
+            return f"{among}all weights resident{ahead}, {run}"
+        parts = f", divided ({self.slowdown:.2f} times as long)" if self.slowdown != 1.0 else ""
+        moved = ", ".join(self._moved()) or "set up"
+        text = f"{among}{moved} in {self.chosen.extra_seconds:.2f} s{ahead}, {run}{parts}"
+        spared = self._spared_wait()
+        if spared is None:
+            return text
+        return f"{text}; {spared.worker_id}, busy for {spared.wait_seconds:.2f} s, would take {spared.seconds:.2f} s"
+
+    @property
+    def brief(self) -> str:
+        """The decision in a few words: the transfers, and the wait that they avoid."""
+        if self.chosen.extra_seconds == 0.0:
+            return "all resident"
+        moved = self._moved() + (["divided"] if self.slowdown != 1.0 else [])
+        moved = moved or [f"{self.chosen.extra_seconds:.2f} s to set up"]
+        spared = self._spared_wait()
+        if spared is not None:
+            moved.append(f"would have waited {spared.wait_seconds:.1f} s for {spared.worker_id}")
+        return ", ".join(moved)
+
+    def _moved(self) -> list[str]:
+        """Transfers and patch switches, without those that are zero."""
+        moved = [f"upload {format_bytes(self.upload_bytes)}"] if self.upload_bytes else []
+        moved += [f"stream {format_bytes(self.streamed_bytes)}"] if self.streamed_bytes else []
+        return moved + ([f"{self.switches} patch switch{'' if self.switches == 1 else 'es'}"] if self.switches else [])
+
+    def _spared_wait(self) -> PlacementOption | None:
+        """The soonest busy worker with less to load that the task did not wait for."""
+        cheaper = (c for c in self.others if c.wait_seconds > 0.0 and c.extra_seconds < self.chosen.extra_seconds)
+        return min(cheaper, key=lambda c: (c.seconds, c.worker_id), default=None)
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class PreloadNote:
+    """The story's record of a preload for a task during another's run."""
+
+    hidden_bytes: Final[int]
+    worker_id: Final[WorkerId]
+
+    def __init__(self, hidden_bytes: int, worker_id: WorkerId) -> None:
+        self.hidden_bytes = hidden_bytes
+        self.worker_id = worker_id
+
+    @property
+    def words(self) -> str:
+        """The record in a sentence."""
+        return f"{format_bytes(self.hidden_bytes)} preloaded to {self.worker_id} during its run"
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class TaskStart:
+    """The story's record of one attempt at a task, as it was sent to a worker on `node`; "" if the node is unknown."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    attempt: Final[int]
+    why: Final[Why]
+    node: Final[NodeId]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why, node: NodeId = NO_NODE) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.attempt = attempt
+        self.why = why
+        self.node = node
+
+    @property
+    def words(self) -> str:
+        """The start in a sentence."""
+        return f"attempt {self.attempt} on {self.worker_id}#{self.incarnation}, {self.why.figures}"

@@ -1,0 +1,121 @@
+"""Converts an event log to a workload: the submitted jobs with their times, and the measured run seconds.
+
+Decisions are left out, so that any policy can be tried on the same jobs. Reads no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+from typing import TypeAlias
+
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    JobId,
+    Stage,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+)
+from modelpool.scheduler.decisions.costs.cost_model import times_prior
+from modelpool.scheduler.model.jobs import problem_with
+from modelpool.scheduler.model.messages import CancelRequested, ComponentsKnown, RunEnded, Submitted, WorkerUp
+from modelpool.scheduler.simulator.record.event_log import LogEntry
+from modelpool.scheduler.simulator.workloads.workload import Workload
+
+#: what the length of a run depends on, besides its prior estimate
+_Kind: TypeAlias = tuple[Stage, tuple[ComponentKey, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTrace:
+    """The content of a log.
+
+    measured   runs that succeeded: the source of the run seconds in `workload`
+    cancelled  jobs that were cancelled; they are in the workload as if they had not been
+    refused    invalid jobs, left out
+    """
+
+    workload: Workload
+    measured: int
+    cancelled: int
+    refused: int
+
+
+@dataclass(slots=True)
+class _Observed:
+    components: dict[ComponentKey, ComponentSpec] = field(default_factory=dict)
+    jobs: dict[JobId, Submitted] = field(default_factory=dict)
+    tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
+    link_bytes_per_second: dict[WorkerId, float] = field(default_factory=dict)
+    #: measured seconds over prior estimates, of runs of single tasks and of shares of batches
+    alone: dict[_Kind, list[float]] = field(default_factory=dict)
+    batched: dict[_Kind, list[float]] = field(default_factory=dict)
+    cancelled: set[JobId] = field(default_factory=set)
+    refused: int = 0
+
+
+def live_trace(entries: Iterable[LogEntry], name: str) -> LiveTrace:
+    """Return the jobs of a log, the first at 0 seconds. Run seconds are prior estimates times the median ratio of
+    measured to estimated seconds for the same stage and components: of single runs, if there are any."""
+    observed = _Observed()
+    for entry in entries:
+        _take_in(observed, entry)
+    start = next(iter(observed.jobs.values())).at if observed.jobs else 0.0
+    ratios = {kind: median(measured) for kind, measured in {**observed.batched, **observed.alone}.items()}
+    jobs = tuple(_as_measured(submitted, ratios, start) for submitted in observed.jobs.values())
+    return LiveTrace(
+        workload=Workload(name, tuple(observed.components.values()), jobs),
+        measured=sum(map(len, (*observed.alone.values(), *observed.batched.values()))),
+        cancelled=len(observed.cancelled & observed.jobs.keys()),
+        refused=observed.refused,
+    )
+
+
+def _take_in(observed: _Observed, entry: LogEntry) -> None:
+    match entry.event:
+        case ComponentsKnown():
+            observed.components.update((spec.key, spec) for spec in entry.event.components)
+        case WorkerUp():
+            worker = entry.event.worker
+            observed.link_bytes_per_second[worker.worker_id] = worker.link_bytes_per_second
+        case CancelRequested():
+            observed.cancelled.add(entry.event.job_id)
+        case Submitted():
+            job = entry.event.job
+            if job.job_id in observed.jobs:
+                return
+            if problem_with(job, observed.components) is not None:
+                observed.refused += 1
+                return
+            observed.jobs[job.job_id] = entry.event
+            observed.tasks.update((task.task_id, task) for task in job.tasks)
+        case RunEnded():
+            _measure(observed, entry.event.report)
+
+
+def _measure(observed: _Observed, report: TaskReport) -> None:
+    task, cost = observed.tasks.get(report.task_id), report.cost
+    if task is None or report.error is not None:
+        return
+    measured = times_prior(task, cost, observed.link_bytes_per_second.get(report.worker_id) or inf)
+    if measured is not None:
+        ratios = observed.alone if cost.batched == 1 else observed.batched
+        ratios.setdefault(_kind(task), []).append(measured)
+
+
+def _as_measured(submitted: Submitted, ratios: dict[_Kind, float], start: float) -> Submitted:
+    at, job = submitted.at - start, submitted.job
+    tasks = tuple(replace(task, run_seconds=task.run_seconds * ratios.get(_kind(task), 1.0)) for task in job.tasks)
+    # later parts of a long submission may come after their deadline: set it as late as possible, which is missed as
+    # well
+    deadline = None if job.deadline is None else max(at, job.deadline - start)
+    return Submitted(at, replace(job, tasks=tasks, deadline=deadline))
+
+
+def _kind(task: TaskSpec) -> _Kind:
+    return task.stage, tuple(use.component for use in task.uses)

@@ -1,0 +1,42 @@
+"""Families of modules without a test of their own: the tables of other tests compare them with their pipelines."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from modelpool.pool.families import definitions as modules
+from modelpool.pool.families.definitions import defined_families
+from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.families.parts.model_facts import ModelFacts
+
+HERE = Path(__file__).parent
+
+
+def modules_with_tests() -> set[str]:
+    """The modules that have a test of their name in this folder."""
+    return {path.stem.removeprefix("test_") for path in HERE.glob("test_*.py")} - {"definitions"}
+
+
+def families_in_tables() -> tuple[FamilyDefinition, ...]:
+    """The families of all other modules."""
+    tested = {
+        family.name
+        for name in modules_with_tests()
+        for family in importlib.import_module(f"{modules.__name__}.{name}").FAMILIES
+    }
+    return tuple(family for family in defined_families() if family.name not in tested)
+
+
+def image_facts_in_tables() -> dict[str, ModelFacts]:
+    """The facts of those of them whose models are made for images."""
+    return {family.name: family.facts for family in families_in_tables() if not _is_for_time(family)}
+
+
+def video_facts_in_tables() -> dict[str, ModelFacts]:
+    """The facts of those of them whose models are made for videos or audio. One of Cosmos makes single frames."""
+    return {family.name: family.facts for family in families_in_tables() if _is_for_time(family)}
+
+
+def _is_for_time(family: FamilyDefinition) -> bool:
+    return "3DModel" in family.module or bool(family.facts.seconds)

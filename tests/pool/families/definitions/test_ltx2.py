@@ -1,0 +1,479 @@
+"""LTX-2, compared with its pipelines in diffusers: frames and audio."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import transformers
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.loaders.single_file_utils import (
+    convert_ltx2_audio_vae_to_diffusers,
+    convert_ltx2_transformer_to_diffusers,
+)
+from diffusers.pipelines.ltx2 import pipeline_ltx2_image2video
+from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
+from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+from diffusers.video_processor import VideoProcessor
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.families.definitions.ltx2 import SOUND
+from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_cells, sound_length
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.guidance.guiders import Predictions
+from modelpool.pool.inference.guidance.model_guiders import guider_of
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape
+from modelpool.pool.inference.sampling.noise import ImageNoise
+from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
+from modelpool.pool.models.components.diffusion.build_diffusion_model import plan_diffusion_model
+from modelpool.pool.models.components.text.connectors import plan_connectors
+from modelpool.pool.models.components.vae.audio_decoders import plan_sound
+from modelpool.pool.models.components.vae.build_vae import plan_vae
+from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.saving.pipelines import scheduler_facts
+from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.run_options import Isolation, RunOptions
+from modelpool.pool.values.core.stage_params import (
+    DecodeParams,
+    Encoded,
+    EncodeImageParams,
+    GuidanceParams,
+    ImagePixels,
+    Latent,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+    VideoFrames,
+)
+from modelpool.pool.values.specs.spec import Role, Stage
+from tests.pool.families.definitions.compared import Compared
+from tests.pool.families.test_transformers_as_folders import assert_same_model
+from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_pairs import write_tokenizers
+from tests.pool.families.tiny_transformers import TinyFamily, prefixed, seeded
+from tests.pool.families.whole_transformer import FRAME_RATE, NEGATIVE, PROMPT, SEED, STEPS, Whole
+from tests.pool.models.components.diffusion.image_published import File, State
+from tests.pool.models.components.diffusion.video_published import renamed
+from tests.pool.models.components.text import cases as texts
+from tests.pool.models.components.vae import cases as vaes
+from tests.pool.models.components.vae import published
+from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
+from tests.pool.pipeline import QUIET
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+#: of the text encoder, and of what joins its states: two heads of the width that no shape tells
+TEXT, TEXT_LAYERS, HEAD = 256, 2, 128
+REGISTERS = 64
+
+
+def _model(**more: Any) -> Any:
+    return diffusers.LTX2VideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=32, attention_head_dim=4, cross_attention_dim=128,
+        audio_num_attention_heads=32, audio_attention_head_dim=2, audio_cross_attention_dim=64, num_layers=2,
+        caption_channels=TEXT, rope_type="split", **more,
+    )  # fmt: skip
+
+
+_ADALN = (
+    (r"^proj_in\.", "patchify_proj."),
+    (r"^audio_proj_in\.", "audio_patchify_proj."),
+    (r"^time_embed\.", "adaln_single."),
+    (r"^audio_time_embed\.", "audio_adaln_single."),
+    (r"^av_cross_attn_video_scale_shift\.", "av_ca_video_scale_shift_adaln_single."),
+    (r"^av_cross_attn_audio_scale_shift\.", "av_ca_audio_scale_shift_adaln_single."),
+    (r"^av_cross_attn_video_a2v_gate\.", "av_ca_a2v_gate_adaln_single."),
+    (r"^av_cross_attn_audio_v2a_gate\.", "av_ca_v2a_gate_adaln_single."),
+    (r"\.video_a2v_cross_attn_scale_shift_table$", ".scale_shift_table_a2v_ca_video"),
+    (r"\.audio_a2v_cross_attn_scale_shift_table$", ".scale_shift_table_a2v_ca_audio"),
+    (r"\.norm_q\.", ".q_norm."),
+    (r"\.norm_k\.", ".k_norm."),
+)
+
+
+def _publish(state: State) -> File:
+    return renamed(state, _ADALN)
+
+
+def _connectors() -> Any:
+    sizes = {"num_attention_heads": TEXT // HEAD, "attention_head_dim": HEAD, "num_layers": 1}
+    sizes["num_learnable_registers"] = REGISTERS
+    return LTX2TextConnectors(
+        caption_channels=TEXT, text_proj_in_factor=TEXT_LAYERS + 1, rope_type="split",
+        **{f"{part}_connector_{name}": value for part in ("video", "audio") for name, value in sizes.items()},
+    )  # fmt: skip
+
+
+def _published_connectors(state: State) -> File:
+    """The projection is outside of the diffusion model, the connectors are inside."""
+    return renamed(
+        state,
+        (
+            (r"^text_proj_in\.", "text_embedding_projection.aggregate_embed."),
+            (r"^(video|audio)_connector\.", r"model.diffusion_model.\1_embeddings_connector."),
+            (r"\.transformer_blocks\.", ".transformer_1d_blocks."),
+            *_ADALN[-2:],
+        ),
+    )
+
+
+def _audio_vae() -> Any:
+    return diffusers.AutoencoderKLLTX2Audio(base_channels=128, ch_mult=(1, 1, 1), num_res_blocks=1)
+
+
+def _published_audio_vae(state: State) -> File:
+    names = ((r"^latents_mean$", "mean-of-means"), (r"^latents_std$", "std-of-means"))
+    statistics = renamed({name: state[name] for name in ("latents_mean", "latents_std")}, names)
+    file = {key: value for key, value in state.items() if not key.startswith("latents_")}
+    return prefixed("audio_vae.", {**file, **prefixed("per_channel_statistics.", statistics)})
+
+
+def _vocoder() -> Any:
+    return LTX2Vocoder(hidden_channels=32)
+
+
+def _published_vocoder(state: State) -> File:
+    rules = (
+        (r"^conv_in\.", "conv_pre."),
+        (r"^conv_out\.", "conv_post."),
+        (r"^upsamplers\.", "ups."),
+        (r"^resnets\.", "resblocks."),
+    )
+    return prefixed("vocoder.", renamed(state, rules))
+
+
+def _gemma() -> Any:
+    config = transformers.Gemma3TextConfig(
+        **{
+            **texts.DECODER, "vocab_size": tiny("gemma").get_vocab_size(), "num_hidden_layers": TEXT_LAYERS,
+            "hidden_size": TEXT,
+        },
+        query_pre_attn_scalar=256,
+        sliding_window=1024,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )  # fmt: skip
+    return texts.seeded(transformers.Gemma3TextModel(config))
+
+
+@functools.cache
+def _sound_file() -> File:
+    """The tensors of a whole file besides those of other families."""
+    parts = (
+        _published_connectors(seeded(_connectors, 3).state_dict()),
+        _published_audio_vae(seeded(_audio_vae, 4).state_dict()),
+        _published_vocoder(_quiet(seeded(_vocoder, 5)).state_dict()),
+    )
+    return {key: value.contiguous().clone() for part in parts for key, value in part.items()}
+
+
+def _quiet(vocoder: Any) -> Any:
+    """So that its samples are not all as loud as can be."""
+    vocoder.conv_out.weight.mul_(0.02)
+    vocoder.conv_out.bias.zero_()
+    return vocoder
+
+
+@dataclass(frozen=True, eq=False)
+class _TinySounding(TinyFamily):
+    """A family whose file has more parts."""
+
+    def file(self, left_out: tuple[str, ...] = ()) -> File:
+        """The whole file."""
+        return {**super().file(left_out), **_sound_file()}
+
+
+SOUNDING = _TinySounding(
+    "ltx2", _model, _publish, {"gemma3_12b": (_gemma, texts.under("model."))}, vaes.CASES["ltx2"].make, published.ltx
+)
+
+
+def _pipeline(whole: Whole, cls: type) -> Any:
+    vae = whole.module(Role.VAE)
+    return cls(
+        scheduler=FlowMatchEulerDiscreteScheduler(**scheduler_facts(TRANSFORMERS["ltx2"]).settings),
+        vae=vae,
+        audio_vae=vae.sound.vae,
+        text_encoder=whole.module(Role.TEXT_ENCODER),
+        tokenizer=for_transformers("gemma"),
+        connectors=whole.module(Role.TEXT_ENCODER_2),
+        transformer=whole.module(Role.DIFFUSION_MODEL),
+        vocoder=vae.sound.vocoder,
+    )
+
+
+def _noises(whole: Whole) -> tuple[Tensor, Tensor]:
+    """The noise that a run starts from: of frames, and of audio."""
+    width, height = whole.sides
+    own = latent_shape(width, height, whole.frames, whole.opened.latent)
+    more = sound_cells(SOUND, whole.frames, FRAME_RATE, own[0] * own[2] * own[3])
+    noise = ImageNoise(SEED).draw((1, own[0], own[1] + more, *own[2:]))
+    return SoundTrack(SOUND, own[1], sound_length(SOUND, whole.frames, FRAME_RATE)).parted(noise)
+
+
+def _run(whole: Whole, output: str, cls: type = diffusers.LTX2Pipeline, **call: Any) -> tuple[Any, Any]:
+    """Frames and audio that the pipeline makes of the same noise."""
+    pipeline, (video, audio) = _pipeline(whole, cls), _noises(whole)
+    vae = pipeline.audio_vae
+    width, height = whole.sides
+    given = {
+        "prompt": PROMPT, "negative_prompt": NEGATIVE, "height": height, "width": width, "num_frames": whole.frames,
+        "frame_rate": FRAME_RATE, "num_inference_steps": STEPS, "stg_scale": 0.0, "audio_stg_scale": 0.0,
+        "modality_scale": 1.0, "audio_modality_scale": 1.0, "latents": pipeline._pack_latents(video),
+        "audio_latents": audio * vae.latents_std + vae.latents_mean, "output_type": output, "return_dict": False,
+    }  # fmt: skip
+    with torch.no_grad():
+        found: tuple[Any, Any] = pipeline(**{**given, **call})
+    return found
+
+
+def _assert_same_latents(whole: Whole, latent: Latent, theirs: tuple[Tensor, Tensor]) -> None:
+    vae, (frames, sound) = whole.module(Role.VAE), theirs
+    assert latent.sound_LA is not None
+    own = torch.from_numpy(latent.samples_CHW)[None] * vae.latents_std.view(1, -1, 1, 1, 1)
+    own += vae.latents_mean.view(1, -1, 1, 1, 1)
+    torch.testing.assert_close(own, frames, rtol=1e-4, atol=1e-5 * float(frames.std()))
+    own_sound = torch.from_numpy(latent.sound_LA)[None] * vae.sound.vae.latents_std + vae.sound.vae.latents_mean
+    own_sound = own_sound.unflatten(2, (8, -1)).transpose(1, 2)
+    torch.testing.assert_close(own_sound, sound, rtol=1e-4, atol=1e-5 * float(sound.std()))
+
+
+def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    found: Tensor = _run(whole, "latent")[0]
+    return found
+
+
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {"ltx2": ("transformer_blocks.0.attn1.to_q", "diffusion_model.{}")}
+#: the first test compares texts and latents
+CASES = {"ltx2": Compared(SOUNDING, diffusers.LTX2Pipeline, _latent, lambda *_: {}, LORAS["ltx2"])}
+
+
+def test_frames_and_audio_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    """From the words of a prompt on: texts, latents, frames and samples."""
+    whole = Whole(tmp_path, SOUNDING)
+    latent = whole.latent(whole.texts())
+    made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
+    vae = whole.module(Role.VAE)
+    theirs, their_sound = _run(whole, "latent")
+    _assert_same_latents(whole, latent, (theirs, their_sound))
+    with torch.no_grad():
+        decoded = vae.decode(theirs).sample
+        samples = vae.sound.vocoder(vae.sound.vae.decode(their_sound).sample)
+    frames = VideoProcessor().postprocess_video(decoded, output_type="np")
+    assert isinstance(made, VideoFrames)
+    assert made.sound is not None
+    # rounded to whole numbers
+    assert np.abs(made.frames_THWC / 255 - frames[0]).max() <= 0.5 / 255 + 1e-5
+    assert float(samples.abs().max()) < 1.0
+    assert float(samples.std()) > 0.01
+    np.testing.assert_allclose(made.sound.samples_SC, samples[0].T, atol=1e-5)
+    assert made.sound.samples_per_second == 24000
+    whole.engine.close()
+
+
+def test_previews_show_a_frame_and_no_audio(tmp_path: Path) -> None:
+    """Of the small frames of this model, most of the latent that is sampled is audio."""
+    whole, shown = Whole(tmp_path, SOUNDING), list[Any]()
+    hooks = replace(QUIET, preview=lambda latents: shown.append(latents()[0]))
+    latent = whole.latent(whole.texts()[:1], steps=1, hooks=hooks)
+    np.testing.assert_allclose(shown[-1], latent.samples_CHW[:, latent.samples_CHW.shape[1] // 2], atol=1e-5)
+    whole.engine.close()
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_frames_and_audio_apart_are_the_modality_guidance_of_the_pipeline(tmp_path: Path, guided: bool) -> None:
+    whole = Whole(tmp_path, SOUNDING)
+    options = RunOptions(isolation=Isolation(3.0, 2.0))
+    latent = whole.latent(whole.texts()[: 1 + guided], options=options)
+    without = {} if guided else {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    theirs = _run(whole, "latent", modality_scale=3.0, audio_modality_scale=2.0, **without)
+    _assert_same_latents(whole, latent, theirs)
+    whole.engine.close()
+
+
+def test_a_video_from_an_image_is_that_of_the_pipeline(tmp_path: Path) -> None:
+    """Without guidance, which the pipeline scales by a prediction for the frame that it keeps as well."""
+    whole = Whole(tmp_path, SOUNDING)
+    width, height = whole.sides
+    pixels = np.random.default_rng(7).integers(0, 256, (height, width, 3), np.uint8)
+    first = whole.run(EncodeImageParams(whole.model, width, height), ImagePixels(pixels))
+    assert isinstance(first, Latent)
+    latent = whole.latent(whole.texts()[:1], beginning=first)
+    video, _ = _noises(whole)
+    drawn = {video.shape: video}
+    with mock.patch.object(
+        pipeline_ltx2_image2video, "randn_tensor", side_effect=lambda shape, **_: drawn.get(shape, torch.zeros(shape))
+    ):
+        theirs, their_sound = _run(
+            whole, "latent", diffusers.LTX2ImageToVideoPipeline, image=Image.fromarray(pixels), image_crf=0,
+            latents=None, guidance_scale=1.0, audio_guidance_scale=1.0,
+        )  # fmt: skip
+    _assert_same_latents(whole, latent, (theirs, their_sound))
+    whole.engine.close()
+
+
+def test_both_namings_are_one_model_and_the_published_is_that_of_diffusers() -> None:
+    CASES["ltx2"].check_namings()
+    state = seeded(_model, 1).state_dict()
+    assert convert_ltx2_transformer_to_diffusers(dict(_publish(state))).keys() == state.keys()
+    state = seeded(_audio_vae, 4).state_dict()
+    assert convert_ltx2_audio_vae_to_diffusers(_published_audio_vae(state)).keys() == state.keys()
+
+
+def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
+    CASES["ltx2"].check_files(tmp_path)
+
+
+def test_a_lora_gives_what_the_merged_file_gives(tmp_path: Path) -> None:
+    CASES["ltx2"].check_lora(tmp_path)
+
+
+def test_the_next_version_is_recognised_and_does_not_run() -> None:
+    """It has gates in its attention."""
+    with torch.device("meta"):
+        state = _model(gated_attn=True, audio_gated_attn=True).state_dict()
+    for file in (state, _publish(state)):
+        found = recognise_diffusion({key: tuple(value.shape) for key, value in file.items()})
+        assert found is not None
+        assert found.name == "ltx23"
+
+
+def test_audio_is_behind_the_frames_and_found_there() -> None:
+    for frames, rate, (channels, height, width) in (
+        (9, 12.0, (8, 2, 3)),
+        (121, 24.0, (128, 16, 24)),
+        (1, 60.0, (128, 1, 1)),
+        (33, 29.97, (128, 3, 5)),
+    ):
+        numbers = channels * height * width
+        cells, length = 1 + (frames - 1) // 8, sound_length(SOUND, frames, rate)
+        total = cells + sound_cells(SOUND, frames, rate, numbers)
+        assert cells_of_frames(SOUND, total, numbers, 8, float(torch.tensor(rate, dtype=torch.float32))) == cells
+        x = torch.randn(2, channels, total, height, width, generator=torch.Generator().manual_seed(0))
+        track = SoundTrack(SOUND, cells, length)
+        video, sound = track.parted(x)
+        assert sound.shape == (2, length, SOUND.width)
+        assert torch.equal(joined(video, sound, track.rest(x)), x)
+
+
+def test_audio_is_not_guided_where_frames_are_not() -> None:
+    facts = TRANSFORMERS["ltx2"].sampling
+    shape = OutputShape(96, 64, 9, FRAME_RATE)
+    cond, uncond = torch.randn(2, 1, 8, 2 + 51, 2, 3, generator=torch.Generator().manual_seed(1)).unbind()
+    for cfg in (1.0, 4.0):
+        work = SampleParams("tiny", (), shape, SamplingSchedule(1, "euler", "normal"), GuidanceParams(cfg), SEED)
+        text = Condition(torch.zeros(1, 1, 1))
+        guider = guider_of(facts, work, text, tuple(cond.shape), torch.device("cpu"), GuidanceMemory())
+        guided = guider.combine_clean(cond, Predictions(cond, uncond), 1.0)
+        track = SoundTrack.of(facts.video, 9, FRAME_RATE)
+        assert track is not None
+        for one, plain in zip(track.parted(guided), track.parted(cond), strict=True):
+            assert torch.allclose(one, plain, atol=1e-5) == (cfg == 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation": True}])
+def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    sim.install()
+    sim.configure(0, 1 << 30)
+    sim.recover(0)
+    save_file(SOUNDING.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, SOUNDING)
+    model = TinyModel.of_folder(tmp_path, device="sim")
+    made = model.made(width=96, height=64, steps=1, frames=9, options=options)
+    (latent,) = made.of(SampleParams)
+    (video,) = made.of(DecodeParams)
+    model.close()
+    assert isinstance(latent, Latent)
+    assert isinstance(video, VideoFrames)
+    assert latent.sound_LA is not None
+    assert video.sound is not None
+    length = sound_length(SOUND, 9, 24.0)
+    assert (latent.samples_CHW.shape, latent.sound_LA.shape) == ((8, 2, 2, 3), (length, 128))
+    assert (video.frames_THWC.shape, video.sound.samples_SC.shape) == ((9, 64, 96, 3), ((4 * length - 3) * 240, 2))
+    for task, cost in zip(made.tasks, made.costs, strict=True):
+        if task.stage is not Stage.ENCODE:
+            assert 0.9 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes, task.stage
+
+
+def test_a_file_without_what_decodes_audio_makes_silent_videos(tmp_path: Path) -> None:
+    file = {key: x for key, x in SOUNDING.file().items() if not key.startswith(("audio_vae.", "vocoder."))}
+    save_file(file, tmp_path / "tiny.safetensors")
+    whole = Whole(tmp_path, SOUNDING, write=False)
+    write_tokenizers(tmp_path, SOUNDING)
+    made = whole.run(
+        DecodeParams(whole.model, OutputShape(96, 64, 9, FRAME_RATE)),
+        Latent(np.zeros((8, 2, 2, 3), np.float32), np.zeros((19, 128), np.float32)),
+    )
+    assert isinstance(made, VideoFrames)
+    assert made.sound is None
+    whole.engine.close()
+
+
+def test_published_sizes_are_read_from_shapes() -> None:
+    """The arguments of every part, without a configuration."""
+    with torch.device("meta"):
+        model = diffusers.LTX2VideoTransformer3DModel(num_layers=1, rope_type="split")
+        connectors = LTX2TextConnectors(rope_type="split")
+        audio_vae, vocoder = diffusers.AutoencoderKLLTX2Audio(), LTX2Vocoder()
+        ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+        vae = diffusers.AutoencoderKLLTX2Video(decoder_causal=False, **ratios)
+    plan = plan_diffusion_model(_shapes(_publish(model.state_dict())))
+    assert_has(model.config, plan.config)
+    assert_has(vae.config, plan_vae(_shapes(published.ltx(vae.state_dict()))).config)
+    found, _ = plan_connectors(_shapes(_published_connectors(connectors.state_dict())))
+    assert_has(connectors.config, _own(found))
+    file = {**_published_audio_vae(audio_vae.state_dict()), **_published_vocoder(vocoder.state_dict())}
+    sound, key_map = plan_sound(_shapes(file), {})
+    assert not key_map.unused
+    assert_has(audio_vae.config, _own(sound.vae))
+    assert_has(vocoder.config, _own(sound.vocoder))
+
+
+def _shapes(file: State) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in file.items()}
+
+
+def _own(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in module.config.items() if name[0] != "_"}
+
+
+def assert_has(config: Any, arguments: dict[str, Any]) -> None:
+    """A configuration has all of the arguments."""
+    as_lists = {name: (config[name], value) for name, value in arguments.items()}
+    differing = {
+        name: pair
+        for name, pair in as_lists.items()
+        if not (list(pair[0]) == list(pair[1]) if isinstance(pair[1], list | tuple) else pair[0] == pair[1])
+    }
+    assert not differing
+
+
+def test_the_text_encoder_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    """As it is published: the checkpoint has everything else."""
+    save_file(SOUNDING.file(("gemma3_12b",)), tmp_path / "checkpoint.safetensors")
+    make, file = SOUNDING.encoders["gemma3_12b"]
+    save_file({key: x.contiguous().clone() for key, x in file(make()).items()}, tmp_path / "gemma.safetensors")
+    assembly = Assembly(
+        "tiny", str(tmp_path / "checkpoint.safetensors"), text_encoders=(str(tmp_path / "gemma.safetensors"),)
+    )
+    save_file(SOUNDING.file(), tmp_path / "whole.safetensors")
+    assert_same_model(open_checkpoint(tmp_path / "whole.safetensors"), open_checkpoint(assembly))
