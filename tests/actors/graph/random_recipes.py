@@ -382,18 +382,19 @@ def of_request(fields: Mapping[str, Any]) -> list[Any]:
     return [recipe.to_json(), recipe.digest, tasks, list(graph.warnings), recipe_facts(recipe)]
 
 
-def digests() -> Iterator[str]:
-    """Yield a digest for each random recipe, then for each random request."""
+def results() -> Iterator[list[Any]]:
+    """Yield what follows from each random recipe, then from each random request."""
     rng = random.Random(34)
     for _ in range(RECIPES):
-        yield _digest(of_recipe(random_recipe(rng)))
+        yield of_recipe(random_recipe(rng))
     for _ in range(REQUESTS):
-        yield _digest(of_request(random_request(rng)))
+        yield of_request(random_request(rng))
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return a short digest of JSON values."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(list(digests()), indent=0) + "\n", encoding="utf-8")
+    GOLDEN.write_text(json.dumps([digest(each) for each in results()], indent=0) + "\n", encoding="utf-8")
