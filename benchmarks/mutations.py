@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from modelpool.actors.cli.run.job_file import MAX_MESSAGE, read_job_file
-from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImages, RecipeLora, RecipeRegion
+from modelpool.actors.graph.features.recipe import Recipe, RecipeControl, RecipeImages, RecipeLora, RecipeRegion
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.folder import MANIFEST_NAME, FinishedOutput, OutputFolder
 from modelpool.actors.outputs.image_file import PARAMETERS_KEY, RECIPE_KEY, encode_png, read_parameters, read_recipe

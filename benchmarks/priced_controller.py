@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 from modelpool.actors.config.config import ModelsSection
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.graph.build_graph import build_stage_graph
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.request.requests import GenerateRequest

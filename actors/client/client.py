@@ -31,8 +31,8 @@ from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
+from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.outputs.output_check import check_outputs

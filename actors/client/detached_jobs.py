@@ -22,7 +22,7 @@ from modelpool.actors.control.detached.records import (
     kind_of,
     request_text,
 )
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview

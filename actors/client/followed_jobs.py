@@ -25,7 +25,7 @@ from modelpool.actors.client.output_writer import ImageWriter
 from modelpool.actors.config.output_address import file_of
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, read_sound, samples_per_second
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values

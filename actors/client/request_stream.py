@@ -17,7 +17,7 @@ from modelpool.actors.client.output_writer import ImageWriter
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.inputs.input_images import InputImages
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, Submission

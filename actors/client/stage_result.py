@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.graph.stage_request import StageLike
+from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.outputs.results.outcomes import JobFailed, JobFailure
 from modelpool.actors.worker.wire.messages import (
     ClientId,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from modelpool.actors.control.catalog_service import PinnableModel
 from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.stage_request import StageLike
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.stage_request import StageLike
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import JobId, TaskId

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.graph_catalog import (
+from modelpool.actors.graph.common.graph_catalog import (
     ControlNetCatalog,
     EmbeddingCatalog,
     GraphCatalog,
     ImagePromptCatalog,
     UpscalerCatalog,
 )
+from modelpool.actors.graph.common.stage_request import StageLike
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.stage_request import StageLike
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.files.fetch.cache_settings import CacheSettings

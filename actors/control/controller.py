@@ -52,8 +52,8 @@ from modelpool.actors.control.status import (
     with_parked,
 )
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest

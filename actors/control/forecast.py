@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.memory_fit import NOTHING_PINNED, largest_task
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.values.core.errors import does_not_fit
 from modelpool.pool.values.core.expert_names import HIGH, LOW

@@ -11,8 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import SampleParams, StageParams, TaskIdTemplate, seed_of, with_seed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.values.specs.spec import UserId
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.task_collector import JobGraph
+    from modelpool.actors.graph.common.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.worker.wire.messages import Submission
 

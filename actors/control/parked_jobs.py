@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeAlias
 
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StateSaved, SubmissionId, job_id_for
 from modelpool.actors.worker.wire.packing import packed, unpacked
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId, UserId

@@ -11,43 +11,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from modelpool.actors.graph.control_graph import control_inputs
-from modelpool.actors.graph.control_video_graph import control_video_task
-from modelpool.actors.graph.decoder_graph import check_decodes, decoder_params
-from modelpool.actors.graph.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
-from modelpool.actors.graph.graph_catalog import GraphCatalog
-from modelpool.actors.graph.graph_recipe import recipe_of
-from modelpool.actors.graph.image_prompt_graph import appended_tokens, image_prompt_inputs
-from modelpool.actors.graph.input_ids import input_image_id, input_video_id
-from modelpool.actors.graph.lora_texts_check import check_lora_texts
-from modelpool.actors.graph.model_defaults import with_defaults
-from modelpool.actors.graph.music_graph import lyrics_of, music_lengths, text_of
-from modelpool.actors.graph.output_shape import output_shape_of
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.reference_graph import (
-    NO_REFERENCES,
-    ReferenceInputs,
-    edit_model_warnings,
-    text_with_images,
-)
-from modelpool.actors.graph.request_checks import check_request
-from modelpool.actors.graph.sample_graph import sample_params
-from modelpool.actors.graph.sampling_runs import (
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
+from modelpool.actors.graph.common.output_shape import output_shape_of
+from modelpool.actors.graph.common.sampling_runs import (
     SamplingRun,
     StageTask,
     sampling_passes,
     start_image_task,
 )
-from modelpool.actors.graph.schedule_guidance import sampler_warnings
-from modelpool.actors.graph.stage_request import StageLike, StageRequest, UpscaleRequest
-from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
-from modelpool.actors.graph.upscale_graph import enlarged_to, upscale_job, upscale_params
-from modelpool.actors.graph.vision_graph import (
+from modelpool.actors.graph.common.stage_request import StageLike, StageRequest, UpscaleRequest
+from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.features.control_graph import control_inputs
+from modelpool.actors.graph.features.control_video_graph import control_video_task
+from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
+from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
+from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
+from modelpool.actors.graph.features.lora_graph import check_lora_texts
+from modelpool.actors.graph.features.music_graph import lyrics_of, music_lengths, text_of
+from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.reference_graph import (
+    NO_REFERENCES,
+    ReferenceInputs,
+    edit_model_warnings,
+    text_with_images,
+)
+from modelpool.actors.graph.features.schedule_guidance import sampler_warnings
+from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_job, upscale_params
+from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
     image_context_lengths,
     unread_text_warnings,
     vision_images,
 )
+from modelpool.actors.graph.graph_recipe import recipe_of
+from modelpool.actors.graph.model_defaults import with_defaults
+from modelpool.actors.graph.request_checks import check_request
+from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names

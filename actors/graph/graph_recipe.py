@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modelpool.actors.graph.music_graph import MUSIC_FIELDS
-from modelpool.actors.graph.recipe import (
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.music_graph import MUSIC_FIELDS
+from modelpool.actors.graph.features.recipe import (
     IMAGE_FORMAT,
     Recipe,
     RecipeControl,
@@ -21,7 +22,6 @@ from modelpool.actors.graph.recipe import (
     RecipeUpscale,
     RecipeView,
 )
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.stage_params import (

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.actors.graph.control_video_graph import video_size
-from modelpool.actors.graph.expert_graph import expert_defaults
-from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
-from modelpool.actors.graph.music_graph import music_defaults
-from modelpool.actors.graph.output_shape import format_of, missing_extent, quality_of
-from modelpool.actors.graph.reference_graph import reference_mode
-from modelpool.actors.graph.schedule_guidance import shift_default
+from modelpool.actors.graph.common.output_shape import format_of, missing_extent, quality_of
+from modelpool.actors.graph.features.control_video_graph import video_size
+from modelpool.actors.graph.features.expert_graph import expert_defaults
+from modelpool.actors.graph.features.image_concat_graph import image_size, size_like_reference
+from modelpool.actors.graph.features.music_graph import music_defaults
+from modelpool.actors.graph.features.reference_graph import reference_mode
+from modelpool.actors.graph.features.schedule_guidance import shift_default
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingDefaults

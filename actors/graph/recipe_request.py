@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from modelpool.actors.graph.music_graph import MUSIC_FIELDS
-from modelpool.actors.graph.recipe import (
+from modelpool.actors.graph.features.music_graph import MUSIC_FIELDS
+from modelpool.actors.graph.features.recipe import (
     Recipe,
     RecipeControl,
     RecipeImagePrompt,

@@ -5,17 +5,17 @@ Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.control_graph import control_refs
-from modelpool.actors.graph.control_video_graph import leading_cells
-from modelpool.actors.graph.graph_catalog import GraphCatalog
-from modelpool.actors.graph.image_concat_graph import image_concat_input
-from modelpool.actors.graph.image_prompt_graph import image_prompt_refs
-from modelpool.actors.graph.output_shape import check_extent, duration_of
-from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references, reference_cfg
-from modelpool.actors.graph.region_graph import region_params
-from modelpool.actors.graph.sampling_runs import SamplingRun
-from modelpool.actors.graph.video_output_graph import first_frame_mode
-from modelpool.actors.graph.vision_graph import video_conditioning, view_condition
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.output_shape import check_extent, duration_of
+from modelpool.actors.graph.common.sampling_runs import SamplingRun
+from modelpool.actors.graph.features.control_graph import control_refs
+from modelpool.actors.graph.features.control_video_graph import leading_cells
+from modelpool.actors.graph.features.image_concat_graph import image_concat_input
+from modelpool.actors.graph.features.image_prompt_graph import image_prompt_refs
+from modelpool.actors.graph.features.reference_graph import ReferenceInputs, read_references, reference_cfg
+from modelpool.actors.graph.features.region_graph import region_params
+from modelpool.actors.graph.features.video_output_graph import first_frame_mode
+from modelpool.actors.graph.features.vision_graph import video_conditioning, view_condition
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
 from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule

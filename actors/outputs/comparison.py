@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.pool.values.core.stage_params import FloatArray, PixelArray
 
 #: of the full scale: largest mean difference, and the difference that only `MOST_FAR` of the values may exceed

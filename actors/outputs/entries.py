@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.labels import Labels, labels_from_json, output_key
 from modelpool.pool.values.core.errors import UserError, unusable_field

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import UnusableEntry
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json, output_key
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.image_file import read_labels, read_recipe

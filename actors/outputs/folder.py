@@ -21,7 +21,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, MARK_NAME
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically

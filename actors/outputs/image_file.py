@@ -20,7 +20,7 @@ from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
-from modelpool.actors.graph.recipe import IMAGE_FORMAT, Recipe
+from modelpool.actors.graph.features.recipe import IMAGE_FORMAT, Recipe
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
 from modelpool.actors.outputs.image_file import encode_image, encode_layers
 from modelpool.actors.outputs.recipe_json import recipe_from_text

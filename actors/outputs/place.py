@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.config.output_address import OutputAddress
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from modelpool.actors.graph.recipe import (
+from modelpool.actors.graph.features.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,

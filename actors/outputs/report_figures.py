@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.scheduler.model.messages import EndWorker, Outcome, ResolveJob, StartWorker, WorkerDown

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FAILURES_FOLDER, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.memory_fit import largest_task
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine.engine import Engine

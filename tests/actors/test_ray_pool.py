@@ -24,7 +24,7 @@ from modelpool.actors.config.config import ClusterSection, PoolConfig, PoolSecti
 from modelpool.actors.control.catalog_process import MAIN as CATALOG_MODULE
 from modelpool.actors.control.metrics.exposition import metrics_text
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.stage_request import InputLatent, StageRequest
+from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.outputs.results.outcomes import JobFailed, JobFailure, PoolLost
 from modelpool.actors.ray.survivors import left_workers
 from modelpool.actors.request.requests import GenerateRequest

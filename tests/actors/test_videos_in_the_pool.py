@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelpool import AudioResult, VideoResult
-from modelpool.actors.graph.recipe import RecipeLowNoise
+from modelpool.actors.graph.features.recipe import RecipeLowNoise
 from modelpool.actors.outputs.file_content import read_sound
 from modelpool.actors.outputs.output_file import read_video_recipe
 from modelpool.actors.request.requests import GenerateRequest

@@ -35,7 +35,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {
         "request": (".", "job_files"),
         "config": (".",),
-        "graph": (".",),
+        "graph": ("common", "features", "."),
         "outputs": (".", "results"),
         "worker": ("wire", "step_checkpoints", "."),
         "control": ("metrics", "inputs", ".", "detached"),

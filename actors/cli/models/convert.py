@@ -92,7 +92,7 @@ def save(
     """
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
-    from modelpool.actors.graph.expert_graph import check_expert_loras
+    from modelpool.actors.graph.features.expert_graph import check_expert_loras
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.models.loading.open_model import OpenModel
 

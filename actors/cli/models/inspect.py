@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelpool.actors.config.config import ModelsSection, PoolConfig
-    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.graph.features.recipe import Recipe
     from modelpool.pool.families.detection.file_facts import FileFacts
     from modelpool.pool.models.loading.describe import CheckpointInfo, LoraInfo
     from modelpool.pool.values.core.fast_path import FastPath

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from modelpool.actors.config.config import PoolConfig
     from modelpool.actors.control.forecast import Forecast, StageForecast
-    from modelpool.actors.graph.task_collector import JobGraph
+    from modelpool.actors.graph.common.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.engine.kernel_costs import KernelCost

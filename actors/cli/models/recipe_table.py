@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
+    from modelpool.actors.graph.features.recipe import (
+        Recipe,
+        RecipeControl,
+        RecipeImagePrompt,
+        RecipeImages,
+        RecipeRegion,
+    )
 
 Fact = tuple[str, str]
 

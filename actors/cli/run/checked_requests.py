@@ -16,7 +16,7 @@ from modelpool.actors.request.labels import output_key
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.graph.features.recipe import Recipe
     from modelpool.actors.outputs.place import KeptImage
     from modelpool.actors.request.requests import GenerateRequest
 

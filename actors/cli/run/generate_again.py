@@ -14,7 +14,7 @@ from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
     from modelpool.actors.cli.terminal.command_ports import Pool
-    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.graph.features.recipe import Recipe
     from modelpool.actors.outputs.entries import ManifestEntry
     from modelpool.actors.request.requests import GenerateRequest
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.detached.records import RequestOutcome, SubmissionRecord
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.control.status import PinnedModel, PoolStatus
-    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.graph.features.recipe import Recipe
     from modelpool.actors.outputs.layout import OutputLayout
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, Summary
     from modelpool.actors.outputs.results.previews import ImagePreview

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from modelpool.actors.control.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.control.inputs.input_videos import InputVideos
-from modelpool.actors.graph.input_ids import input_faces_id, input_image_id
+from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.face_fields import Faces, InputFaces
 from modelpool.actors.request.image_decoding import open_image, plain_pixels

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from modelpool.actors.control.inputs.input_sizes import times_of, wanted_size
-from modelpool.actors.graph.input_ids import input_video_id
+from modelpool.actors.graph.common.input_ids import input_video_id
 from modelpool.actors.request.control_video_fields import (
     Frames,
     InputVideo,

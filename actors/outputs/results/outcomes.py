@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray, PixelArray

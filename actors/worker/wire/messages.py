@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.stage_request import StageLike
+from modelpool.actors.graph.common.stage_request import StageLike
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.models.loading.file_parts import FilePart

@@ -16,7 +16,7 @@ import numpy as np
 
 from modelpool.actors.client.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
-from modelpool.actors.graph.recipe import Recipe, RecipeLora
+from modelpool.actors.graph.features.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.outputs.results.previews import ImagePreview

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from modelpool.actors.graph.recipe import RecipeImages
+from modelpool.actors.graph.features.recipe import RecipeImages
 from modelpool.actors.outputs.folder import write_atomically
 from modelpool.actors.outputs.image_file import RECIPE_KEY, encode_png
 from modelpool.actors.outputs.output_file import encoded

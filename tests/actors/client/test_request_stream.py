@@ -16,7 +16,7 @@ from PIL import Image
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.jobs import Jobs
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailure
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnknownName, UserError

@@ -24,7 +24,7 @@ from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest

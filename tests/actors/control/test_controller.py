@@ -8,7 +8,7 @@ import pytest
 
 from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, UnknownDriver
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.stage_request import InputLatent, StageRequest
+from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import StageSubmission, Submission, SubmissionId
 from modelpool.pool.values.core.errors import AdapterMismatch, DoesNotFit, UnknownName

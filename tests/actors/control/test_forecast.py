@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from modelpool.actors.control.forecast import PLANNED_IMAGES, Forecast, Speeds, forecast
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.values.core.errors import DoesNotFit

@@ -10,8 +10,8 @@ import pytest
 
 from modelpool.actors.control.dispatcher import poll_intervals
 from modelpool.actors.control.fleet import InputsLost
-from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.stage_request import UpscaleRequest
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.stage_request import UpscaleRequest
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.worker.wire.messages import StageSubmission, SubmissionId
 from modelpool.pool.values.core.results import ImagePixels

@@ -14,7 +14,7 @@ import pytest
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import _MESSAGES, _PARTS, plan_pool, worker_kind
-from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.worker.wire.message_fields import message_fields
 from modelpool.actors.worker.wire.messages import (
     PreviewMade,

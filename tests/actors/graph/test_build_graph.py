@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
+from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.recipe_request import requests_of
-from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.core.stage_params import EncodeParams, SampleParams

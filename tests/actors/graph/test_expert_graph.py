@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.recipe import Recipe, RecipeLowNoise
-from modelpool.actors.graph.stage_request import StageRequest
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe, RecipeLowNoise
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest

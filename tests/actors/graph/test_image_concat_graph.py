@@ -12,9 +12,9 @@ import pytest
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.image_concat_graph import reference_size
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.image_concat_graph import reference_size
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.music_graph import MUSIC_FIELDS
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.music_graph import MUSIC_FIELDS
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.recipe_request import requests_of
-from modelpool.actors.graph.stage_request import StageRequest
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS
 from modelpool.pool.values.core.errors import UserError

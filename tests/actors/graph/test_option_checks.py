@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.graph.option_checks import check_options
+from modelpool.actors.graph.features.option_checks import check_options
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.option_support import families_with, family_name, supported_options
 from modelpool.pool.families.supported import running_families

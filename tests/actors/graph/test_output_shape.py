@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.actors.graph.output_shape import Duration, duration_of, format_of, size_of
+from modelpool.actors.graph.common.output_shape import Duration, duration_of, format_of, size_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
 from modelpool.pool.families.transformer_families import TRANSFORMERS

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from modelpool.actors.graph.recipe import (
+from modelpool.actors.graph.features.recipe import (
     INFORMATIVE,
     Recipe,
     RecipeControl,

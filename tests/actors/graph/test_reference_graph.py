@@ -14,8 +14,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.models.components.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP

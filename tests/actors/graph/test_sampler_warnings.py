@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.schedule_guidance import sampler_warnings
+from modelpool.actors.graph.features.schedule_guidance import sampler_warnings
 from modelpool.actors.http.a1111.a1111_parameters import fields_of_parameters
 from modelpool.actors.outputs.image_file import parameters_text, parse_parameters
 from modelpool.actors.request.requests import GenerateRequest

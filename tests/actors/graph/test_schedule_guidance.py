@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.actors.graph.schedule_guidance import resolve_schedule
+from modelpool.actors.graph.features.schedule_guidance import resolve_schedule
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.errors import UnusableField
 

@@ -8,10 +8,10 @@ import pytest
 
 from modelpool.actors.cli.models.recipe_table import recipe_facts
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.schedule_guidance import check_shift
 from modelpool.actors.graph.recipe_request import requests_of
-from modelpool.actors.graph.schedule_guidance import check_shift
-from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.http.a1111.a1111_parameters import fields_of_parameters
 from modelpool.actors.outputs.image_file import parameters_text, parse_parameters
 from modelpool.actors.outputs.recipe_json import recipe_from_json

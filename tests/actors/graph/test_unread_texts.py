@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from modelpool.actors.graph.vision_graph import unread_text_warnings
+from modelpool.actors.graph.features.vision_graph import unread_text_warnings
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs import atomic_write as whole_file
 from modelpool.actors.outputs import folder as folder_module
 from modelpool.actors.outputs.folder import (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from modelpool.actors.graph.recipe import Recipe, RecipeLora
+from modelpool.actors.graph.features.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.image_file import (
     encode_image,
     encode_png,

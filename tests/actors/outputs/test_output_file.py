@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.file_content import labels_in, read_content
 from modelpool.actors.outputs.folder import OutputFolder, file_name

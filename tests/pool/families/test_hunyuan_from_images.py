@@ -17,7 +17,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.actors.graph.output_shape import output_shape_of
+from modelpool.actors.graph.common.output_shape import output_shape_of
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape
 from modelpool.pool.inference.sampling.noise import ImageNoise

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.actors.graph.image_concat_graph import reference_size
+from modelpool.actors.graph.features.image_concat_graph import reference_size
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.components.vision.qwen import grid_of

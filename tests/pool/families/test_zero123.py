@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from modelpool.actors.graph.vision_graph import view_condition
+from modelpool.actors.graph.features.vision_graph import view_condition
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.inference.sampling.noise import ImageNoise

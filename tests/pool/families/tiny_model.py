@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine.engine import Engine, EngineSettings

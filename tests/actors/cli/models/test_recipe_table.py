@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.cli.models.recipe_table import recipe_facts
-from modelpool.actors.graph.recipe import RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
+from modelpool.actors.graph.features.recipe import RecipeControl, RecipeImagePrompt, RecipeImages, RecipeRegion
 from tests.actors.graph.test_recipe import OTHER, RECIPE
 from tests.each_case import each_case
 

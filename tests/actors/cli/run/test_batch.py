@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import OutputFailed, UserError

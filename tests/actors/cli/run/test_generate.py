@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.cli.run.generate import prompts_and_seeds, resume_command
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice

@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from modelpool.actors.control.inputs import input_images as given_images
 from modelpool.actors.control.inputs.input_images import InputImages, wanted_size
-from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_PIXELS, MAX_SIDE
 from modelpool.actors.request.image_fields import InputImage, Pixels, skipped_steps

@@ -19,9 +19,9 @@ from PIL import Image
 from modelpool.actors.cli.run.job_file import read_job_file
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.input_ids import input_image_id, input_video_id
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
+from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.outputs.video import write_video
 from modelpool.actors.request import control_video_fields as video_fields

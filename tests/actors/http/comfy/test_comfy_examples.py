@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from modelpool.actors.graph.schedule_guidance import check_shift, shift_default
+from modelpool.actors.graph.features.schedule_guidance import check_shift, shift_default
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.reference_graph import text_with_images
+from modelpool.actors.graph.features.reference_graph import text_with_images
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.families.definitions import omnigen

@@ -19,7 +19,7 @@ from transformers import CLIPImageProcessor
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest

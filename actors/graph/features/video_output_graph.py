@@ -5,7 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.output_shape import format_of, kind_of, output_plural, quality_of
+from modelpool.actors.graph.common.output_shape import format_of, kind_of, output_plural, quality_of
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import follows_video, takes_control_video

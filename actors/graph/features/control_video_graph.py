@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.actors.graph.input_ids import input_image_id, input_video_id
-from modelpool.actors.graph.sampling_runs import StageTask
+from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
+from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP

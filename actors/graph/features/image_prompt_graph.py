@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from modelpool.actors.graph.graph_catalog import ImagePromptCatalog
-from modelpool.actors.graph.input_ids import input_faces_id, input_image_id
-from modelpool.actors.graph.sampling_runs import StageTask
+from modelpool.actors.graph.common.graph_catalog import ImagePromptCatalog
+from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
+from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.request.face_fields import InputFaces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_prompt_fields import ImagePrompt

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelpool.actors.graph.output_shape import duration_of
+from modelpool.actors.graph.common.output_shape import duration_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.music_text import DEFAULT_LANGUAGE, caption_text, lyrics_text

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask, start_image_task
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from modelpool.actors.graph.output_shape import duration_of
-from modelpool.actors.graph.sampling_runs import SamplingRun
+from modelpool.actors.graph.common.output_shape import duration_of
+from modelpool.actors.graph.common.sampling_runs import SamplingRun
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice

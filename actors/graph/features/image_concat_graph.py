@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from modelpool.actors.graph.sampling_runs import SamplingRun
+from modelpool.actors.graph.common.sampling_runs import SamplingRun
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
-from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
+from modelpool.actors.graph.features.image_concat_graph import EDIT_PIXELS, reference_size
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
@@ -172,8 +172,8 @@ def _own_size(size: tuple[int, int], most: int, step: int) -> tuple[int, int]:
 def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     """Return how `run` reads its reference images for an output of `size`, before it is scaled up: each in its own
     proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide for the
-    vision encoder. Nothing for a model that puts them before a control video (`actors.graph.control_video_graph`); one
-    image for each text if the text encoder reads the first frame."""
+    vision encoder. Nothing for a model that puts them before a control video (`control_video_graph`); one image for each
+    text if the text encoder reads the first frame."""
     facts, request = run.facts, run.request
     if facts.vision_use is not None and not facts.vision_use.is_model_input:
         return ReferenceInputs(seen=((0, 0),))

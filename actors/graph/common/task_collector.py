@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from modelpool.actors.graph.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.stage_params import (
     EmbeddingRef,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.output_shape import size_of
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.output_shape import size_of
 from modelpool.actors.request.image_fields import skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts

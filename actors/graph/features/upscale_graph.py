@@ -5,11 +5,11 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.graph_catalog import GraphCatalog
-from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.output_shape import kind_of, output_plural
-from modelpool.actors.graph.stage_request import UpscaleRequest
-from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.output_shape import kind_of, output_plural
+from modelpool.actors.graph.common.stage_request import UpscaleRequest
+from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest

@@ -5,7 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.output_shape import output_plural
+from modelpool.actors.graph.common.output_shape import output_plural
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
