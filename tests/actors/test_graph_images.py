@@ -209,7 +209,7 @@ def test_another_mode_is_another_image_and_none_changes_no_name_that_is_known() 
     assert jobs[0] != jobs[1] == jobs[2]
     recipe, _, _ = cut(controls=[CANNY])
     assert recipe.pictures is not None
-    assert "mode" not in recipe.pictures.digest_content()["controls"][0]
+    assert "mode" not in recipe.determining()["pictures"]["controls"][0]
 
 
 def test_each_pass_reads_the_latent_of_its_size() -> None:
@@ -251,7 +251,7 @@ def test_one_that_may_be_told_a_hole_is_told_where_there_is_a_mask() -> None:
     plain, job, given = cut(image=PIXELS, controls=[repaint], cfg=1)
     assert read_by(job, SampleParams, given) == [EncodeParams, EncodeImageParams, ImagePixels]
     assert plain.pictures is not None
-    assert "mask_sha256" not in plain.pictures.digest_content()["controls"][0]
+    assert "mask_sha256" not in plain.determining()["pictures"]["controls"][0]
 
 
 def test_one_that_is_told_a_hole_beside_its_image_reads_both_and_the_mask() -> None:

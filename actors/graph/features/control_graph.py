@@ -5,8 +5,26 @@ Pure functions of values and a catalog. Every error names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import (
+    Feature,
+    FindFile,
+    InputMissing,
+    Line,
+    RecipeSource,
+    Section,
+    find_input,
+    image_line,
+    span_text,
+)
+from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER, LATER_IN_DIGEST
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from modelpool.actors.graph.common.graph_catalog import ControlNetCatalog
 from modelpool.actors.graph.common.input_ids import input_image_id
@@ -71,3 +89,69 @@ def control_inputs(run: SamplingRun, refs: Sequence[ControlRef]) -> Iterator[tup
             yield numbered(CONTROL, number), image
         if mask:
             yield numbered(CONTROL_MASK, number), mask[MASK]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeControl:
+    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `ControlRef.config_overrides` of
+    `pool.values.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
+
+    name: str = field(metadata=FILE_NAME)
+    sha256: str
+    image_sha256: str
+    image_file: str = field(metadata=INFORMATIVE)
+    strength: float
+    start: float
+    end: float
+    mode: int | None = field(default=None, metadata=LATER_IN_DIGEST)
+    said: Mapping[str, bool] = field(default_factory=dict, metadata=LATER)
+    mask_sha256: str = field(default="", metadata=LATER)
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    request, refs = source.request, source.sample.controls
+    found = []
+    for control, ref in zip(request.controls, refs, strict=True):
+        image, mask = control.image or request.image, control.mask or request.mask
+        found.append(
+            RecipeControl(
+                *(ref.name, ref.sha256, image.sha256, image.file),
+                *(ref.strength, ref.start, ref.end),
+                mode=ref.mode,
+                said=dict(ref.config_overrides),
+                mask_sha256="" if ref.mask_mode is None else mask.sha256,
+            )
+        )
+    return {"controls": tuple(found)}
+
+
+def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    controls = tuple(_restored_control(control, images, find) for control in images.controls)
+    return {"controls": controls} if controls else {}
+
+
+def _restored_control(control: RecipeControl, images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": control.name, "strength": control.strength}
+    found |= {"start": control.start, "end": control.end, "mode": control.mode}
+    if control.image_sha256 != images.image_sha256:
+        found["image"] = find_input("controls.image", control.image_file, find)
+    if control.mask_sha256 and control.mask_sha256 != images.mask_sha256:
+        raise InputMissing("controls.mask: recipes do not name the file of a mask")
+    return found
+
+
+def _lines(images: RecipeImages) -> Iterator[Line]:
+    for control in images.controls:
+        parts = [f"strength {control.strength:g}"]
+        if span := span_text(control.start, control.end, "the steps"):
+            parts.append(span)
+        if control.mode is not None:
+            parts.append(f"mode {control.mode}")
+        parts += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
+        if control.mask_sha256:
+            parts.append(f"inpaint mask (sha256 of its pixels {control.mask_sha256})")
+        image = image_line(control.image_file, control.image_sha256)
+        yield f"ControlNet {control.name}", f"{', '.join(parts)}; control image {image}  (sha256 {control.sha256})"
+
+
+CONTROLS = Feature(images=Section(_recorded, _restored, _lines))

@@ -5,6 +5,22 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import (
+    Feature,
+    FindFile,
+    Line,
+    RecipeSource,
+    Section,
+    find_input,
+    image_line,
+)
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
+
 from dataclasses import replace
 
 from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
@@ -14,7 +30,7 @@ from modelpool.actors.request.field_errors import missing_field, unsupported_fie
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import follows_video, takes_control_video, takes_face_video
-from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, OutputShape
 from modelpool.pool.values.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
 from modelpool.pool.values.specs.spec import TaskId
@@ -79,3 +95,33 @@ def leading_cells(request: GenerateRequest, facts: SamplingFacts) -> int:
     if takes_control_video(facts):
         return len(request.references)
     return 0 if facts.video is None else facts.video.leading
+
+
+#: the videos of a request, and the last frame of its output, in the order of the lines
+_INPUTS = ("last_image", "video", "video_mask", "face_video")
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    found: dict[str, str] = {}
+    for name in _INPUTS:
+        if (given := getattr(source.request, name)) is not None:
+            found |= {f"{name}_sha256": given.sha256, f"{name}_file": given.file}
+    return found
+
+
+def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    used = [name for name in _INPUTS if getattr(images, f"{name}_sha256")]
+    return {name: find_input(name, getattr(images, f"{name}_file"), find) for name in used}
+
+
+def _lines(images: RecipeImages) -> Iterator[Line]:
+    for name in _INPUTS:
+        if sha256 := getattr(images, f"{name}_sha256"):
+            yield name.replace("_", " "), image_line(getattr(images, f"{name}_file"), sha256)
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
+    return video_size(request, defaults.sampling)
+
+
+VIDEOS = Feature(check_video, _defaults, images=Section(_recorded, _restored, _lines))

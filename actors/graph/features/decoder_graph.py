@@ -5,6 +5,16 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+from modelpool.actors.graph.features.recorded import FILE_NAME
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from modelpool.actors.graph.common.output_shape import output_plural
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
@@ -73,3 +83,35 @@ def decoder_params(model: ModelRef, prior: SampleParams, decoder: Decoder | None
 def _cfg(decoder: Decoder | None) -> float:
     cfg = None if decoder is None else decoder.cfg
     return 1.0 if cfg is None else cfg
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeDecoder:
+    """The decoder of a two-stage model, as it was used."""
+
+    model: str = field(metadata=FILE_NAME)
+    sha256: str
+    steps: int
+    cfg: float
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    run = next((sample for sample in source.samplings if sample.prior is not None), None)
+    if run is None:
+        return {}
+    return {"decoder": RecipeDecoder(run.model.name, run.model.sha256, run.schedule.steps, run.guidance.cfg)}
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    if (decoder := recipe.decoder) is None:
+        return {}
+    return {"decoder": {"model": decoder.model, "steps": decoder.steps, "cfg": decoder.cfg}}
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    if (decoder := recipe.decoder) is not None:
+        parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
+        yield "decoder", f"{decoder.model}, {parts}"
+
+
+DECODER = Feature(check_decoder, recipe=Section(_recorded, _restored, _lines))

@@ -5,8 +5,15 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from modelpool.actors.graph.common.output_shape import duration_of
 from modelpool.actors.graph.common.sampling_runs import SamplingRun
@@ -16,7 +23,8 @@ from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.inference.sampling.model_choices import resolve_schedule
 from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
-from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.stage_params import ModelRef
 
 
 def check_low_noise(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -115,3 +123,35 @@ def _steps_above(run: SamplingRun, boundary: float) -> int:
 def _said(run: LowNoiseRun) -> str:
     set_fields = {name: value for name, value in run.model_dump().items() if value is not None}
     return ", ".join(f"{name} {value:g}" for name, value in set_fields.items()) or "no value"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeLowNoise:
+    """The low-noise expert as it was run: the noise level below which it took over, and its guidance scale."""
+
+    boundary: float
+    cfg: float
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    run = source.request.low_noise
+    if run is None or run.boundary is None or run.cfg is None:
+        return {}
+    return {"low_noise": RecipeLowNoise(run.boundary, run.cfg)}
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    run = recipe.low_noise
+    return {} if run is None else {"low_noise": {"cfg": run.cfg, "boundary": run.boundary}}
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    if recipe.low_noise is not None:
+        yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, LowNoiseRun]:
+    return expert_defaults(request, defaults.sampling)
+
+
+EXPERTS = Feature(check_low_noise, _defaults, Section(_recorded, _restored, _lines))

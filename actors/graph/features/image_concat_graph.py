@@ -6,6 +6,14 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
+
 import math
 from dataclasses import dataclass
 
@@ -17,6 +25,7 @@ from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.stage_params import ModelRef
 
 #: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
 #: for Qwen-Image's editing models
@@ -142,3 +151,26 @@ def _or_usual(value: float | None, defaults: float) -> float:
 
 def _is_guided_by_image(facts: SamplingFacts) -> bool:
     return facts.defaults is not None and facts.defaults.guidance is Guidance.TEXT_AND_IMAGE
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    sample = source.sample
+    return {"image_cfg": sample.guidance.image_cfg, "noise_level": sample.image_numbers.noise_level}
+
+
+def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    return same_fields(images, "image_cfg", "noise_level")
+
+
+def _lines(images: RecipeImages) -> Iterator[Line]:
+    if images.image_cfg:
+        yield "image guidance", f"{images.image_cfg:g}"
+    if images.noise_level:
+        yield "noise level", str(images.noise_level)
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, float]:
+    return image_size(request, defaults.sampling)
+
+
+IMAGE_CONCAT = Feature(check_image_concat, _defaults, images=Section(_recorded, _restored, _lines))

@@ -5,8 +5,25 @@ Pure functions of values and a catalog. Every error names a field of a request.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import (
+    Feature,
+    FindFile,
+    Line,
+    RecipeSource,
+    Section,
+    find_input,
+    image_line,
+    span_text,
+)
+from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
+
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from modelpool.actors.graph.common.graph_catalog import ImagePromptCatalog
 from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
@@ -16,7 +33,7 @@ from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
-from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, VisionEncodeParams
+from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, SampleParams, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import (
     IMAGE,
     IMAGE_PROMPT,
@@ -96,3 +113,95 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
         blocks=prompt.blocks,
         masks=len(prompt.masks),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeImagePrompt:
+    """An image prompt as it was applied: the adapter, the vision encoder that read its images, and the images. `faces`
+    are embeddings; their hash is empty if there are none."""
+
+    name: str = field(metadata=FILE_NAME)
+    sha256: str
+    encoder: str = field(metadata=FILE_NAME)
+    encoder_sha256: str
+    strength: float
+    start: float
+    end: float
+    image_sha256: tuple[str, ...] = ()
+    image_files: tuple[str, ...] = field(default=(), metadata=INFORMATIVE)
+    faces_sha256: str = ""
+    faces_file: str = field(default="", metadata=INFORMATIVE)
+    blocks: tuple[tuple[str, float], ...] = ()
+    mask_sha256: tuple[str, ...] = field(default=(), metadata=LATER)
+    mask_files: tuple[str, ...] = field(default=(), metadata={**LATER, **INFORMATIVE})
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    """Return the image prompts of the first sampling run, with the encoders and the files of their images."""
+    request, graph = source.request, source.graph
+    if not request.image_prompts:
+        return {}
+    found = []
+    task = next(task for task in graph.job.tasks if isinstance(graph.works[task.task_id], SampleParams))
+    needs = dict(zip(task.input_names, task.needs, strict=True))
+    for number, (prompt, ref) in enumerate(zip(request.image_prompts, source.sample.image_prompts, strict=True)):
+        encode = graph.works.get(needs.get(numbered(IMAGE_PROMPT, number), task.task_id))
+        encoder = encode.model if isinstance(encode, VisionEncodeParams) else None
+        images: Sequence[Any] = prompt.images
+        masks: Sequence[Any] = prompt.masks
+        found.append(
+            RecipeImagePrompt(
+                *(ref.name, ref.sha256),
+                *(("", "") if encoder is None else (encoder.name, encoder.sha256)),
+                *(ref.strength, ref.start, ref.end),
+                image_sha256=tuple(image.sha256 for image in images),
+                image_files=tuple(image.file for image in images),
+                faces_sha256="" if prompt.faces is None else prompt.faces.sha256,
+                faces_file="" if prompt.faces is None else prompt.faces.file,
+                blocks=ref.blocks,
+                mask_sha256=tuple(mask.sha256 for mask in masks),
+                mask_files=tuple(mask.file for mask in masks),
+            )
+        )
+    return {"image_prompts": tuple(found)}
+
+
+def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    prompts = tuple(_restored_prompt(prompt, find) for prompt in images.image_prompts)
+    return {"image_prompts": prompts} if prompts else {}
+
+
+def _restored_prompt(prompt: RecipeImagePrompt, find: FindFile) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": prompt.name, "encoder": prompt.encoder, "strength": prompt.strength}
+    found |= {"start": prompt.start, "end": prompt.end, "blocks": dict(prompt.blocks)}
+    if prompt.image_files:
+        found["image"] = [find_input("image_prompts.image", file, find) for file in prompt.image_files]
+    if prompt.faces_sha256:
+        found["faces"] = find_input("image_prompts.faces", prompt.faces_file, find)
+    if prompt.mask_files:
+        found["mask"] = [find_input("image_prompts.mask", file, find) for file in prompt.mask_files]
+    return found
+
+
+def _lines(images: RecipeImages) -> Iterator[Line]:
+    for prompt in images.image_prompts:
+        parts = [f"strength {prompt.strength:g}"]
+        if span := span_text(prompt.start, prompt.end, "the steps"):
+            parts.append(span)
+        parts += [f"{name} {factor:g}" for name, factor in prompt.blocks]
+        parts += [f"encoder {prompt.encoder}"] if prompt.encoder else []
+        inputs = [*_image_texts(prompt.image_files, prompt.image_sha256)]
+        if prompt.faces_sha256:
+            inputs.append(f"faces {prompt.faces_file or 'from memory'} (sha256 {prompt.faces_sha256})")
+        inputs += [f"mask {each}" for each in _image_texts(prompt.mask_files, prompt.mask_sha256)]
+        text = f"{', '.join(parts)}; {', '.join(inputs)}  (sha256 {prompt.sha256})"
+        yield f"image prompt {prompt.name}", text
+
+
+def _image_texts(files: Sequence[str], hashes: Sequence[str]) -> Iterator[str]:
+    """Yield the text of each image; a recipe of another program may name fewer files."""
+    for number, sha256 in enumerate(hashes):
+        yield image_line(files[number] if number < len(files) else "", sha256)
+
+
+IMAGE_PROMPTS = Feature(images=Section(_recorded, _restored, _lines))

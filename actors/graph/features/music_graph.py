@@ -5,13 +5,22 @@ Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from collections.abc import Sequence
 
 from modelpool.actors.graph.common.output_shape import duration_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.music_text import DEFAULT_LANGUAGE, caption_text, lyrics_text
-from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.stage_params import ModelRef
 
 #: fields that only models of music read, in the order of the recipe
 MUSIC_FIELDS = ("lyrics", "lyrics_language", "bpm", "key_scale", "time_signature")
@@ -50,3 +59,25 @@ def music_lengths(lengths: Sequence[int]) -> list[int]:
     """Return the lengths of what a model of music reads, from those of caption and lyrics: of its context, which has a
     state for the reference audio, too; and those of both, which are equal in a batch."""
     return [sum(lengths) + 1, *lengths]
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    return {name: value for name in MUSIC_FIELDS if (value := getattr(source.request, name))}
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    return same_fields(recipe, *MUSIC_FIELDS)
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    """Lyrics are in one line."""
+    for name in MUSIC_FIELDS:
+        if value := getattr(recipe, name):
+            yield name.replace("_", " "), str(value).replace("\n", " / ")
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
+    return music_defaults(request, defaults.sampling)
+
+
+MUSIC = Feature(check_music, _defaults, Section(_recorded, _restored, _lines))

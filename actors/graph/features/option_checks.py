@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from collections.abc import Iterator
 
 from modelpool.actors.request.requests import GenerateRequest
@@ -58,3 +65,19 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     ):
         if is_set:
             yield f"options.tiled: found together with {name}, which acts on the whole latent, expected one of them"
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    return {"options": source.sample.options.settings()}
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    return {"options": recipe.options or None}
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    for name, settings in recipe.options.items():
+        yield f"option {name}", ", ".join(f"{setting} {value}" for setting, value in settings.items())
+
+
+OPTIONS = Feature(check_options, recipe=Section(_recorded, _restored, _lines))

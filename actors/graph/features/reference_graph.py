@@ -6,15 +6,30 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import (
+    Feature,
+    FindFile,
+    Line,
+    RecipeSource,
+    Section,
+    find_input,
+    image_line,
+)
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
+
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
-from modelpool.actors.graph.features.image_concat_graph import EDIT_PIXELS, reference_size
+from modelpool.actors.graph.features.image_concat_graph import EDIT_PIXELS, reference_size, size_like_reference
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
@@ -24,7 +39,7 @@ from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
 from modelpool.pool.models.components.text.vision_prompt import MOST_PROPORTION
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
-from modelpool.pool.values.core.sampling_facts import ReferenceMode, SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import IMAGE, numbered
 
@@ -172,8 +187,8 @@ def _own_size(size: tuple[int, int], most: int, step: int) -> tuple[int, int]:
 def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     """Return how `run` reads its reference images for an output of `size`, before it is scaled up: each in its own
     proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide for the
-    vision encoder. Nothing for a model that puts them before a control video (`control_video_graph`); one image for each
-    text if the text encoder reads the first frame."""
+    vision encoder. Nothing for a model that puts them before a control video (`control_video_graph`); one image for
+    each text if the text encoder reads the first frame."""
     facts, request = run.facts, run.request
     if facts.vision_use is not None and not facts.vision_use.is_model_input:
         return ReferenceInputs(seen=((0, 0),))
@@ -215,3 +230,43 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
         seen,
         numbers,
     )
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    references: Sequence[Any] = source.request.references
+    found: dict[str, Any] = {"reference_as": source.request.reference_as or ""}
+    if references:
+        found |= {"reference_sha256": references[0].sha256, "reference_file": references[0].file}
+        found["more_references"] = tuple(each.sha256 for each in references[1:])
+        found["more_reference_files"] = tuple(each.file for each in references[1:])
+    return found
+
+
+def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
+    found: dict[str, Any] = {"reference_as": images.reference_as or None}
+    if images.reference_sha256:
+        files = (images.reference_file, *images.more_reference_files)
+        found["reference"] = [find_input("reference", file, find) for file in files]
+    return found
+
+
+def _lines(images: RecipeImages) -> Iterator[Line]:
+    if images.reference_sha256:
+        note = f", read {images.reference_as}" if images.reference_as else ""
+        yield "reference", image_line(images.reference_file, images.reference_sha256, note)
+    files = images.more_reference_files
+    for place, sha256 in enumerate(images.more_references):
+        yield "reference", image_line(files[place] if place < len(files) else "", sha256)
+
+
+def _size_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
+    return size_like_reference(request, defaults)
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
+    return reference_mode(request, defaults.sampling, model)
+
+
+REFERENCES = Feature(check_references, _defaults, images=Section(_recorded, _restored, _lines))
+#: the size of an output that follows its references
+REFERENCE_SIZE = Feature(defaults=_size_defaults)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from collections.abc import Iterator
 
+from modelpool.actors.graph.features.recorded import as_json
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.model_choices import resolve_schedule as resolve_schedule
@@ -17,7 +26,13 @@ from modelpool.pool.inference.sampling.sampler_names import (
     SD_LEVELS,
     draws_noise,
 )
-from modelpool.pool.values.core.sampling_facts import NoiseKind, Prediction, SamplingFacts
+from modelpool.pool.values.core.sampling_facts import (
+    ModelDefaults,
+    NoiseKind,
+    Prediction,
+    SamplingFacts,
+)
+from modelpool.pool.values.core.stage_params import ModelRef
 
 #: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
 _KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)
@@ -71,3 +86,55 @@ def _unread_noise_fields(request: GenerateRequest, name: str) -> Iterator[str]:
         needed = "eta" if name in READS_ETA else "s_churn" if name in READS_CHURN else ""
         reason = f"without {needed}, sampler {title} draws no noise" if needed else f"sampler {title} draws no noise"
         yield f"s_noise {request.s_noise:g}: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeNoise:
+    """The noise that the sampler drew in its steps, where it differs from the sampler's default. The names are the
+    fields of a request."""
+
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    schedule = source.sample.schedule
+    noise = RecipeNoise(schedule.eta, schedule.s_noise, schedule.s_churn)
+    return {
+        "sampler": schedule.sampler,
+        "schedule": schedule.noise_schedule,
+        "steps": schedule.steps,
+        "noise": None if noise == RecipeNoise() else noise,
+        "sigmas": schedule.sigmas,
+        "shift": schedule.shift,
+    }
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    noise = {} if recipe.noise is None else as_json(recipe.noise)
+    return {
+        "sampler": recipe.sampler,
+        "schedule": None if recipe.sigmas else recipe.schedule,
+        "steps": recipe.steps,
+        "sigmas": recipe.sigmas or None,
+        "shift": recipe.shift or None,
+        **noise,
+    }
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    if (noise := recipe.noise) is not None:
+        eta = "the sampler's" if noise.eta is None else f"{noise.eta:g}"
+        yield "noise", f"eta {eta}, s_noise {noise.s_noise:g}, s_churn {noise.s_churn:g}"
+    if recipe.shift:
+        yield "shift", f"{recipe.shift:g}"
+    if recipe.sigmas:
+        yield "sigmas", ", ".join(f"{level:g}" for level in recipe.sigmas)
+
+
+def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, None]:
+    return shift_default(request, defaults.sampling)
+
+
+NOISE = Feature(check_shift, _defaults, Section(_recorded, _restored, _lines))

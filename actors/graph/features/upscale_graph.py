@@ -5,6 +5,16 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+from modelpool.actors.graph.features.recorded import FILE_NAME
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.output_shape import kind_of, output_plural
@@ -64,3 +74,40 @@ def upscale_job(wanted: UpscaleRequest, job_id: JobId, catalog: GraphCatalog) ->
     tasks = TaskCollector(catalog)
     task = tasks.add(work, {IMAGE: input_image_id(wanted.image)})
     return tasks.job(job_id, task, frozenset(), ())
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeUpscale:
+    """The upscaler of the output, as it was used: factor of both sides, edge of tiles and their overlap; 0 for the
+    edge and the overlap of the pool."""
+
+    model: str = field(metadata=FILE_NAME)
+    sha256: str
+    scale: float
+    tile: int = 0
+    overlap: int = 0
+
+
+def _recorded(source: RecipeSource) -> dict[str, Any]:
+    upscale, params = source.request.upscale, source.graph.works[source.graph.job.wanted]
+    if upscale is None or not isinstance(params, UpscaleParams):
+        return {}
+    model, tiles = params.model, (params.tile, params.overlap)
+    scale = float(model.scale if upscale.scale is None else upscale.scale)
+    return {"upscale": RecipeUpscale(model.name, model.sha256, scale, *tiles)}
+
+
+def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    if (upscale := recipe.upscale) is None:
+        return {}
+    tiles = {name: value for name in ("tile", "overlap") if (value := getattr(upscale, name))}
+    return {"upscale": {"model": upscale.model, "scale": upscale.scale, **tiles}}
+
+
+def _lines(recipe: Recipe) -> Iterator[Line]:
+    if (upscale := recipe.upscale) is not None:
+        tiles = f", tiles of {upscale.tile}" if upscale.tile else ""
+        yield "upscaler", f"{upscale.model}, scale {upscale.scale:g}{tiles}  (sha256 {upscale.sha256})"
+
+
+UPSCALE = Feature(check_upscale, recipe=Section(_recorded, _restored, _lines))

@@ -5,6 +5,13 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
+
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -124,3 +131,52 @@ def first_frame_task(run: SamplingRun, begins: FirstFrameMode | None, frames: in
             return StageTask(replace(task.work, noise=noise, seed=run.seed if noise else 0), task.needs)
         case _:
             return task
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeView:
+    """The camera of a novel view of an object. The names are the fields of a request."""
+
+    azimuth: float = 0.0
+    elevation: float = 0.0
+    camera_distance: float = 0.0
+    image_elevation: float | None = None
+
+
+def _recorded_view(source: RecipeSource) -> dict[str, Any]:
+    views = source.sample.all_of(ViewCondition)
+    found = (RecipeView(each.azimuth, each.elevation, each.distance, each.image_elevation) for each in views)
+    return {"view": next(found, None)}
+
+
+def _restored_view(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    if (view := recipe.view) is None:
+        return {}
+    last = "camera_distance" if view.image_elevation is None else "image_elevation"
+    return {name: getattr(view, name) for name in ("azimuth", "elevation", last)}
+
+
+def _view_lines(recipe: Recipe) -> Iterator[Line]:
+    if recipe.view is not None and not recipe.seconds:
+        numbers = ((name.replace("_", " "), getattr(recipe.view, name)) for name in _VIEW)
+        yield "view", ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
+
+
+def _recorded_numbers(source: RecipeSource) -> dict[str, Any]:
+    image = source.sample.image_numbers
+    return {name: getattr(image, name) for name in _NUMBERS}
+
+
+def _restored_numbers(recipe: Recipe, find: FindFile) -> dict[str, Any]:
+    names = [name for name in _NUMBERS if name != "elevation" or recipe.view is None]
+    return same_fields(recipe, *names)
+
+
+def _number_lines(recipe: Recipe) -> Iterator[Line]:
+    for name in _NUMBERS if recipe.is_video else ():
+        if value := getattr(recipe, name):
+            yield name.replace("_", " "), f"{value:g}"
+
+
+VIEW = Feature(recipe=Section(_recorded_view, _restored_view, _view_lines))
+VIDEO_NUMBERS = Feature(check_video_numbers, recipe=Section(_recorded_numbers, _restored_numbers, _number_lines))

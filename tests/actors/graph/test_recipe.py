@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 import pytest
 
 from modelpool.actors.graph.features.recipe import (
-    INFORMATIVE,
     Recipe,
     RecipeControl,
     RecipeDecoder,
@@ -24,6 +23,7 @@ from modelpool.actors.graph.features.recipe import (
 from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.lora_fields import LoraChoice, lora_text, parse_lora
+from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.refs import LoraRef
 from modelpool.pool.values.core.run_options import AttentionScale, RunOptions, SkipLayers
 from tests.each_case import each_case
@@ -49,7 +49,7 @@ OTHER = {
 @each_case("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
-    assert {f.name for f in fields(Recipe)} == {*OTHER, *INFORMATIVE}
+    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings", "computed_by"}
 
 
 def test_versions_are_told_and_not_in_the_digest() -> None:
@@ -188,3 +188,19 @@ def test_keyframes_and_texts_of_a_lora_come_back_from_json_as_a_request_and_as_t
     (found,) = requests_of(read, str)[0].loras
     expected = replace(REF, keyframes=lora.keyframes, interpolation="ease_in", only=("negative",))
     assert found.applied(REF) == LoraChoice(**parse_lora(lora_text("light", lora))).applied(REF) == expected
+
+
+def test_a_field_of_a_later_version_is_refused_by_its_place_in_the_recipe() -> None:
+    noise, control = RecipeNoise(eta=0.5), RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0)
+    images = RecipeImages(controls=(control,), regions=(RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),))
+    recipe = json.loads(replace(RECIPE, noise=noise, pictures=images).to_json())
+    parts = {
+        "": recipe, "noise.": recipe["noise"], "loras.": recipe["loras"][0], "pictures.": recipe["pictures"],
+        "pictures.controls.": recipe["pictures"]["controls"][0], "pictures.regions.": recipe["pictures"]["regions"][0],
+    }  # fmt: skip
+    for place, part in parts.items():
+        part["colour"] = 1
+        with pytest.raises(UserError, match=rf"unknown field of a recipe '{place}colour'"):
+            recipe_from_json(recipe)
+        del part["colour"]
+    assert recipe_from_json(recipe).noise == noise
