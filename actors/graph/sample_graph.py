@@ -5,6 +5,8 @@ Every error names a field of a request.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.output_shape import check_extent, duration_of
 from modelpool.actors.graph.common.sampling_runs import SamplingRun
@@ -14,12 +16,12 @@ from modelpool.actors.graph.features.image_concat_graph import image_concat_inpu
 from modelpool.actors.graph.features.image_prompt_graph import image_prompt_refs
 from modelpool.actors.graph.features.reference_graph import ReferenceInputs, read_references, reference_cfg
 from modelpool.actors.graph.features.region_graph import region_params
+from modelpool.actors.graph.features.schedule_guidance import check_schedule, schedule_of
 from modelpool.actors.graph.features.video_output_graph import first_frame_mode
 from modelpool.actors.graph.features.vision_graph import video_conditioning, view_condition
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
-from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_guidance, resolve_schedule
-from modelpool.pool.inference.sampling.sampler_names import EXPLICIT_SCHEDULE, OWN_STEPS
+from modelpool.pool.inference.sampling.model_choices import resolve_guidance
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
@@ -33,7 +35,6 @@ from modelpool.pool.values.core.stage_params import (
     ReferenceCondition,
     SampleCondition,
     SampleParams,
-    SamplingSchedule,
     StartCondition,
 )
 
@@ -50,19 +51,8 @@ def sample_params(
     concat = image_concat_input(run)
     width, height = (side * concat.enlarges for side in run.size(run.scale))
     whole = run.size()
-    sampler, schedule = resolve_schedule(facts, request.sampler, request.schedule)
-    if request.sigmas:
-        schedule = EXPLICIT_SCHEDULE
-        if run.steps != len(request.sigmas):
-            expected = f"{len(request.sigmas)}, the number of sigmas, in each run"
-            raise unusable_field("steps", run.steps, expected)
-        if sampler in OWN_STEPS:
-            expected = f"a sampler that steps through them: any but {', '.join(sorted(OWN_STEPS))}"
-            raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
-    check_known_steps(facts, name, sampler, request.sampler, bool(request.s_churn))
-    if run.switch and sampler in OWN_STEPS:
-        expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
-        raise unusable_field("sampler", request.sampler, expected)
+    schedule = schedule_of(run)
+    check_schedule(run, schedule.sampler)
     cfg, distilled = resolve_guidance(facts.defaults, run.cfg)
     numbers = video_conditioning(request, facts)
     duration = duration_of(request, name, facts)
@@ -102,14 +92,7 @@ def sample_params(
         OutputShape(
             *(width, height, duration.frames, duration.frame_rate, duration.seconds), leading_cells(request, facts)
         ),
-        SamplingSchedule(
-            *(run.steps, sampler, schedule, first_step, run.switch, run.low_noise),
-            eta=request.eta,
-            s_noise=request.s_noise,
-            s_churn=request.s_churn,
-            sigmas=request.sigmas,
-            shift=request.shift or 0.0,
-        ),
+        replace(schedule, first_step=first_step),
         GuidanceParams(cfg, distilled, concat.image_cfg or reference_cfg(request, facts)),
         run.seed,
         tuple(conditions),

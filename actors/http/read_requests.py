@@ -75,7 +75,8 @@ def fields_of_texts(
 
 
 def _of_recipe(text: str, place: Path) -> ReadFields:
-    from modelpool.actors.graph.recipe_request import InputMissing, requests_of
+    from modelpool.actors.graph.features.feature import InputMissing
+    from modelpool.actors.graph.recipe_request import requests_of
     from modelpool.actors.outputs.recipe_json import recipe_from_text
 
     recipe = recipe_from_text(text)

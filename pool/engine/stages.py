@@ -31,7 +31,7 @@ from modelpool.pool.inference.guidance.call_model import call_model, model_input
 from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.prepared_prompts import prepared_prompts
-from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images, levels_of
+from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.guidance.text_loras import with_text_loras
 from modelpool.pool.inference.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.inference.pixels.image_ops import HALF
@@ -44,7 +44,7 @@ from modelpool.pool.inference.sampling.partial_run import (
     run_states,
     sampler_states,
 )
-from modelpool.pool.inference.sampling.schedules import FlowTable, sigma_table
+from modelpool.pool.inference.sampling.schedules import FlowTable, levels_of, sigma_table
 from modelpool.pool.models.components.text.connectors import connected
 from modelpool.pool.models.components.text.text_conditioning import text_kwargs
 from modelpool.pool.models.components.text.work_reading import reading_of_work

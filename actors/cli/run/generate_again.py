@@ -89,7 +89,7 @@ def _best(
 
 
 def _file(name: str, folders: Sequence[Path]) -> str:
-    from modelpool.actors.graph.recipe_request import InputMissing
+    from modelpool.actors.graph.features.feature import InputMissing
 
     for folder in folders:
         if (path := folder / Path(name).name).is_file():

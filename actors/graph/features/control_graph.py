@@ -5,8 +5,13 @@ Pure functions of values and a catalog. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.graph_catalog import ControlNetCatalog
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.graph.features.feature import (
     Feature,
     FindFile,
@@ -19,16 +24,6 @@ from modelpool.actors.graph.features.feature import (
     span_text,
 )
 from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER, LATER_IN_DIGEST
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-from modelpool.actors.graph.common.graph_catalog import ControlNetCatalog
-from modelpool.actors.graph.common.input_ids import input_image_id
-from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.requests import GenerateRequest
@@ -36,6 +31,9 @@ from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, EncodeImageParams
 from modelpool.pool.values.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, IMAGE, MASK, numbered
 from modelpool.pool.values.specs.spec import TaskId
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 
 def control_refs(request: GenerateRequest, controls: ControlNetCatalog) -> tuple[ControlRef, ...]:

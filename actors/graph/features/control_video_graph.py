@@ -6,8 +6,11 @@ Pure functions of values. Every error names a field of a request.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
+from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.graph.features.feature import (
     Feature,
     FindFile,
@@ -17,14 +20,6 @@ from modelpool.actors.graph.features.feature import (
     find_input,
     image_line,
 )
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
-from dataclasses import replace
-
-from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
-from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
@@ -34,6 +29,9 @@ from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFac
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, OutputShape
 from modelpool.pool.values.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
 from modelpool.pool.values.specs.spec import TaskId
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 
 def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:

@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.output_shape import output_plural
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
 from modelpool.actors.graph.features.recorded import FILE_NAME
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
-from modelpool.actors.graph.common.output_shape import output_plural
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
@@ -30,6 +26,9 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
 _LAST_SEED = 2**64 - 1

@@ -5,26 +5,24 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.output_shape import duration_of
 from modelpool.actors.graph.common.sampling_runs import SamplingRun
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+from modelpool.actors.graph.features.schedule_guidance import schedule_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.families.two_experts import TWO_EXPERTS
-from modelpool.pool.inference.sampling.model_choices import resolve_schedule
 from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import ModelRef
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 
 def check_low_noise(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -107,16 +105,12 @@ def _steps_above(run: SamplingRun, boundary: float) -> int:
     """Return how many steps of the schedule start at or above the noise level `boundary`. Source: diffusers'
     WanPipeline, which compares timesteps as 32-bit floats."""
     from modelpool.pool.inference.guidance.call_model import patches_of  # torch, which drivers do not need
-    from modelpool.pool.inference.sampling.schedules import explicit_sigmas, make_sigmas, sigma_table
+    from modelpool.pool.inference.sampling.schedules import levels_of, sigma_table
 
     frames, size = duration_of(run.request, run.model.name, run.facts).frames, run.size(run.scale)
     noise = run.facts.noise.shifted_by(run.request.shift or 0.0)
     table = sigma_table(noise, patches_of(run.facts, *size, frames), run.steps)
-    if run.request.sigmas:
-        levels = explicit_sigmas(run.request.sigmas, table)
-    else:
-        _, schedule = resolve_schedule(run.facts, run.request.sampler, run.request.schedule)
-        levels = make_sigmas(schedule, run.steps, table)
+    levels = levels_of(schedule_of(run), table)
     return int((levels[:-1] >= boundary).sum())
 
 

@@ -19,6 +19,7 @@ from modelpool.pool.values.core.stage_params import LoraRef, ModelRef, SamplePar
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe, RecipeImages
 
+
 #: a name and a value, as they are shown
 Line: TypeAlias = tuple[str, str]
 #: returns the path of an input file by its name; raises UserError if there is none

@@ -6,18 +6,13 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
-import math
-from dataclasses import dataclass
-
 from modelpool.actors.graph.common.sampling_runs import SamplingRun
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
@@ -26,6 +21,9 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import ModelRef
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 #: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
 #: for Qwen-Image's editing models

@@ -5,8 +5,13 @@ Pure functions of values and a catalog. Every error names a field of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.graph_catalog import ImagePromptCatalog
+from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
+from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.graph.features.feature import (
     Feature,
     FindFile,
@@ -18,16 +23,6 @@ from modelpool.actors.graph.features.feature import (
     span_text,
 )
 from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-
-from modelpool.actors.graph.common.graph_catalog import ImagePromptCatalog
-from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
-from modelpool.actors.graph.common.sampling_runs import StageTask
 from modelpool.actors.request.face_fields import InputFaces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
@@ -43,6 +38,9 @@ from modelpool.pool.values.core.task_inputs import (
     numbered,
 )
 from modelpool.pool.values.specs.spec import TaskId
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 
 def image_prompt_refs(request: GenerateRequest, catalog: ImagePromptCatalog) -> tuple[ImagePromptRef, ...]:

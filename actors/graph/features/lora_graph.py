@@ -3,23 +3,20 @@ read. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, span_text
 from modelpool.actors.graph.features.recorded import FILE_NAME, LATER, as_json
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
-from collections.abc import Iterable
-
 from modelpool.actors.request.lora_fields import LoraChoice
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.expert_names import HIGH, LOW
 from modelpool.pool.values.core.lora_texts import NEGATIVE, acts_for, texts_of_run
 from modelpool.pool.values.core.stage_params import SampleParams
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 
 def check_lora_texts(loras: Iterable[LoraChoice], work: SampleParams) -> None:

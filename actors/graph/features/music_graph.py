@@ -5,22 +5,19 @@ Every error names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
-from collections.abc import Sequence
-
 from modelpool.actors.graph.common.output_shape import duration_of
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.music_text import DEFAULT_LANGUAGE, caption_text, lyrics_text
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import ModelRef
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: fields that only models of music read, in the order of the recipe
 MUSIC_FIELDS = ("lyrics", "lyrics_language", "bpm", "key_scale", "time_signature")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
-from collections.abc import Iterator
-
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.option_support import families_with, family_name, supported_options
 from modelpool.pool.inference.sampling.model_choices import resolve_guidance
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.run_options import RunOptions
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: options that combine the predictions with and without guidance
 _GUIDANCE = ("cfg_zero", "rescale_cfg")

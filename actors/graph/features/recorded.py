@@ -51,7 +51,7 @@ def determining(part: Any) -> dict[str, Any]:
     return found
 
 
-def from_json(kind: type[Any], fields: Mapping[str, Any], place: str = "") -> Any:
+def from_json(kind: Any, fields: Mapping[str, Any], place: str = "") -> Any:
     """Invert `as_json` for values of the right types; nothing is converted. Raises UnknownName for a field that `kind`
     does not have, named with its `place`."""
     check_names(kind, fields, place)
@@ -84,13 +84,13 @@ def _plain(value: Any, convert: Callable[[Any], dict[str, Any]]) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _readers(kind: type[Any]) -> Mapping[str, _Reader]:
+def _readers(kind: Any) -> Mapping[str, _Reader]:
     """Return what reads each field of `kind`."""
     return {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _reader(hint: Any) -> _Reader:
-    parts: list[type[Any]] = [each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)]
+    parts: list[Any] = [each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)]
     if not parts:
         return lambda value, place: _without_lists(value)
     kind = parts[0]

@@ -6,8 +6,15 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.graph.features.feature import (
     Feature,
     FindFile,
@@ -17,18 +24,6 @@ from modelpool.actors.graph.features.feature import (
     find_input,
     image_line,
 )
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
-import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
-
-from modelpool.actors.graph.common.input_ids import input_image_id
-from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.graph.features.image_concat_graph import EDIT_PIXELS, reference_size, size_like_reference
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
@@ -42,6 +37,9 @@ from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import IMAGE, numbered
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.features.feature import Feature, FindFile, InputMissing, Line, RecipeSource, Section
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import RecipeImages
-
 from modelpool.actors.request.image_fields import Region
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.stage_params import RegionParams
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import RecipeImages
 
 
 def region_params(region: Region, size: tuple[int, int]) -> RegionParams:

@@ -15,6 +15,7 @@ from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
 
+
 #: fields that other noise levels follow from
 _LEVEL_FIELDS = frozenset({"steps", "schedule", "sigmas", "shift", "hires"})
 _SAME = ("model", "prompt", "negative", "cfg", "seed")

@@ -1,24 +1,23 @@
-"""Checks the schedule of a request, and warns of samplers that do not suit a model. Pure functions of values."""
+"""The sampler of a request, its noise and its schedule of noise levels; the guidance of a run. Pure functions of
+values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.graph.common.sampling_runs import SamplingRun
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
-from collections.abc import Iterator
-
 from modelpool.actors.graph.features.recorded import as_json
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.inference.sampling.model_choices import resolve_schedule as resolve_schedule
+from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_schedule
 from modelpool.pool.inference.sampling.sampler_names import (
+    EXPLICIT_SCHEDULE,
     NOISY,
     NOT_FOR_FLOWS,
+    OWN_STEPS,
     READS_CHURN,
     READS_ETA,
     SAMPLERS,
@@ -32,10 +31,45 @@ from modelpool.pool.values.core.sampling_facts import (
     Prediction,
     SamplingFacts,
 )
-from modelpool.pool.values.core.stage_params import ModelRef
+from modelpool.pool.values.core.stage_params import ModelRef, SamplingSchedule
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
 _KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)
+
+
+def schedule_of(run: SamplingRun) -> SamplingSchedule:
+    """Return the schedule of `run`, without the steps that it skips. Raises UserError for names, as
+    `resolve_schedule`."""
+    request = run.request
+    sampler, schedule = resolve_schedule(run.facts, request.sampler, request.schedule)
+    return SamplingSchedule(
+        *(run.steps, sampler, EXPLICIT_SCHEDULE if request.sigmas else schedule),
+        switch=run.switch,
+        low_noise=run.low_noise,
+        eta=request.eta,
+        s_noise=request.s_noise,
+        s_churn=request.s_churn,
+        sigmas=request.sigmas,
+        shift=request.shift or 0.0,
+    )
+
+
+def check_schedule(run: SamplingRun, sampler: str) -> None:
+    """Raise UnusableField for a sampler that cannot run the schedule of `run`, and for another number of steps than
+    listed levels."""
+    request = run.request
+    others = f"any but {', '.join(sorted(OWN_STEPS))}"
+    if request.sigmas and run.steps != len(request.sigmas):
+        raise unusable_field("steps", run.steps, f"{len(request.sigmas)}, the number of sigmas, in each run")
+    if request.sigmas and sampler in OWN_STEPS:
+        expected = f"a sampler that steps through them: {others}"
+        raise unusable_field("sampler", f"{request.sampler} with sigmas", expected)
+    check_known_steps(run.facts, run.model.name, sampler, request.sampler, bool(request.s_churn))
+    if run.switch and sampler in OWN_STEPS:
+        raise unusable_field("sampler", request.sampler, f"a sampler whose steps two experts can share: {others}")
 
 
 def check_shift(request: GenerateRequest, facts: SamplingFacts) -> None:

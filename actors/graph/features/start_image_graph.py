@@ -20,6 +20,7 @@ from modelpool.pool.values.core.stage_params import UpscaleParams
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe, RecipeImages
 
+
 #: added to a number of steps so that rounding a product of floats gives that number
 _ROUNDING = 1e-6
 _INPUTS = ("image", "mask")

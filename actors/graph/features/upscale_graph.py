@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-from modelpool.actors.graph.features.recorded import FILE_NAME
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.output_shape import kind_of, output_plural
 from modelpool.actors.graph.common.stage_request import UpscaleRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
+from modelpool.actors.graph.features.recorded import FILE_NAME
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
@@ -29,6 +25,9 @@ from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
 from modelpool.pool.values.core.task_inputs import IMAGE
 from modelpool.pool.values.specs.spec import JobId
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: pixels of the result of a network, before it is scaled: 2 GiB on the host
 MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE

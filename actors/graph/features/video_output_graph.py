@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
 from modelpool.actors.graph.common.output_shape import format_of, kind_of, missing_extent, output_plural, quality_of
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import follows_video, takes_control_video
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, LastFrameMode, ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import ModelRef
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 
 def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:

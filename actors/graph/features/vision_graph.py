@@ -5,19 +5,14 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
-
-if TYPE_CHECKING:
-    from modelpool.actors.graph.features.recipe import Recipe
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask, start_image_task
+from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field
@@ -25,6 +20,9 @@ from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFa
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ViewCondition
 from modelpool.pool.values.core.task_inputs import LAST_IMAGE
 from modelpool.pool.values.specs.spec import TaskId
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.features.recipe import Recipe
 
 #: conditioning numbers of requests, and the kinds of models that accept them
 _NUMBERS: dict[str, frozenset[VideoNumbers]] = {

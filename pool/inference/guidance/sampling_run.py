@@ -26,9 +26,9 @@ from modelpool.pool.inference.sampling.noise_path import EXPLODING, flow_path
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory, PartialRun, run_states
 from modelpool.pool.inference.sampling.sampler_step import SamplerSettings
 from modelpool.pool.inference.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise
-from modelpool.pool.inference.sampling.schedules import SigmaTable, explicit_sigmas, make_sigmas
+from modelpool.pool.inference.sampling.schedules import SigmaTable, levels_of
 from modelpool.pool.values.core.sampling_facts import Prediction
-from modelpool.pool.values.core.stage_params import FloatArray, RunHooks, SampleParams, SamplingSchedule
+from modelpool.pool.values.core.stage_params import FloatArray, RunHooks, SampleParams
 from modelpool.pool.values.core.stopping import stop_if_asked
 from modelpool.pool.weights.options.run_context import call_facts
 from modelpool.pool.weights.options.wrappers import WrapperPoint
@@ -100,13 +100,6 @@ def denoise_images(
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
-
-
-def levels_of(schedule: SamplingSchedule, table: SigmaTable) -> Tensor:
-    """Return the noise levels of all steps of `schedule` of a model with `table`: float32 [steps + 1], the last 0."""
-    if schedule.sigmas:
-        return explicit_sigmas(schedule.sigmas, table)
-    return make_sigmas(schedule.noise_schedule, schedule.steps, table)
 
 
 def _previewed(denoise: Denoise, hooks: RunHooks, cells: int) -> Denoise:

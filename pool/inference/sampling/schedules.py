@@ -22,6 +22,9 @@ from modelpool.pool.inference.sampling.gits_levels import gits_levels
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS, SCHEDULES
 from modelpool.pool.values.core.errors import unknown_name, unusable_field
 from modelpool.pool.values.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
+from modelpool.pool.values.core.stage_params import SamplingSchedule
+
+_NO_SETTINGS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,18 +306,26 @@ def edm_sigma_table(sigma_min: float, sigma_max: float, sigma_data: float) -> Si
     return SigmaTable(tuple(levels.to(torch.float32).tolist()), sigma_data, has_log_time_input=True)
 
 
-def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
+def levels_of(schedule: SamplingSchedule, table: SigmaTable) -> Tensor:
+    """Return the noise levels of all steps of `schedule` of a model with `table`: float32 [steps + 1], the last 0."""
+    if schedule.sigmas:
+        return explicit_sigmas(schedule.sigmas, table)
+    return make_sigmas(schedule.noise_schedule, schedule.steps, table, dict(schedule.settings))
+
+
+def make_sigmas(name: str, steps: int, table: SigmaTable, settings: Mapping[str, float] = _NO_SETTINGS) -> Tensor:
     """Return the noise levels of a run of `steps` steps: float32 [steps + 1], strictly decreasing, the last one 0.
 
     `name` is a key of `LEVELS`; the names mean the same as in ComfyUI, except that `ddim_uniform` always has exactly
-    the requested number of steps. Raises UnknownName for another name, UnusableField for fewer than 1 or more than
-    `MAX_STEPS` steps, and for published levels that lie outside of the model's.
+    the requested number of steps. `settings` are arguments of its function. Raises UnknownName for another name,
+    UnusableField for fewer than 1 or more than `MAX_STEPS` steps, and for published levels that lie outside of the
+    model's.
     """
     if name not in LEVELS:
         raise unknown_name("schedule", name, SCHEDULES)
     if not 1 <= steps <= MAX_STEPS:
         raise unusable_field("steps", steps, f"1 to {MAX_STEPS}")
-    levels = LEVELS[name](steps, table)
+    levels = LEVELS[name](steps, table, **settings)
     if name in _PUBLISHED_LEVELS and levels[0] > table.sigma_max * 1.001:
         expected = f"a schedule within the model's noise levels, up to {table.sigma_max:g}: karras, beta, simple, ..."
         raise unusable_field("schedule", f"{name}, which starts at noise level {levels[0]:g}", expected)
@@ -559,8 +570,8 @@ _AYS_SVD = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034
 
 #: schedules whose levels do not follow from those of the model
 _PUBLISHED_LEVELS = frozenset({"gits", "ays_sd1", "ays_sdxl", "ays_svd"})
-#: schedule -> levels of a run without the final 0
-LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyType(
+#: schedule -> levels of a run without the final 0, from its steps, the levels of the model, and its settings by name
+LEVELS: Mapping[str, Callable[..., list[float]]] = MappingProxyType(
     {
         "normal": _normal,
         "karras": _karras,

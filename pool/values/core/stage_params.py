@@ -131,6 +131,7 @@ class SamplingSchedule(WireValue):
     s_churn     noise added before steps of Euler, Heun, DPM2 and DDIM
     sigmas      listed noise levels, one for each step; () if they follow from `noise_schedule`
     shift       of the noise levels, instead of the model's; 0 for the model's
+    settings    of `noise_schedule` by name, where they are not its defaults
     """
 
     steps: int
@@ -144,6 +145,7 @@ class SamplingSchedule(WireValue):
     s_churn: float = 0.0
     sigmas: tuple[float, ...] = ()
     shift: float = 0.0
+    settings: tuple[tuple[str, float], ...] = ()
 
     @property
     def steps_run(self) -> int:
@@ -551,6 +553,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeImageParams: frozenset({"animates"}),
     }
 )
+_LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
 #: the sampler whose step lengths follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -687,8 +690,8 @@ def _without_places(value: Any) -> Any:
         found |= {"masks": value.masks} if value.masks else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
     if (names := _PARTS.get(type(value))) is not None:
-        if type(value) is SamplingSchedule and not value.shift:  # added later: ids without it are what they were
-            names = names[:-1]
+        if type(value) is SamplingSchedule:  # ids without later fields are what they were
+            names = tuple(name for name in names if name not in _LATER_OF_SCHEDULE or getattr(value, name))
         return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
