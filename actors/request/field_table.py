@@ -130,6 +130,7 @@ def _size(text: str) -> dict[str, Any]:
     return {"width": int(width), "height": int(height)}
 
 
+_BETA_SHAPE = Number(0.1, 10.0)
 _SIDE = Whole(SIZE_STEP, MAX_SIZE, step=SIZE_STEP)
 _OF_MODEL = "(default: depends on the model)"
 _VIEW = "another view of an object (Zero123)"
@@ -243,6 +244,19 @@ _ROWS = (
         check=Number(0.01, 100.0),
         requires="noise levels with a shift",
         option=Option("--shift", "X", "Shift of a flow model's noise levels (default: the model's).", kind="number"),
+    ),
+    RequestField(
+        "beta_alpha",
+        "Alpha of the beta distribution from which schedule `beta` takes its steps, as in ComfyUI and Forge: below 1, "
+        "more of the steps are at low noise. Default: 0.6.",
+        check=_BETA_SHAPE,
+        option=Option("--beta-alpha", "X", "Alpha of schedule beta (default: 0.6).", kind="number"),
+    ),
+    RequestField(
+        "beta_beta",
+        "Beta of the same distribution: below 1, more of the steps are at high noise. Default: 0.6.",
+        check=_BETA_SHAPE,
+        option=Option("--beta-beta", "X", "Beta of schedule beta (default: 0.6).", kind="number"),
     ),
     RequestField(
         "width",

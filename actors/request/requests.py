@@ -91,6 +91,8 @@ class GenerateRequest(Strict):
     s_noise: float = _field("s_noise")
     s_churn: float = _field("s_churn")
     shift: float | None = _field("shift")
+    beta_alpha: float | None = _field("beta_alpha")
+    beta_beta: float | None = _field("beta_beta")
     width: int | None = _field("width")
     height: int | None = _field("height")
     seed: int | None = _field("seed")

@@ -4,12 +4,12 @@ values."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.sampling_runs import SamplingRun
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-from modelpool.actors.graph.features.recorded import as_json
+from modelpool.actors.graph.features.recorded import LATER, as_json
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.model_choices import check_known_steps, resolve_schedule
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 #: kinds of noise of which the levels of `SD_LEVELS` are; runs of flows refuse them
 _KINDS_OF_SD_LEVELS = (NoiseKind.SCALED_LINEAR, NoiseKind.LINEAR, NoiseKind.FLOW)
+#: the schedule with settings, its fields of a request and their settings, and the usual value of both
+_BETA, _USUAL_SHAPE = "beta", 0.6
+_BETA_FIELDS = {"beta_alpha": "alpha", "beta_beta": "beta"}
 
 
 def schedule_of(run: SamplingRun) -> SamplingSchedule:
@@ -54,7 +57,14 @@ def schedule_of(run: SamplingRun) -> SamplingSchedule:
         s_churn=request.s_churn,
         sigmas=request.sigmas,
         shift=request.shift or 0.0,
+        settings=_beta_settings(request) if schedule == _BETA and not request.sigmas else (),
     )
+
+
+def _beta_settings(request: GenerateRequest) -> tuple[tuple[str, float], ...]:
+    """Return the settings of schedule beta that `request` has."""
+    values = ((setting, getattr(request, name)) for name, setting in _BETA_FIELDS.items())
+    return tuple((setting, value) for setting, value in values if value is not None)
 
 
 def check_schedule(run: SamplingRun, sampler: str) -> None:
@@ -94,6 +104,10 @@ def sampler_warnings(request: GenerateRequest, facts: SamplingFacts) -> Iterator
     yield from _unread_noise_fields(request, name)
     if request.shift is not None and request.sigmas:
         yield f"shift {request.shift:g}: it does not change the noise levels, which the request lists"
+    for field_name in _BETA_FIELDS if schedule != _BETA or request.sigmas else ():
+        if (value := getattr(request, field_name)) is not None:
+            levels = "listed noise levels do" if request.sigmas else f"schedule {SCHEDULES[schedule]} does"
+            yield f"{field_name} {value:g}: {levels} not read it, schedule {SCHEDULES[_BETA]} does"
     if not request.sigmas and schedule in SD_LEVELS and facts.noise.kind not in _KINDS_OF_SD_LEVELS:
         yield (
             f"schedule {SCHEDULES[schedule]}: it starts at noise level 14.6, as Stable Diffusion 1 and XL do, and "
@@ -124,17 +138,20 @@ def _unread_noise_fields(request: GenerateRequest, name: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RecipeNoise:
-    """The noise that the sampler drew in its steps, where it differs from the sampler's default. The names are the
-    fields of a request."""
+    """The noise that the sampler drew in its steps, and the settings of the schedule, where they differ from the
+    defaults. The names are the fields of a request."""
 
     eta: float | None = None
     s_noise: float = 1.0
     s_churn: float = 0.0
+    beta_alpha: float | None = field(default=None, metadata=LATER)
+    beta_beta: float | None = field(default=None, metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
     schedule = source.sample.schedule
-    noise = RecipeNoise(schedule.eta, schedule.s_noise, schedule.s_churn)
+    beta = {name: dict(schedule.settings).get(setting) for name, setting in _BETA_FIELDS.items()}
+    noise = RecipeNoise(schedule.eta, schedule.s_noise, schedule.s_churn, **beta)
     return {
         "sampler": schedule.sampler,
         "schedule": schedule.noise_schedule,
@@ -160,7 +177,9 @@ def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
 def _lines(recipe: Recipe) -> Iterator[Line]:
     if (noise := recipe.noise) is not None:
         eta = "the sampler's" if noise.eta is None else f"{noise.eta:g}"
-        yield "noise", f"eta {eta}, s_noise {noise.s_noise:g}, s_churn {noise.s_churn:g}"
+        beta = ((setting, getattr(noise, name)) for name, setting in _BETA_FIELDS.items())
+        settings = "".join(f", {setting} of the schedule {value:g}" for setting, value in beta if value is not None)
+        yield "noise", f"eta {eta}, s_noise {noise.s_noise:g}, s_churn {noise.s_churn:g}{settings}"
     if recipe.shift:
         yield "shift", f"{recipe.shift:g}"
     if recipe.sigmas:
@@ -168,7 +187,8 @@ def _lines(recipe: Recipe) -> Iterator[Line]:
 
 
 def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, None]:
-    return shift_default(request, defaults.sampling)
+    usual: dict[str, None] = {name: None for name in _BETA_FIELDS if getattr(request, name) == _USUAL_SHAPE}
+    return {**shift_default(request, defaults.sampling), **usual}
 
 
 NOISE = Feature(check_shift, _defaults, Section(_recorded, _restored, _lines))

@@ -406,38 +406,48 @@ def _strictly_falling(places: Sequence[int], most: int) -> list[int]:
     return found
 
 
-def _beta(steps: int, table: SigmaTable) -> list[float]:
-    """Table entries at the quantiles of a beta distribution: more at both ends. A run of so many steps that entries
-    would repeat takes their neighbours.
+def _beta(steps: int, table: SigmaTable, alpha: float = 0.6, beta: float = 0.6) -> list[float]:
+    """Table entries at the quantiles of a beta distribution: by default more at both ends. A run of so many steps that
+    entries would repeat takes their neighbours.
 
     Source: Lee et al. 2024 ("Beta Sampling is All You Need"), with alpha = beta = 0.6.
     """
     last = len(table.sigmas) - 1
-    places = [round(_beta_quantile(1.0 - step / steps) * last) for step in range(steps)]
+    places = [round(_beta_quantile(1.0 - step / steps, alpha, beta) * last) for step in range(steps)]
     return [table.sigmas[place] for place in _strictly_falling(places, last)]
 
 
-_BETA_SHAPE = 0.6
-
-
-def _beta_quantile(share: float) -> float:
-    """Return the quantile of the symmetric beta distribution with `_BETA_SHAPE`, by Newton's method on its series."""
-    if share >= 0.5:
-        return 0.5 if share == 0.5 else 1.0 - _beta_quantile(1.0 - share)
-    if share <= 0.0:
-        return 0.0
-    a = _BETA_SHAPE
-    scale = math.gamma(2.0 * a) / math.gamma(a) ** 2
-    x: float = min(0.5, (share * a / scale) ** (1.0 / a))
-    for _ in range(8):
-        # the distribution up to x: scale * x**a * sum of (1 - a)_n x**n / (n! (a + n)), which converges fast up to 0.5
-        factor, total, n = 1.0, 0.0, 0
-        while factor > 1e-16:
-            total += factor / (a + n)
-            factor *= (n + 1.0 - a) / (n + 1.0) * x
-            n += 1
-        x = min(0.5, x - (scale * x**a * total - share) / (scale * (x * (1.0 - x)) ** (a - 1.0)))
+def _beta_quantile(share: float, alpha: float, beta: float) -> float:
+    """Return the quantile of a beta distribution, by Newton's method within bounds that close in."""
+    if share <= 0.0 or share >= 1.0:
+        return min(max(share, 0.0), 1.0)
+    scale = math.gamma(alpha + beta) / (math.gamma(alpha) * math.gamma(beta))
+    half = 0.5 if alpha == beta else scale * _beta_integral(0.5, alpha, beta)
+    if share >= half:  # the integral converges fast up to 0.5
+        return 0.5 if share == half else 1.0 - _beta_quantile(1.0 - share, beta, alpha)
+    low, high = 0.0, 0.5
+    x = min(high, float((share * alpha / scale) ** (1.0 / alpha)))
+    for _ in range(60):
+        excess = scale * _beta_integral(x, alpha, beta) - share
+        low, high = (low, x) if excess > 0.0 else (x, high)
+        density = scale * x ** (alpha - 1.0) * (1.0 - x) ** (beta - 1.0) if x else 0.0
+        nearer = x - excess / density if density else low
+        nearer = nearer if low < nearer < high else 0.5 * (low + high)
+        if nearer == x:
+            break
+        x = nearer
     return x
+
+
+def _beta_integral(x: float, alpha: float, beta: float) -> float:
+    """Return the integral of t**(alpha - 1) * (1 - t)**(beta - 1) up to `x`, at most 0.5: x**alpha times the sum of
+    (1 - beta)_n x**n / (n! (alpha + n))."""
+    factor, total, n = 1.0, 0.0, 0
+    while abs(factor) > 1e-16:
+        total += factor / (alpha + n)
+        factor *= (n + 1.0 - beta) / (n + 1.0) * x
+        n += 1
+    return float(x**alpha * total)
 
 
 def _kl_optimal(steps: int, table: SigmaTable) -> list[float]:

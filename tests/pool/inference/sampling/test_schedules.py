@@ -195,3 +195,33 @@ def test_listed_levels_are_those_of_the_run_unless_they_exceed_the_models() -> N
     assert explicit_sigmas((14.0, 2.0, 0.5), TABLE).tolist() == [14.0, 2.0, 0.5, 0.0]
     with pytest.raises(UnusableField, match=r"sigmas: found '20', expected noise levels of the model, up to 14\.6"):
         explicit_sigmas((20.0, 1.0), TABLE)
+
+
+def test_the_beta_schedule_is_at_the_quantiles_of_its_distribution_for_every_alpha_and_beta() -> None:
+    """With alpha or beta 1, quantiles are powers; otherwise the share below each one is checked by integration."""
+    steps, last = 12, len(TABLE.sigmas) - 1
+    shares = [1.0 - step / steps for step in range(steps)]
+    for shape in (0.1, 0.6, 1.0, 2.5, 10.0):
+        # places that would be equal move by one each
+        error = 0.6 if 0.6 <= shape <= 2.5 else steps
+        for given_shape, quantiles in (
+            ({"alpha": shape, "beta": 1.0}, [share ** (1.0 / shape) for share in shares]),
+            ({"alpha": 1.0, "beta": shape}, [1.0 - (1.0 - share) ** (1.0 / shape) for share in shares]),
+        ):
+            places = [TABLE.timestep(level) for level in make_sigmas("beta", steps, TABLE, given_shape).tolist()[:-1]]
+            wanted = [max(quantile * last, steps - 1 - step) for step, quantile in enumerate(quantiles)]
+            assert places == pytest.approx(wanted, abs=error), given_shape
+    integral = np.cumsum((np.arange(100_000) + 0.5) ** 1.5 * (100_000 - np.arange(100_000) - 0.5) ** 2.0)
+    places = [
+        TABLE.timestep(level) for level in make_sigmas("beta", steps, TABLE, {"alpha": 2.5, "beta": 3.0}).tolist()
+    ]
+    quantiles = [np.searchsorted(integral, share * integral[-1]) / 100_000 * last for share in shares[1:]]
+    assert places[1:-1] == pytest.approx(quantiles, abs=0.6)
+
+
+def test_the_beta_schedule_falls_strictly_for_every_alpha_and_beta() -> None:
+    for alpha in (0.1, 0.6, 10.0):
+        for beta in (0.1, 0.6, 10.0):
+            for steps in (1, 2, 20, MAX_STEPS):
+                levels = make_sigmas("beta", steps, TABLE, {"alpha": alpha, "beta": beta}).tolist()
+                assert all(high > low for high, low in pairwise(levels)), (alpha, beta, steps)
