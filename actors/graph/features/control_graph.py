@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from modelpool.actors.graph.common.graph_catalog import ControlNetCatalog
 from modelpool.actors.graph.common.input_ids import input_image_id
@@ -23,7 +25,7 @@ from modelpool.actors.graph.features.feature import (
     image_line,
     span_text,
 )
-from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER, LATER_IN_DIGEST
+from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, JSON_NAME, LATER, LATER_IN_DIGEST
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.requests import GenerateRequest
@@ -91,7 +93,7 @@ def control_inputs(run: SamplingRun, refs: Sequence[ControlRef]) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `ControlRef.config_overrides` of
+    """A ControlNet as it was applied. `mode` is set if it has several; `config_overrides` are those of `ControlRef` of
     `pool.values.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str = field(metadata=FILE_NAME)
@@ -102,7 +104,10 @@ class RecipeControl:
     start: float
     end: float
     mode: int | None = field(default=None, metadata=LATER_IN_DIGEST)
-    said: Mapping[str, bool] = field(default_factory=dict, metadata=LATER)
+    #: "said" in JSON, for pydantic, which checks types, as for `recorded`
+    config_overrides: Annotated[Mapping[str, bool], Field(alias="said")] = field(
+        default_factory=dict, metadata={**LATER, JSON_NAME: "said"}
+    )
     mask_sha256: str = field(default="", metadata=LATER)
 
 
@@ -116,7 +121,7 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
                 *(ref.name, ref.sha256, image.sha256, image.file),
                 *(ref.strength, ref.start, ref.end),
                 mode=ref.mode,
-                said=dict(ref.config_overrides),
+                config_overrides=dict(ref.config_overrides),
                 mask_sha256="" if ref.mask_mode is None else mask.sha256,
             )
         )
@@ -145,7 +150,7 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
             parts.append(span)
         if control.mode is not None:
             parts.append(f"mode {control.mode}")
-        parts += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
+        parts += [f"{name} {'yes' if value else 'no'}" for name, value in control.config_overrides.items()]
         if control.mask_sha256:
             parts.append(f"inpaint mask (sha256 of its pixels {control.mask_sha256})")
         image = image_line(control.image_file, control.image_sha256)

@@ -23,6 +23,8 @@ INFORMATIVE: Mapping[str, bool] = {"is_informative": True}
 #: name of a file whose hash is recorded; it may end with a commit of the hub. Other commits may have the same file, so
 #: the digest leaves the commit out
 FILE_NAME: Mapping[str, bool] = {"is_file_name": True}
+#: mark with the name of a field in JSON, where it has another one there
+JSON_NAME = "json_name"
 _COMMIT = re.compile(r"@[0-9a-f]{40}$")
 
 #: reads the value of a field from JSON; the second argument is its place in the recipe, for messages
@@ -35,7 +37,7 @@ def as_json(part: Any) -> dict[str, Any]:
     for each in dataclasses.fields(part):
         value = getattr(part, each.name)
         if not (each.metadata.get("is_later") and _is_default(each, value)):
-            found[each.name] = _plain(value, as_json)
+            found[_json_name(each)] = _plain(value, as_json)
     return found
 
 
@@ -47,7 +49,7 @@ def determining(part: Any) -> dict[str, Any]:
         is_later = marks.get("is_later") or marks.get("is_later_in_digest")
         if marks.get("is_informative") or (is_later and _is_default(each, value)):
             continue
-        found[each.name] = _COMMIT.sub("", value) if marks.get("is_file_name") else _plain(value, determining)
+        found[_json_name(each)] = _COMMIT.sub("", value) if marks.get("is_file_name") else _plain(value, determining)
     return found
 
 
@@ -56,15 +58,20 @@ def from_json(kind: Any, fields: Mapping[str, Any], place: str = "") -> Any:
     does not have, named with its `place`."""
     check_names(kind, fields, place)
     readers = _readers(kind)
-    return kind(**{name: readers[name](value, f"{place}{name}.") for name, value in fields.items()})
+    given = ((each.name, _json_name(each)) for each in dataclasses.fields(kind) if _json_name(each) in fields)
+    return kind(**{name: readers[name](fields[key], f"{place}{key}.") for name, key in given})
 
 
 def check_names(kind: type[Any], fields: Mapping[str, Any], place: str = "") -> None:
     """Raise UnknownName for a field that `kind` does not have."""
-    known = [each.name for each in dataclasses.fields(kind)]
+    known = [_json_name(each) for each in dataclasses.fields(kind)]
     unknown = sorted(set(fields) - set(known))
     if unknown:
         raise unknown_name("field of a recipe", place + unknown[0], [place + name for name in known])
+
+
+def _json_name(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get(JSON_NAME, field.name))
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

@@ -70,11 +70,16 @@ def test_what_the_folder_of_a_controlnet_says_is_in_the_digest() -> None:
     plain = OTHER_IMAGES["controls"][0]
     recipes = [
         replace(RECIPE, pictures=replace(IMAGES, controls=(one,)))
-        for one in (plain, replace(plain, said={"zeros": False}))
+        for one in (plain, replace(plain, config_overrides={"zeros": False}))
     ]
     assert recipes[0].digest != recipes[1].digest
     saids = [recipe.as_json()["pictures"]["controls"][0].get("said") for recipe in recipes]
     assert saids == [None, {"zeros": False}]
+    read = json.loads(recipes[1].to_json())
+    assert recipe_from_json(read) == recipes[1]
+    read["pictures"]["controls"][0]["said"] = {"zeros": 3}
+    with pytest.raises(UserError, match=r"pictures\.controls\.0\.said\.zeros: found 3"):
+        recipe_from_json(read)
 
 
 def test_a_recipe_is_json() -> None:

@@ -60,7 +60,7 @@ def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
 @pytest.mark.parametrize(
     "other",
     [{"name": "depth"}, {"sha256": "ax"}, {"image_sha256": "bx"}, {"image_file": "x.png"}, {"strength": 0.4},
-     {"start": 0.1}, {"end": 0.9}, {"mode": 7}, {"said": {"is_canny": True}}, {"mask_sha256": "cc"}],
+     {"start": 0.1}, {"end": 0.9}, {"mode": 7}, {"config_overrides": {"is_canny": True}}, {"mask_sha256": "cc"}],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
 def test_every_field_of_a_controlnet_is_shown(other: dict[str, Any]) -> None:
