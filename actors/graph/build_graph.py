@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from modelpool.actors.graph.all_features import check_request, recipe_of, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.common.output_shape import output_shape_of
@@ -44,9 +45,6 @@ from modelpool.actors.graph.features.vision_graph import (
     unread_text_warnings,
     vision_images,
 )
-from modelpool.actors.graph.graph_recipe import recipe_of
-from modelpool.actors.graph.model_defaults import with_defaults
-from modelpool.actors.graph.request_checks import check_request
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest

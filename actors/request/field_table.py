@@ -2,7 +2,7 @@
 
 `GenerateRequest` takes defaults, descriptions and checks from it, `modelpool generate` its options, job files the
 fields that do not change older seeds, and docs/reference/requests.md is written from it. Whether a model supports a
-field is checked with the catalog (`actors.graph.request_checks`); `requires` says what it must support. Torch-free,
+field is checked with the catalog (`actors.graph.all_features`); `requires` says what it must support. Torch-free,
 ray-free; imports no pydantic.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from modelpool.actors.graph.features.feature import (
     find_input,
     image_line,
     span_text,
+    without_unused_parts,
 )
 from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, JSON_NAME, LATER, LATER_IN_DIGEST
 from modelpool.actors.request.control_fields import Control
@@ -157,4 +159,4 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
         yield f"ControlNet {control.name}", f"{', '.join(parts)}; control image {image}  (sha256 {control.sha256})"
 
 
-CONTROLS = Feature(images=Section(_recorded, _restored, _lines))
+CONTROLS = Feature(defaults=partial(without_unused_parts, "controls"), images=Section(_recorded, _restored, _lines))

@@ -55,10 +55,10 @@ def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise missing_field(name, reason)
 
 
-def video_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, int]:
+def video_size(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
     """Return the sizes and frames that `request` leaves out, from its control video, in multiples of the model's steps;
     of a longer video, the first frames are used."""
-    video = request.video
+    video, facts = request.video, defaults.sampling
     if video is None or facts.video is None:
         return {}
     assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
@@ -118,8 +118,4 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
             yield name.replace("_", " "), image_line(getattr(images, f"{name}_file"), sha256)
 
 
-def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
-    return video_size(request, defaults.sampling)
-
-
-VIDEOS = Feature(check_video, _defaults, images=Section(_recorded, _restored, _lines))
+VIDEOS = Feature(check_video, video_size, images=Section(_recorded, _restored, _lines))

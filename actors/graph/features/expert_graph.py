@@ -40,17 +40,17 @@ def check_expert_loras(loras: Iterable[LoraChoice], model: str, facts: SamplingF
             raise unsupported_field("loras.noise", model, _one_model(facts), lora.noise)
 
 
-def expert_defaults(request: GenerateRequest, facts: SamplingFacts) -> dict[str, LowNoiseRun]:
+def expert_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, LowNoiseRun]:
     """Return the options of the low-noise expert, all filled in; nothing for a model without experts. `request` has no
     other defaults yet."""
-    defaults = facts.low_noise
-    if defaults is None:
+    experts = defaults.sampling.low_noise
+    if experts is None:
         return {}
     options = request.low_noise or LowNoiseRun()
-    cfg = request.cfg if "cfg" in request.model_fields_set else defaults.cfg
+    cfg = request.cfg if "cfg" in request.model_fields_set else experts.cfg
     run = LowNoiseRun(
         cfg=cfg if options.cfg is None else options.cfg,
-        boundary=defaults.boundary if options.boundary is None else options.boundary,
+        boundary=experts.boundary if options.boundary is None else options.boundary,
     )
     return {"low_noise": run}
 
@@ -144,8 +144,4 @@ def _lines(recipe: Recipe) -> Iterator[Line]:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
 
 
-def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, LowNoiseRun]:
-    return expert_defaults(request, defaults.sampling)
-
-
-EXPERTS = Feature(check_low_noise, _defaults, Section(_recorded, _restored, _lines))
+EXPERTS = Feature(check_low_noise, expert_defaults, Section(_recorded, _restored, _lines))

@@ -101,6 +101,14 @@ class Feature:
     images: Section[RecipeImages] = field(default_factory=Section)
 
 
+def without_unused_parts(
+    name: str, request: GenerateRequest, model: ModelRef, defaults: ModelDefaults
+) -> dict[str, Any]:
+    """Return the parts of the field `name` that have an effect: their strength is not 0."""
+    parts = getattr(request, name)
+    return {name: tuple(part for part in parts if part.strength != 0)} if parts else {}
+
+
 def same_fields(recipe: Recipe | RecipeImages, *names: str) -> dict[str, Any]:
     """Return fields that a request has under the same name, None for the unused ones."""
     return {name: getattr(recipe, name) or None for name in names}

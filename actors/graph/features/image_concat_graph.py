@@ -94,9 +94,10 @@ def image_concat_input(run: SamplingRun) -> ImageConcatInput:
     )
 
 
-def image_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, float]:
+def image_size(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, float]:
     """Return the sizes that `request` leaves out, from its input image, in multiples of the model's step; the image is
     scaled to cover them where it is read. Models that read the image as channels or as first frame run all steps."""
+    facts = defaults.sampling
     if request.image is None:
         return {}
     if facts.image_labels is not None:  # the vision encoder reads it at a size of its own
@@ -111,7 +112,7 @@ def image_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, floa
     return found
 
 
-def size_like_reference(request: GenerateRequest, defaults: ModelDefaults) -> dict[str, int]:
+def size_like_reference(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
     """Return the sizes that `request` leaves out, in the proportions of its last reference, with about as many pixels
     as the model's default size. Layers cover it. Videos keep their default size, into which references are fitted."""
     if (
@@ -167,8 +168,4 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
         yield "noise level", str(images.noise_level)
 
 
-def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, float]:
-    return image_size(request, defaults.sampling)
-
-
-IMAGE_CONCAT = Feature(check_image_concat, _defaults, images=Section(_recorded, _restored, _lines))
+IMAGE_CONCAT = Feature(check_image_concat, image_size, images=Section(_recorded, _restored, _lines))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.graph_catalog import ImagePromptCatalog
@@ -21,6 +22,7 @@ from modelpool.actors.graph.features.feature import (
     find_input,
     image_line,
     span_text,
+    without_unused_parts,
 )
 from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER
 from modelpool.actors.request.face_fields import InputFaces
@@ -202,4 +204,6 @@ def _image_texts(files: Sequence[str], hashes: Sequence[str]) -> Iterator[str]:
         yield image_line(files[number] if number < len(files) else "", sha256)
 
 
-IMAGE_PROMPTS = Feature(images=Section(_recorded, _restored, _lines))
+IMAGE_PROMPTS = Feature(
+    defaults=partial(without_unused_parts, "image_prompts"), images=Section(_recorded, _restored, _lines)
+)

@@ -31,9 +31,9 @@ def check_music(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise unsupported_field(name, request.model, "generates no music with lyrics", value)
 
 
-def music_defaults(request: GenerateRequest, facts: SamplingFacts) -> dict[str, str]:
+def music_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
     """Return the fields of music that the request leaves out, for models that read them."""
-    if not facts.reads_lyrics:
+    if not defaults.sampling.reads_lyrics:
         return {}
     return {"lyrics": request.lyrics or "", "lyrics_language": request.lyrics_language or DEFAULT_LANGUAGE}
 
@@ -73,8 +73,4 @@ def _lines(recipe: Recipe) -> Iterator[Line]:
             yield name.replace("_", " "), str(value).replace("\n", " / ")
 
 
-def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
-    return music_defaults(request, defaults.sampling)
-
-
-MUSIC = Feature(check_music, _defaults, Section(_recorded, _restored, _lines))
+MUSIC = Feature(check_music, music_defaults, Section(_recorded, _restored, _lines))

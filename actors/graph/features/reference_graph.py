@@ -142,9 +142,10 @@ def _why_none(facts: SamplingFacts) -> str:
     return "reads no reference images"
 
 
-def reference_mode(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> dict[str, str]:
+def reference_mode(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
     """Return `reference_as` if `request` leaves it out: "numbered" for several images, else as the model was trained,
     as far as the model or its file name tells. Nothing if its text encoder reads no images."""
+    facts = defaults.sampling
     if not request.references or facts.reference_mode is None or request.reference_as is not None:
         return {}
     mode = facts.reference_mode
@@ -257,14 +258,6 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
         yield "reference", image_line(files[place] if place < len(files) else "", sha256)
 
 
-def _size_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, int]:
-    return size_like_reference(request, defaults)
-
-
-def _defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> dict[str, str]:
-    return reference_mode(request, defaults.sampling, model)
-
-
-REFERENCES = Feature(check_references, _defaults, images=Section(_recorded, _restored, _lines))
+REFERENCES = Feature(check_references, reference_mode, images=Section(_recorded, _restored, _lines))
 #: the size of an output that follows its references
-REFERENCE_SIZE = Feature(defaults=_size_defaults)
+REFERENCE_SIZE = Feature(defaults=size_like_reference)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from modelpool.actors.graph.features.feature import Feature, FindFile, InputMissing, Line, RecipeSource, Section
+from modelpool.actors.graph.features.feature import (
+    Feature,
+    FindFile,
+    InputMissing,
+    Line,
+    RecipeSource,
+    Section,
+    without_unused_parts,
+)
 from modelpool.actors.request.image_fields import Region
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.stage_params import RegionParams
@@ -66,4 +75,4 @@ def _lines(images: RecipeImages) -> Iterator[Line]:
         yield "region", f"{region.prompt!r}, strength {region.strength:g}, {place or masked}"
 
 
-REGIONS = Feature(images=Section(_recorded, _restored, _lines))
+REGIONS = Feature(defaults=partial(without_unused_parts, "regions"), images=Section(_recorded, _restored, _lines))
