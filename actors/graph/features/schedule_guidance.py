@@ -25,6 +25,7 @@ from modelpool.pool.inference.sampling.sampler_names import (
     SD_LEVELS,
     draws_noise,
 )
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import (
     ModelDefaults,
     NoiseKind,
