@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.refs import ImagePromptRef
