@@ -38,7 +38,7 @@ from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.http.service.encoded_images import image_text, png_text
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
-from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
 from modelpool.actors.http.service.upscaling import ImageToEnlarge, Upscaling
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, texts_in
 from modelpool.actors.request.requests import GenerateRequest
@@ -296,7 +296,7 @@ def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]
         "batch_size": call.batch_size,
         "denoising_strength": call.denoising_strength,
         "sd_model_name": model,
-        "warnings": sorted({text for end in ends for text in end.facts.get("warnings", ())}),
+        "warnings": warnings_of(ends),
     }
 
 

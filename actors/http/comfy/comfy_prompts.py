@@ -21,7 +21,7 @@ from modelpool.actors.http.comfy.comfy_graph import WorkflowOutput
 from modelpool.actors.http.service.encoded_images import image_bytes
 from modelpool.actors.http.service.problems import HttpProblem, too_many
 from modelpool.actors.http.service.shares import of_the_largest
-from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
 from modelpool.actors.outputs.results.previews import ImagePreview
 
 #: workflows that have ended and are remembered: their number, and the characters of all together. The first of the
@@ -187,6 +187,12 @@ class Prompt:
         return [{"filename": path.name, "subfolder": "", "type": kind} for path in self.paths_of(place)]
 
     @property
+    def warning_messages(self) -> list[list[Any]]:
+        """What the pool warns of: one message of the history, and of the web socket, if there is something."""
+        found = warnings_of(self.submission.ends)
+        return [["execution_warning", {"prompt_id": self.prompt_id, "warnings": found}]] if found else []
+
+    @property
     def history(self) -> dict[str, Any]:
         """The entry of the history."""
         submission = self.submission
@@ -194,7 +200,7 @@ class Prompt:
         listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
         images = {output.node_id: {"images": self.images_of(place)} for place, output in listed}
         complete = submission.over and kind == "execution_success"
-        messages = [["execution_start", {"prompt_id": self.prompt_id}], [kind, data]]
+        messages = [["execution_start", {"prompt_id": self.prompt_id}], *self.warning_messages, [kind, data]]
         status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
         return {"prompt": self.entry, "outputs": images, "status": status, "meta": {}}
 
@@ -440,5 +446,7 @@ class ComfyPrompts:
                 socket.put_image(path)
 
     def _report_end(self, prompt: Prompt) -> None:
+        for kind, data in prompt.warning_messages:
+            self._send(prompt, kind, data)
         self._send(prompt, *prompt.end_message)
         self._send(prompt, "executing", {"node": None})

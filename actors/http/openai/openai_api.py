@@ -26,7 +26,7 @@ from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_message
-from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_decoding import UprightImage
@@ -248,7 +248,7 @@ async def _answer(
         texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
         for image, text in zip(data, texts, strict=True):
             image["b64_json"] = text
-    about = _about(call, await asyncio.to_thread(_size_of, ends[0]))
+    about = _about(call, await asyncio.to_thread(_size_of, ends[0]), ends)
     return await json_answer({"created": int(submission.created_at), "data": data, **about})
 
 
@@ -276,7 +276,7 @@ async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) ->
                     yield _error_event(shown_message(str(problem)))
                     return
                 size = await asyncio.to_thread(_size_of, end)
-                about = {**_about(call, size), "quality": "auto", "background": "opaque"}
+                about = {**_about(call, size, [end]), "quality": "auto", "background": "opaque"}
                 content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
                 yield event(f"{kind}.completed", content)
         cancel = False
@@ -346,9 +346,11 @@ def _size_of(end: JobEnd) -> str:
     return "x".join(map(str, image_size(end.path)))
 
 
-def _about(call: ImagesCall, size: str) -> dict[str, Any]:
-    usage = {**_USAGE, "total_tokens": 0}
-    return {"output_format": call.output_format, "size": size, "usage": usage}
+def _about(call: ImagesCall, size: str, ends: Sequence[JobEnd]) -> dict[str, Any]:
+    """Return what an answer says about its images, with the warnings of the pool if there are some."""
+    warnings = warnings_of(ends)
+    about = {"output_format": call.output_format, "size": size, "usage": {**_USAGE, "total_tokens": 0}}
+    return {**about, "warnings": warnings} if warnings else about
 
 
 def _model_json(name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,11 @@ class JobEnd:
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     labels: Labels = NO_LABELS
+
+
+def warnings_of(ends: Iterable[JobEnd]) -> list[str]:
+    """Return the warnings about the outputs of jobs, each once."""
+    return sorted({text for end in ends for text in end.facts.get("warnings", ())})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,22 @@ def prompt_of(outputs: tuple[WorkflowOutput, ...], graph: dict[str, Any]) -> Pro
 
 def end_of(index: int) -> JobEnd:
     return JobEnd(index, f"s-{index}", "succeeded", Path(f"{index}.png"))
+
+
+def test_the_history_has_each_warning_about_the_images_once() -> None:
+    graph = _outputs("PreviewImage", 1)
+
+    async def run() -> list[Any]:
+        prompt = prompt_of(outputs_of(graph, NAMES), graph)
+        before = prompt.warning_messages
+        for index in range(2):
+            prompt.submission.note([replace(end_of(index), facts={"warnings": ["half of a LoRA"]})], ())
+        assert before == []
+        messages: list[Any] = prompt.history["status"]["messages"]
+        return messages
+
+    (_, data) = asyncio.run(run())[1]
+    assert data == {"prompt_id": "p", "warnings": ["half of a LoRA"]}
 
 
 def test_every_output_is_reported_once_with_its_images() -> None:

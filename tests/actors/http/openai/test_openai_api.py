@@ -17,7 +17,7 @@ from PIL import Image
 
 from examples.shapes.checker import matches, read_image
 from modelpool import ModelPool
-from modelpool.actors.http.openai.openai_api import _check_succeeded
+from modelpool.actors.http.openai.openai_api import ImagesCall, _about, _check_succeeded
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.submissions import JobEnd
 from tests.actors.http.conftest import served
@@ -58,6 +58,13 @@ def test_a_stream_has_one_completed_event_for_each_image(client: openai.OpenAI) 
     events = list(stream)
     assert [event.type for event in events] == ["image_generation.completed"] * 2
     assert all(opened(event.b64_json).format == "JPEG" for event in events)
+
+
+def test_an_answer_has_the_warnings_about_its_images() -> None:
+    call = ImagesCall(prompt="a red circle")
+    plain, warned = (JobEnd(0, "job", "succeeded", facts={"warnings": each}) for each in ((), ("half of a LoRA",)))
+    assert "warnings" not in _about(call, "64x64", [plain])
+    assert _about(call, "64x64", [plain, warned, warned])["warnings"] == ["half of a LoRA"]
 
 
 def test_an_edit_changes_the_transparent_area_only(client: openai.OpenAI) -> None:
