@@ -7,7 +7,8 @@ not known by then, and the controller learns of each such state later whether it
    device at its end fails. Other times are no failure, as a file that was only touched has them too: it is hashed
    again, and what the run made waits for that. Where no hash of the state before is known, it is made again.
 2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
-3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom.
+3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom; the
+   first failures are not told.
 4. After a change, models are opened again: they have mapped the file as it was.
 """
 
@@ -49,6 +50,8 @@ MOST_POLLED = 256
 NICENESS = 10
 #: longest time until a file is read again that could not be read; the first is the interval of polling
 LONGEST_RETRY_SECONDS = 300.0
+#: failures in a row to read a file until it is not used any more: jobs fail where no other machine has it
+FAILURES_BEFORE_VERDICT = 3
 #: verdicts on files that no run uses
 _NOT_USED = (FileVerdict.DIFFERS, FileVerdict.UNREADABLE)
 
@@ -326,14 +329,17 @@ class FileVerifier:
 
     def _judge_unreadable(self, watched: _Watched, why: str) -> None:
         """Note that a file could not be read, and when it is read again. Requires the lock."""
-        is_news = (watched.verdict, watched.found) != (FileVerdict.UNREADABLE, why)
-        watched.verdict, watched.found, watched.same_as = FileVerdict.UNREADABLE, why, 0
-        watched.told = len(watched.components)
         seconds = min(self._poll_seconds * 2 ** min(watched.failures, 30), LONGEST_RETRY_SECONDS)
         watched.failures, watched.retry_at = watched.failures + 1, time.monotonic() + seconds
-        if is_news:
-            self.changes += 1
-            logger.warning("%s", watched.judged(FileVerdict.UNREADABLE).reason)
+        if watched.failures < FAILURES_BEFORE_VERDICT or (watched.verdict, watched.found) == (
+            FileVerdict.UNREADABLE,
+            why,
+        ):
+            return
+        watched.verdict, watched.found, watched.same_as = FileVerdict.UNREADABLE, why, 0
+        watched.told = len(watched.components)
+        self.changes += 1
+        logger.warning("%s", watched.judged(FileVerdict.UNREADABLE).reason)
 
     def _poll(self) -> None:
         news: list[JudgedFile] = []
@@ -345,7 +351,7 @@ class FileVerifier:
                         self._look(watched, news)
             now = time.monotonic()
             for watched in self._watched.values():
-                if watched.verdict is FileVerdict.UNREADABLE and now >= watched.retry_at:
+                if watched.failures and now >= watched.retry_at and watched.verdict in (None, FileVerdict.UNREADABLE):
                     self._queue.append(watched)
         self._tell(news)
         if self._queue:
