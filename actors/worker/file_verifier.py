@@ -3,9 +3,13 @@
 A sampled fingerprint lets a file be used at once (`actors.worker.file_check`); its hash is computed meanwhile, once on
 each machine (`pool.catalog.registry.node_hashes`). A run ends with the numbers of the states of files whose hashes are
 not known by then, and the controller learns of each such state later whether it was right. Rules
-1. A state of a file lasts until its size, times, inode or device change. A run whose file changed meanwhile fails.
+1. A state of a file lasts until its size, times, inode or device change. A run whose file has another size, inode or
+   device at its end fails. Other times are no failure, as a file that was only touched has them too: it is hashed
+   again, and what the run made waits for that. Where no hash of the state before is known, it is made again.
 2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
-3. After a change, models are opened again: they have mapped the file as it was.
+3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom; the
+   first failures are not told.
+4. After a change, models are opened again: they have mapped the file as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,6 +31,7 @@ from modelpool.pool.catalog.registry.node_hashes import (
     HashingStopped,
     NodeHashes,
     file_state,
+    is_same_file,
     is_unchanged,
     members_of,
 )
@@ -42,6 +48,12 @@ POLL_SECONDS = 5.0
 MOST_POLLED = 256
 #: niceness of the thread that hashes: runs come first
 NICENESS = 10
+#: longest time until a file is read again that could not be read; the first is the interval of polling
+LONGEST_RETRY_SECONDS = 300.0
+#: failures in a row to read a file until it is not used any more: jobs fail where no other machine has it
+FAILURES_BEFORE_VERDICT = 3
+#: verdicts on files that no run uses
+_NOT_USED = (FileVerdict.DIFFERS, FileVerdict.UNREADABLE)
 
 
 @dataclass(slots=True)
@@ -51,7 +63,10 @@ class _Watched:
     number   of the state; 0 before the first run
     verdict  None while its hash is not known
     found    the hash, or why there is none
+    failures, retry_at  attempts in a row to read it that failed; when it is read again
     is_used  a run has read this state before its hash was known
+    same_as  number of the first state since which the file was right whenever only its times had changed; 0: none
+    began    number of the first state of the file with this size, inode and device
     told     components that were told of when it was judged
     """
 
@@ -63,7 +78,15 @@ class _Watched:
     verdict: FileVerdict | None = None
     found: str = ""
     is_used: bool = False
+    same_as: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
     told: int = 0
+    began: int = 0
+
+    def is_other(self, number: int) -> bool:
+        """Whether the file has changed in more than its times since the state `number`."""
+        return number < self.began
 
     def judged(self, verdict: FileVerdict) -> JudgedFile:
         """Return what is known of its state."""
@@ -137,8 +160,8 @@ class FileVerifier:
                 except UserError as missing:
                     problems[str(missing)] = tuple(watched.components)
                     continue
-                if watched.verdict is FileVerdict.DIFFERS:
-                    judged = watched.judged(FileVerdict.DIFFERS)
+                if watched.verdict in _NOT_USED:
+                    judged = watched.judged(watched.verdict)
                     problems[judged.reason] = judged.components
                     if len(judged.components) > watched.told and judged not in news:
                         news.append(judged)  # a file of several components, which were not known before
@@ -158,13 +181,21 @@ class FileVerifier:
             for watched, number in in_use.files:
                 with suppress(UserError):  # removed: the run has read all that it needed
                     self._look(watched, news)
-                if watched.number != number:
+                if watched.number != number and watched.is_other(number):
                     problems[f"{watched.part.path}: was changed during the run"] = tuple(watched.components)
-                elif watched.verdict is FileVerdict.DIFFERS:
-                    problems[watched.judged(FileVerdict.DIFFERS).reason] = tuple(watched.components)
+                elif watched.verdict in _NOT_USED:
+                    problems[watched.judged(watched.verdict).reason] = tuple(watched.components)
+                elif watched.number != number and not 0 < watched.same_as <= number:
+                    # only its times are others, but what the run has read is not known: it is made again
+                    self._last_number += 1
+                    remade = JudgedFile(
+                        self._last_number, FileVerdict.CHANGED, tuple(watched.components), watched.part.path
+                    )
+                    news.append(remade)
+                    unverified.append(remade.state)
                 elif watched.verdict is None:
                     watched.is_used = True
-                    unverified.append(number)
+                    unverified.append(watched.number)
         self._tell(news)
         _raise(problems)
         return tuple(unverified)
@@ -208,8 +239,15 @@ class FileVerifier:
             return False
         if watched.verdict is None and watched.is_used:
             news.append(watched.judged(FileVerdict.CHANGED))
+        is_touched = all(map(is_same_file, watched.members, watched.states))
+        if is_touched and watched.verdict is FileVerdict.RIGHT:
+            self._note_state(watched, news)
+            return False
+        watched.same_as = 0
         self.changes += 1
         self._note_state(watched, news)
+        if not is_touched:
+            watched.began = watched.number
         return True
 
     def _note_state(self, watched: _Watched, news: list[JudgedFile]) -> None:
@@ -219,11 +257,11 @@ class FileVerifier:
         known = self._known_hashes.known(watched.part)  # before anything is noted: this may raise, too
         self._last_number += 1
         watched.members, watched.states, watched.number = members, states, self._last_number
-        was_different = watched.verdict is FileVerdict.DIFFERS
-        watched.verdict, watched.found, watched.is_used = None, "", False
+        was_refused = watched.verdict in _NOT_USED
+        watched.verdict, watched.found, watched.is_used, watched.failures = None, "", False, 0
         if known is not None:
             self._judge(watched, known)
-            if watched.verdict is FileVerdict.DIFFERS or was_different:
+            if watched.verdict is FileVerdict.DIFFERS or was_refused:
                 news.append(watched.judged(watched.verdict or FileVerdict.DIFFERS))
             return
         self._queue.append(watched)
@@ -236,6 +274,7 @@ class FileVerifier:
         is_right = found == watched.part.sha256
         watched.found, watched.verdict = found, FileVerdict.RIGHT if is_right else FileVerdict.DIFFERS
         watched.told = len(watched.components)
+        watched.same_as = (watched.same_as or watched.number) if is_right else 0
         if not is_right:
             self.changes += 1  # what was read from it must not stay
             logger.warning("%s", watched.judged(FileVerdict.DIFFERS).reason)
@@ -267,20 +306,40 @@ class FileVerifier:
     def _hash(self, watched: _Watched) -> None:
         with self._lock:
             number, part = watched.number, watched.part
+        is_read = True
         try:
             found = self._hashes.sha256(part, lambda: self._closed)
         except HashingStopped:
             return
         except Exception as problem:  # results wait for it: whatever happens, they must not wait for ever
-            found = f"none ({problem or type(problem).__name__})"
+            found, is_read = str(problem) or type(problem).__name__, False
         news: list[JudgedFile] = []
         with self._lock:
             with suppress(UserError):
                 self._look(watched, news)
-            if watched.number == number and watched.verdict is None:
-                self._judge(watched, found)
-                news.append(watched.judged(watched.verdict or FileVerdict.DIFFERS))
+            if watched.number == number and watched.verdict in (None, FileVerdict.UNREADABLE):
+                before = (watched.verdict, watched.found)
+                if is_read:
+                    self._judge(watched, found)
+                else:
+                    self._judge_unreadable(watched, found)
+                if watched.verdict is not None and before != (watched.verdict, watched.found):
+                    news.append(watched.judged(watched.verdict))
         self._tell(news)
+
+    def _judge_unreadable(self, watched: _Watched, why: str) -> None:
+        """Note that a file could not be read, and when it is read again. Requires the lock."""
+        seconds = min(self._poll_seconds * 2 ** min(watched.failures, 30), LONGEST_RETRY_SECONDS)
+        watched.failures, watched.retry_at = watched.failures + 1, time.monotonic() + seconds
+        if watched.failures < FAILURES_BEFORE_VERDICT or (watched.verdict, watched.found) == (
+            FileVerdict.UNREADABLE,
+            why,
+        ):
+            return
+        watched.verdict, watched.found, watched.same_as = FileVerdict.UNREADABLE, why, 0
+        watched.told = len(watched.components)
+        self.changes += 1
+        logger.warning("%s", watched.judged(FileVerdict.UNREADABLE).reason)
 
     def _poll(self) -> None:
         news: list[JudgedFile] = []
@@ -290,7 +349,13 @@ class FileVerifier:
                 if watched.number:
                     with suppress(UserError):  # gone: the next run that needs it says so
                         self._look(watched, news)
+            now = time.monotonic()
+            for watched in self._watched.values():
+                if watched.failures and now >= watched.retry_at and watched.verdict in (None, FileVerdict.UNREADABLE):
+                    self._queue.append(watched)
         self._tell(news)
+        if self._queue:
+            self._wake.set()
 
 
 def _raise(problems: dict[str, tuple[ComponentKey, ...]]) -> None:

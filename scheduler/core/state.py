@@ -681,7 +681,7 @@ class SchedulerState:
             (right if is_right else wrong).append(origin)
             if machine is not None and is_right:
                 machine.is_right(file.components)
-            elif file.verdict is FileVerdict.DIFFERS:
+            elif file.verdict in (FileVerdict.DIFFERS, FileVerdict.UNREADABLE):
                 differing.update(dict.fromkeys(file.components))
                 if machine is not None:
                     machine.differs(file)

@@ -100,6 +100,13 @@ def is_unchanged(path: str | os.PathLike[str], state: FileState) -> bool:
     )
 
 
+def is_same_file(path: str | os.PathLike[str], state: FileState) -> bool:
+    """Whether at most the times of the file at `path` are others than in this state. Raises CorruptFile if there is
+    none."""
+    found = file_state(path)
+    return (found.size_bytes, found.inode, found.device) == (state.size_bytes, state.inode, state.device)
+
+
 def members_of(part: FilePart) -> tuple[str, ...]:
     """Return the files that the hash of `part` covers. Raises CorruptFile if they cannot be found."""
     try:

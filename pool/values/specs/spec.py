@@ -292,7 +292,8 @@ class FileVerdict(Enum):
     """What a worker has found out about a state of a file."""
 
     RIGHT = "right"  #: it has the expected SHA-256
-    DIFFERS = "differs"  #: it has another one, or cannot be read
+    DIFFERS = "differs"  #: it has another one
+    UNREADABLE = "unreadable"  #: it could not be read; that is tried again
     CHANGED = "changed"  #: it was changed before its hash was known, which nobody can find out any more
 
 
@@ -317,6 +318,8 @@ class JudgedFile(WireValue):
         """Why the file cannot be used there."""
         if self.verdict is FileVerdict.CHANGED:
             return f"{self.path}: was changed before its SHA-256 was known"
+        if self.verdict is FileVerdict.UNREADABLE:
+            return f"{self.path}: could not be read to compute its SHA-256, which is tried again: {self.found}"
         return f"{self.path}: is another file than expected: found SHA-256 {self.found}, expected {self.expected}"
 
 

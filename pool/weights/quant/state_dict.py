@@ -26,7 +26,7 @@ from modelpool.pool.weights.quant.detect_layers import (
     is_old_marker,
     plain_factors,
 )
-from modelpool.pool.weights.quant.formats import BITSANDBYTES, BITSANDBYTES_STATE, Shape, round_up
+from modelpool.pool.weights.quant.formats import BITSANDBYTES, BITSANDBYTES_STATE, WEIGHT, Shape, round_up
 from modelpool.pool.weights.quant.quant_codec import QuantCodec
 from modelpool.pool.weights.quant.scaled_codec import is_scaled_codes, scaled_codes
 
@@ -99,7 +99,7 @@ def pack(
     """Return the weight of `layer` over its parts in `tensors`. `shape` is the unpadded one if it is stored padded.
 
     One-dimensional block scales are reshaped to rows of tiles, so that rows can be sliced. Raises BadQuantization when
-    a weight of `shape` cannot be stored like that.
+    a weight of `shape` cannot be stored like that, and for scales that are not finite.
     """
     weight_shape = layer.shape if shape is None else tuple(shape)
     step = layer.format.pads_to
@@ -108,6 +108,7 @@ def pack(
             f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {weight_shape}"
         )
     parts = {name: tensors[key] for name, key in layer.parts.items()}
+    _expect_finite_scales(layer, parts, file)
     if layer.format.name in BITSANDBYTES:
         settings = MappingProxyType(dict(layer.settings))
         return bitsandbytes_weight(layer.format.name, settings, layer.marker, parts, weight_shape, dtype)
@@ -119,6 +120,21 @@ def pack(
         parts["weight_scale"] = parts["weight_scale"].view(tiles)
     kind = QuantCodec(layer.format, MappingProxyType(dict(layer.settings)), layer.marker, flat)
     return packed_weight(kind, parts, weight_shape, dtype)
+
+
+def _expect_finite_scales(layer: QuantizedLayer, parts: Mapping[str, Tensor], file: str) -> None:
+    """Raise BadQuantization, naming it, for a part beside the codes with an infinite or undefined number: whole rows or
+    blocks of the weight would be undefined. Zero and negative numbers are valid."""
+    for name, part in parts.items():
+        if name == WEIGHT or isinstance(part, PackedWeight) or part.is_meta or not part.is_floating_point():
+            continue
+        numbers = part.float() if part.itemsize == 1 else part  # 8-bit floats have no arithmetic
+        wrong = ~torch.isfinite(numbers)
+        if bool(wrong.any()):
+            raise BadQuantization(
+                f"{file}: {layer.parts[name]!r}: found {numbers[wrong][0].item()}, expected finite scales of "
+                f"{layer.key!r}"
+            )
 
 
 def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

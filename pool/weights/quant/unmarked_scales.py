@@ -36,8 +36,18 @@ SCALE_ENDS = (*_WEIGHT_SCALE_ENDS, *("." + name for name in ACTIVATION_SCALES))
 #: types whose numbers are codes, unless the weight has no scale: plain 8-bit floats
 EIGHT_BIT_FLOATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 INTEGERS = ("I8", "U8")
-#: names that say scale or zero point, in the last part of a key
-_SAYS_SCALE = re.compile(r"scale|absmax|scb$|zero_?point|(^|_)q?zeros?$|(^|_)zp$", re.IGNORECASE)
+#: names that say scale or zero point, in the last part of a key; the largest size of inputs or outputs has no effect
+_SAYS_SCALE = re.compile(
+    r"scale|absmax|(?<!input_)(?<!output_)(?<!activation_)amax|scb$|zero_?point|(^|_)q?zeros?$|(^|_)zp$",
+    re.IGNORECASE,
+)
+#: names that say nothing else, in any part
+_IS_SCALE = re.compile(
+    r"_?(weights?_?)?(scales?(_inv)?|absmax|amax|scb|q?zeros?|zero_?points?|zp)(_?weights?)?", re.IGNORECASE
+)
+#: modules that quantize a weight; their parent has it
+_IS_QUANTIZER = re.compile(r"_?quantizer", re.IGNORECASE)
+_QUANTIZES_VALUES = re.compile(r"(input|output|act|[a-z]_bmm)", re.IGNORECASE)
 #: the size of blocks that files use unless others fit
 _USUAL_BLOCK = 128
 
@@ -190,9 +200,9 @@ def _block_size(counts: list[tuple[str, int, int]], declared: int, scales: Mappi
 
 
 def expect_scales_read(stored: Mapping[str, StoredTensor], unread: Iterable[str], file: str) -> None:
-    """Raise BadQuantization, naming both, for a tensor of `unread` that by its name is a scale or zero point and is
-    beside 8-bit codes: these would be taken for numbers."""
-    scales = [key for key in unread if _SAYS_SCALE.search(key.rpartition(".")[2])]
+    """Raise BadQuantization, naming both, for a tensor of `unread` that by a part of its name is a scale or zero point
+    and is beside 8-bit codes: these would be taken for numbers."""
+    scales = {key: places for key in unread if (places := _places(key))}
     if not scales:
         return
     by_module: dict[str, str] = {}
@@ -200,15 +210,37 @@ def expect_scales_read(stored: Mapping[str, StoredTensor], unread: Iterable[str]
         if are_codes(entry) and key not in scales:
             by_module.setdefault(key, key)
             by_module.setdefault(key.rpartition(".")[0] or key, key)
-    for scale in scales:
-        module, _, name = scale.rpartition(".")
-        said = _SAYS_SCALE.search(name)
-        assert said is not None, scale
-        stem = f"{module}.{name[: said.start()]}".strip("._")
-        for place in (module, stem, stem.removesuffix(WEIGHT).rstrip("._")):
+    for scale, places in scales.items():
+        for place in places:
             if place in by_module:
                 raise BadQuantization(
                     f"{file}: {by_module[place]!r}: found codes of type {stored[by_module[place]].dtype} beside "
                     f"{scale!r}, whose use is not known, expected a scale under a known name: "
                     f"{SCALE_WEIGHT}, {WEIGHT}_scale or {WEIGHT}_scale_inv"
                 )
+
+
+def _places(key: str) -> tuple[str, ...]:
+    """Return the names of tensors or modules that `key` would be a scale of, by each part of its name that says so."""
+    segments = key.split(".")
+    found: list[str] = []
+    for at, segment in enumerate(segments):
+        said, before, after = _SAYS_SCALE.search(segment), segments[:at], segments[at + 1 :]
+        if said is None or (after and not _IS_SCALE.fullmatch(segment)):
+            continue
+        quantizer = _IS_QUANTIZER.search(before[-1]) if before else None
+        if quantizer is not None and _QUANTIZES_VALUES.match(before[-1]):
+            continue
+        found += _named(before, segment[: said.start()])
+        if quantizer is not None:
+            found += _named(before[:-1], before[-1][: quantizer.start()])
+        if after:  # `scales.a.weight`: named after what it is a scale of
+            found += _named([*before, *after[:-1]], after[-1])
+    return tuple(dict.fromkeys(found))
+
+
+def _named(module: list[str], name: str) -> list[str]:
+    """Return the module, what is called `name` in it, and that without `weight`."""
+    parent = ".".join(module)
+    stem = f"{parent}.{name}".strip("._")
+    return [place for place in (parent, stem, stem.removesuffix(WEIGHT).rstrip("._")) if place]

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from modelpool.actors.worker.file_check import FilesUnavailable
-from modelpool.actors.worker.file_verifier import FileVerifier
+from modelpool.actors.worker.file_verifier import FAILURES_BEFORE_VERDICT, FileVerifier
 from modelpool.actors.worker.wire.messages import ExpectedFile, LoadRequest, RunRequest
 from modelpool.pool.catalog.registry.node_hashes import HashingStopped, NodeHashes
 from modelpool.pool.catalog.registry.registry_store import RegistryStore
@@ -157,22 +158,77 @@ def test_the_right_file_is_found_when_it_comes(watch: Watch, path: Path) -> None
     assert watch.run() == ()
 
 
-def test_each_way_of_changing_a_file_during_a_run_fails_it(watch: Watch, path: Path) -> None:
-    """In place with the old time, as another file, by a longer one; also back to the right one."""
+def in_place(path: Path) -> None:
+    """Change the bytes, neither the size nor the time."""
+    found = path.stat()
+    path.write_bytes(b"strange")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def touches(path: Path) -> list[Callable[[], object]]:
+    """Ways of changing the times of a file, not its bytes."""
+    return [
+        lambda: os.utime(path, ns=(1, 10**18)),
+        lambda: path.chmod(0o600),
+        lambda: os.link(path, path.with_name("link")),
+        lambda: path.write_bytes(path.read_bytes()),
+    ]
+
+
+def test_touching_a_file_during_a_run_fails_nothing(watch: Watch, path: Path) -> None:
+    """`touch`, `chmod`, `ln`: it is hashed again, and models stay open."""
     watch.go.set()
     watch.expect(path, b"weights")
+    watch.run()
+    for touch in touches(path):
+        watch.until(lambda: watch.verifier.is_settled)
+        changes, hashed = watch.verifier.changes, watch.hashed
+        watch.judged.clear()
+        states = watch.run(touch)
+        watch.until(lambda hashed=hashed: watch.verifier.is_settled and watch.hashed > hashed)
+        watch.until(lambda: watch.judged)
+        assert {file.verdict for file in watch.judged} == {FileVerdict.RIGHT}
+        assert set(states) <= {file.state for file in watch.judged}
+        assert watch.verifier.changes == changes
 
-    def in_place() -> None:
-        found = path.stat()
-        path.write_bytes(b"strange")
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+def test_touching_a_file_of_unknown_hash_makes_results_again_and_fails_nothing(watch: Watch, path: Path) -> None:
+    """Nobody can know what the run has read."""
+    watch.expect(path, b"weights")
+    for touch in touches(path):
+        watch.judged.clear()
+        (state,) = watch.run(touch)
+        assert (state, FileVerdict.CHANGED) in [(file.state, file.verdict) for file in watch.judged]
+
+
+def test_other_bytes_of_equal_size_and_time_are_found(watch: Watch, path: Path) -> None:
+    watch.go.set()
+    watch.expect(path, b"weights")
+    watch.run()
+    watch.until(lambda: watch.verifier.is_settled and watch.judged)
+    watch.judged.clear()
+    try:
+        states = watch.run(lambda: in_place(path))
+    except FilesUnavailable as problem:  # hashed before the end of the run
+        assert "is another file" in str(problem)  # noqa: PT017
+        states = ()
+    watch.until(lambda: watch.judged)
+    assert watch.judged[-1].verdict is FileVerdict.DIFFERS
+    assert set(states) <= {file.state for file in watch.judged}
+    assert _is_refused(watch)
+
+
+def test_each_way_of_replacing_a_file_during_a_run_fails_it(watch: Watch, path: Path) -> None:
+    """By another file, by a longer one; also back to the right one."""
+    watch.go.set()
+    watch.expect(path, b"weights")
 
     def replaced() -> None:
         other = path.with_name("other")
         other.write_bytes(b"strange")
         other.rename(path)
 
-    for change in (in_place, replaced, lambda: path.write_bytes(b"longer weights")):
+    for change in (replaced, lambda: path.write_bytes(b"longer weights")):
         watch.until(lambda: watch.verifier.is_settled)
         with pytest.raises(FilesUnavailable, match="was changed during the run"):
             watch.run(change)
@@ -215,14 +271,47 @@ def test_a_component_is_as_right_as_each_file_that_it_was_read_from(watch: Watch
         watch.run()
 
 
-def test_a_file_that_cannot_be_read_differs(watch: Watch, path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_not_called_another_one(watch: Watch, path: Path) -> None:
     watch.expect(path, b"weights")
     watch.run()
     path.unlink()
     watch.go.set()
     watch.until(lambda: watch.judged)
-    assert watch.verdicts == [FileVerdict.DIFFERS]
+    assert watch.verdicts == [FileVerdict.UNREADABLE]
     assert "cannot be read" in watch.judged[0].found
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
+    watch: Watch, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state does not change meanwhile. The controller learns of each other outcome, once."""
+    plain = NodeHashes.sha256
+    for content, verdict, count in (
+        (b"weights", FileVerdict.RIGHT, FAILURES_BEFORE_VERDICT + 1),
+        (b"weird", FileVerdict.DIFFERS, FAILURES_BEFORE_VERDICT),
+        (b"wrong", FileVerdict.DIFFERS, FAILURES_BEFORE_VERDICT - 1),
+    ):
+        failures = [OSError(5, "Input/output error")] * count
+
+        def sha256_later(*about: Any, failures: list[OSError] = failures) -> str:
+            if failures:
+                raise failures.pop()
+            return plain(*about)
+
+        monkeypatch.setattr(NodeHashes, "sha256", sha256_later)
+        watch.judged.clear()
+        watch.expect(path, content, ComponentKey(content.decode()))
+        watch.run(component=ComponentKey(content.decode()))
+        watch.go.set()
+        watch.until(lambda verdict=verdict: verdict in watch.verdicts)
+        is_told = count >= FAILURES_BEFORE_VERDICT
+        assert watch.verdicts == [FileVerdict.UNREADABLE, verdict][not is_told :]
+        if not is_told:
+            continue
+        assert not failures
+        assert "could not be read" in watch.judged[0].reason
+        assert "Input/output error" in watch.judged[0].reason
+        assert "another file" not in watch.judged[0].reason
 
 
 def test_a_failure_of_hashing_is_a_verdict(watch: Watch, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +325,7 @@ def test_a_failure_of_hashing_is_a_verdict(watch: Watch, path: Path, monkeypatch
     watch.run()
     watch.go.set()
     watch.until(lambda: watch.judged)
-    assert (watch.verdicts, watch.judged[0].found) == ([FileVerdict.DIFFERS], "none (no more threads)")
+    assert (watch.verdicts, watch.judged[0].found) == ([FileVerdict.UNREADABLE], "no more threads")
 
 
 def expected(path: Path, key: str, content: bytes) -> ExpectedFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.quant.detect_layers import find_layers
 from modelpool.pool.weights.quant.open_weights import open_weights
 from modelpool.pool.weights.quant.scaled_codec import ScaledCodec
+from modelpool.pool.weights.quant.unmarked_scales import expect_scales_read
 from tests.pool.files.formats.gguf_files import rounded, write_gguf
 
 FP8 = torch.float8_e4m3fn
@@ -106,6 +108,48 @@ def test_what_could_be_two_things_is_refused_by_name(tmp_path: Path) -> None:
         save_file({key: tensor.clone() for key, tensor in tensors.items()}, tmp_path / f"{name}.safetensors")
         with pytest.raises(BadQuantization, match=rf"{name}\.safetensors: .*{message}"):
             use_only_the_weight(tmp_path / f"{name}.safetensors")
+
+
+def test_each_place_of_the_word_scale_in_a_name_is_seen() -> None:
+    """In any part, before and after the name of the layer, in a module that quantizes: beside 8-bit codes only."""
+    for layer in ("a", "blocks.0.attn.to_q"):
+        codes = {f"{layer}.weight": Stored("F8_E4M3", 8, 4)}
+        for name in (
+            "{}.weight_amax", "{}.weight_quantizer._amax", "{}.weight_quantizer._scale", "scale.{}", "scales.{}.weight",
+            "{}.weight_quantizer.amax", "{}.quantizer.scale", "{}.scales.0", "{}.weight.scale", "{}.weight.absmax",
+            "weight_scales.{}", "{}.weight_scale.values", "{}.amax", "model.scale.{}",
+        ):  # fmt: skip
+            key = name.format(layer)
+            model = "model." if key.startswith("model.") else ""
+            stored = {model + each: entry for each, entry in codes.items()} | {key: Stored("F32", 1)}
+            with pytest.raises(BadQuantization, match=re.escape(f"{layer}.weight': found codes")) as raised:
+                expect_scales_read(stored, [key], "file")
+            assert repr(key) in str(raised.value)
+            plain = {each: Stored("F16", 8, 4) for each in stored}
+            expect_scales_read(plain, [key], "file")
+        for name in (
+            "logit_scale", "scale_factor", "norm.scale", "{}.norm.scale", "scale.weight", "norm.scale.weight",
+            "{}.input_quantizer._amax", "{}.input_amax", "scale_shift_table", "upscale.conv.weight", "scales.b.weight",
+            "b.weight_amax", "b.weight_quantizer._amax",
+        ):  # fmt: skip
+            key = name.format(layer)
+            expect_scales_read({**codes, key: Stored("F32", 1)}, [key], "file")
+
+
+def test_scales_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    """Zero and negative ones are numbers."""
+    codes = torch.ones(8, 4).to(FP8)
+    path = tmp_path / "a.safetensors"
+    for name, size in (("weight_scale", 1), ("weight_scale", 8), ("scale_weight", 1), ("weight_scale_inv", 1)):
+        for value in ("nan", "inf", "-inf", "0", "-2"):
+            scale = torch.ones(size)
+            scale[-1] = float(value)
+            save_file({"a.weight": codes, f"a.{name}": scale}, path)
+            if value in ("0", "-2"):
+                assert open_weights(path).values_of("a.weight")[-1, 0] == float(value)
+                continue
+            with pytest.raises(BadQuantization, match=rf"'a\.{name}': found {value}, expected finite"):
+                open_weights(path).values_of("a.weight")
 
 
 def use_only_the_weight(path: Path) -> None:
