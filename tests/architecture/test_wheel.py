@@ -69,7 +69,7 @@ def test_the_wheel_holds_modelpool_alone(site: Path) -> None:
     assert inside == expected | {path.name for path in (ROOT / "modelpool").glob("*.py")}
     assert (site / "modelpool" / "py.typed").is_file()
     assert list((site / "modelpool" / "pool" / "models" / "text").glob("*.gz"))
-    page = Path("actors", "http", "page")
+    page = Path("actors", "http", "page", "static")
     assert sorted(path.name for path in (site / "modelpool" / page).iterdir()) == sorted(
         path.name for path in (ROOT / page).iterdir()
     )
