@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from modelpool.actors.http.service.ports import HttpPool
 from modelpool.actors.http.service.problems import HttpProblem, no_route, problem_body, wrong_parameter
 from modelpool.actors.http.service.services import Services
 from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.service.submission_inputs import SWEEP_SECONDS, sweep
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -41,6 +43,8 @@ from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+
+logger = logging.getLogger(__name__)
 
 TITLE = "modelpool"
 #: calls to the pool at a time
@@ -79,6 +83,7 @@ def application(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # the loop's own has as many threads as a computation would use; these wait for answers of the pool
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL_THREADS, "modelpool http"))
+        start(_sweep(pool, folder))
         yield
         for task in tuple(background):
             task.cancel()
@@ -99,6 +104,14 @@ def application(
     _answer_problems(app, limits)
     _describe(app)
     return Gate(app, services.access, settings, any_host, limits)
+
+
+async def _sweep(pool: HttpPool, folder: Path) -> None:
+    """Remove images that no submission needs any more, at the start and every hour."""
+    while True:
+        if removed := await asyncio.to_thread(sweep, pool, folder):
+            logger.info("removed the images of %d submissions that have ended", len(removed))
+        await asyncio.sleep(SWEEP_SECONDS)
 
 
 def _answer_problems(app: FastAPI, limits: LimitLog) -> None:

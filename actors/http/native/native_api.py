@@ -28,7 +28,8 @@ from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import ClientGone, Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
-from modelpool.actors.http.service.submissions import INPUTS_FOLDER, HttpSubmission, JobEnd
+from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.history_json import history_json

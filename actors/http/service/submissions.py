@@ -26,6 +26,7 @@ from modelpool.actors.http.service.ports import HttpDetachedJobs, HttpJobs, Http
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
 from modelpool.actors.outputs.atomic_write import make_private_folder
 from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from modelpool.actors.control.detached.job_service import JobsProgress
     from modelpool.actors.control.detached.records import RequestOutcome
 
-#: images of detached submissions, in a folder for each
-INPUTS_FOLDER = "inputs"
 #: ended jobs that are remembered, over all submissions
 MOST_KEPT_JOBS = 200_000
 #: how long previews are made for a caller who asked for one, and may ask again

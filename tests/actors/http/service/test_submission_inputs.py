@@ -1,0 +1,151 @@
+"""Images of detached submissions are on disk as long as a job may read them, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
+from modelpool.actors.http.application import application
+from modelpool.actors.http.service.submission_inputs import YOUNG_SECONDS, sweep, unneeded, with_own_inputs
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.values.core.errors import UserError
+from tests.actors.control.detached.test_job_service import WAIT_SECONDS, Service, opened
+from tests.actors.fakes import ENDLESS, FAIL
+from tests.actors.http.asgi import RefusingPool, call
+
+
+def png(colour: str = "blue") -> str:
+    content = BytesIO()
+    Image.new("RGB", (64, 64), colour).save(content, "PNG")
+    return base64.b64encode(content.getvalue()).decode()
+
+
+async def answered(service: Service, method: str, path: str, value: Any = None) -> Any:
+    """The answer of a server that ends again: what it remembers is gone at the next call."""
+    app = application(service.pool, ServeSection(), service.out)
+    answer = await call(app, method, path, b"" if value is None else json.dumps(value).encode())
+    assert answer.status < 300, answer.body
+    return answer.json
+
+
+def submitted(service: Service, *prompts: str) -> str:
+    requests = [
+        {"model": "shapes", "prompt": prompt, "steps": 2, "image": png(), "strength": 0.5, "seed": number}
+        for number, prompt in enumerate(prompts)
+    ]
+    body = {"requests": requests, "detached": True}
+    return str(asyncio.run(answered(service, "POST", "/api/jobs", body))["id"])
+
+
+def made_old(folder: Path) -> None:
+    os.utime(folder, (time.time() - 2 * YOUNG_SECONDS,) * 2)
+
+
+def test_a_server_removes_images_of_submissions_that_ended_without_it(tmp_path: Path) -> None:
+    with opened(tmp_path) as service:
+        inputs = service.out / "inputs"
+        done, failed = submitted(service, "a thing"), submitted(service, f"{FAIL} a thing", "another thing")
+        for each in (done, failed):
+            service.pool.attach(each).wait(WAIT_SECONDS)
+        running = submitted(service, ENDLESS)
+        (inputs / "removed-from-the-journal").mkdir()
+        (inputs / "being-sent").mkdir()
+        for folder in inputs.iterdir():
+            if folder.name != "being-sent":
+                made_old(folder)
+        assert sweep(service.pool, service.out) == sorted((done, "removed-from-the-journal"))
+        assert {folder.name for folder in inputs.iterdir()} == {failed, running, "being-sent"}
+        service.pool.attach(running).cancel()
+
+
+def test_a_pool_without_a_journal_loses_no_images(tmp_path: Path) -> None:
+    folder = tmp_path / "inputs" / "night"
+    folder.mkdir(parents=True)
+    made_old(folder)
+    assert sweep(RefusingPool(), tmp_path) == []  # type: ignore[arg-type]
+    assert folder.is_dir()
+
+
+def test_a_retry_has_its_images_though_the_first_submission_is_forgotten(tmp_path: Path) -> None:
+    """Its images were in the folder of the first one, which was removed with it. A retry of a retry likewise."""
+    with opened(tmp_path) as service:
+        inputs = service.out / "inputs"
+
+        async def retried() -> None:
+            app = application(service.pool, ServeSection(kept_submissions=1), service.out)
+
+            async def answer(method: str, path: str, value: Any = None) -> Any:
+                found = await call(app, method, path, b"" if value is None else json.dumps(value).encode())
+                assert found.status < 300, found.body
+                return found.json if found.body else None
+
+            async def ended(each: str) -> None:
+                while (await answer("GET", f"/api/jobs/{each}"))["state"] != "ended":
+                    await asyncio.sleep(0.02)
+
+            request = {"model": "shapes", "prompt": FAIL, "steps": 2, "image": png(), "strength": 0.5}
+            made = [(await answer("POST", "/api/jobs", {"requests": [request], "detached": True}))["id"]]
+            await ended(made[0])
+            for _ in range(2):
+                made.append((await answer("POST", f"/api/jobs/{made[-1]}/retry"))["id"])
+                await ended(made[-1])
+            while len(list(inputs.iterdir())) > 1:  # one submission is remembered, the others are removed
+                await asyncio.sleep(0.02)
+            assert [folder.name for folder in inputs.iterdir()] == [made[-1]]
+            assert len(list((inputs / made[-1]).iterdir())) == 1
+
+        asyncio.run(asyncio.wait_for(retried(), WAIT_SECONDS))
+
+
+def test_images_of_every_field_move_with_a_request(tmp_path: Path) -> None:
+    root, target = tmp_path / "inputs", tmp_path / "inputs" / "new"
+    old = root / "old"
+    old.mkdir(parents=True)
+    for name in ("image", "mask", "control", "reference"):
+        (old / f"{name}.png").write_bytes(base64.b64decode(png()))
+    request = GenerateRequest(
+        model="shapes",
+        prompt=f"{old}/image.png",
+        image=str(old / "image.png"),
+        mask=str(old / "mask.png"),
+        controls=[{"model": "canny", "image": str(old / "control.png")}],
+        reference=[str(old / "reference.png")],
+    )
+    moved = with_own_inputs(request, root, target)
+    for path in old.iterdir():
+        path.unlink()
+    assert {path.name for path in target.iterdir()} == {f"{n}.png" for n in ("image", "mask", "control", "reference")}
+    text = repr(moved).replace(request.prompt, "")
+    assert text.count(str(target)) == 4
+    assert str(old) not in text
+    assert moved.prompt == request.prompt, "a text is no path"
+    with pytest.raises(UserError, match=r"image\.png: this image of the submission was removed"):
+        with_own_inputs(request, root, tmp_path / "inputs" / "other")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3), st.integers(0, 3))))
+def test_only_what_no_job_reads_is_unneeded(kinds: list[tuple[bool, bool, int, int]]) -> None:
+    folders, records, expected = {}, [], set()
+    for number, (is_known, is_old, succeeded, others) in enumerate(kinds):
+        name = str(number)
+        folders[name] = 0.0 if is_old else 2 * YOUNG_SECONDS
+        if is_known:
+            records.append(
+                SubmissionRecord(name, SubmissionState.ACTIVE, "out", "", succeeded + others, 0.0, succeeded=succeeded)
+            )
+        if (is_known and not others) or (not is_known and is_old):
+            expected.add(name)
+    assert set(unneeded(folders, records, 2 * YOUNG_SECONDS)) == expected
