@@ -82,7 +82,7 @@ def application(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # the loop's own has as many threads as a computation would use; these wait for answers of the pool
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL_THREADS, "modelpool http"))
+        asyncio.get_running_loop().set_default_executor(_PoolThreads(POOL_THREADS, "modelpool http"))
         start(_sweep(pool, folder))
         yield
         for task in tuple(background):
@@ -104,6 +104,15 @@ def application(
     _answer_problems(app, limits)
     _describe(app)
     return Gate(app, services.access, settings, any_host, limits)
+
+
+class _PoolThreads(ThreadPoolExecutor):
+    """Threads that the end of the event loop does not wait for: they wait for answers of the pool, which may take
+    minutes, and end when the pool is closed after the loop."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no further calls, and drop the ones that wait."""
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 async def _sweep(pool: HttpPool, folder: Path) -> None:

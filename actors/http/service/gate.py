@@ -81,7 +81,7 @@ class Gate:
         return caller
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started = is_stream = False
         left_bytes = self._settings.upload_bound_bytes
 
         async def bounded_receive() -> Message:
@@ -93,8 +93,10 @@ class Gate:
             return message
 
         async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
+            nonlocal started, is_stream
+            if message["type"] == "http.response.start":
+                started = True
+                is_stream = not any(name.lower() == b"content-length" for name, _ in message["headers"])
             await send(message)
 
         try:
@@ -109,6 +111,8 @@ class Gate:
         except asyncio.CancelledError:  # the server ends, and has waited for this call
             if not started:
                 await _refuse(scope, send, HttpProblem(503, "the server ends", {"Connection": "close"}))
+            elif is_stream:  # of events: clients connect again
+                await send({"type": "http.response.body", "body": b""})
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if started:
