@@ -277,9 +277,7 @@ def sample_batch(
                 FirstFrame.of(facts, work, prompts.cond),
                 part,
             )
-    if not torch.isfinite(samples_BCHW).all():
-        loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
-        raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
+    _check_finite(samples_BCHW, work)
     if part.paused:
         return run_states(part, work)
     if work.schedule.switch and not work.schedule.low_noise:
@@ -288,6 +286,13 @@ def sample_batch(
         return _latents_with_sound(samples_BCHW, track)
     kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
+
+
+def _check_finite(samples_BCHW: Tensor, work: SampleParams) -> None:
+    """Raise CorruptFile for a latent with NaN or infinity."""
+    if not torch.isfinite(samples_BCHW).all():
+        loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
+        raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
 
 
 def _unsampled(

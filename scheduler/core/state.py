@@ -208,6 +208,20 @@ class SchedulerState:
             self.at, self.worker_table.worker_index.count, self.worker_table.worker_index.idle_count
         )
         self.log.begin(event, self.at)
+        self._apply(event)
+        self._decide(event)
+        self._request_ticks(event)
+        while self.verdicts.pending and self._refute_lost_workers():  # which the steps above have ended
+            self.demand.fair_queue.settle(self.at)
+            if self.ends_at is None:
+                self._start_ready_tasks()
+        self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
+        commands = self._out.copy()
+        self._out.clear()
+        return commands
+
+    def _apply(self, event: Event) -> None:
+        """Take what has happened into the tables."""
         match event:
             case RunEnded():
                 self._run_ended(event)
@@ -266,6 +280,9 @@ class SchedulerState:
                 self._end_hanging_runs()
                 if self.draining:
                     self._end_drained()
+
+    def _decide(self, event: Event) -> None:
+        """Decide what follows: nodes, runs, preemption, tasks sent ahead, and loads."""
         if self.verdicts.pending:
             self._refute_lost_workers()
         if self.autoscaler is not None and self.ends_at is None:
@@ -288,20 +305,15 @@ class SchedulerState:
             self.preload_planner.plan_all(isinstance(event, Submitted))
             if self.pinned_loads.sets and (load_at := self.pinned_loads.plan(self.at)) < inf:
                 self.ticks.request(load_at - self.at, self.at)
+
+    def _request_ticks(self, event: Event) -> None:
+        """Request the next looks at what time alone changes."""
         if (next_check := self.demand.fair_queue.next_check) < inf:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
-        while self.verdicts.pending and self._refute_lost_workers():  # which the steps above have ended
-            self.demand.fair_queue.settle(self.at)
-            if self.ends_at is None:
-                self._start_ready_tasks()
-        self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
-        commands = self._out.copy()
-        self._out.clear()
-        return commands
 
     def snapshot(self) -> Snapshot:
         """Return counts, queues and residency as a frozen value, for users."""

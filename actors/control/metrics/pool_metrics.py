@@ -153,6 +153,10 @@ class PoolMetrics:
 
     def families(self, now: float) -> tuple[MetricFamily, ...]:
         """Return all counters and histograms at `now`, on the clock of the events."""
+        return (*self._run_families(), *self._weight_families(), *self._job_families(), *self._worker_families(now))
+
+    def _run_families(self) -> tuple[MetricFamily, ...]:
+        """The runs of tasks, and where their time went."""
         stages = {stage.value: metrics for stage, metrics in self._stages.items()}
         return (
             counter(
@@ -195,6 +199,12 @@ class PoolMetrics:
                 [metrics.fetch.sample(name) for name, metrics in stages.items()],
                 "stage",
             ),
+        )
+
+    def _weight_families(self) -> tuple[MetricFamily, ...]:
+        """What weights moved, and which had to."""
+        stages = {stage.value: metrics for stage, metrics in self._stages.items()}
+        return (
             counter(
                 "modelpool_residency_total",
                 "Successful runs by whether all their weights were on the GPU: hit or miss.",
@@ -233,6 +243,11 @@ class PoolMetrics:
                 {(): self._wrong_files},
             ),
             counter("modelpool_checkpoints_total", "States of sampling runs that were saved.", {(): self._checkpoints}),
+        )
+
+    def _job_families(self) -> tuple[MetricFamily, ...]:
+        """The jobs."""
+        return (
             counter("modelpool_jobs_submitted_total", "Jobs that entered the scheduler.", {(): self._submitted}),
             counter(
                 "modelpool_jobs_total",
@@ -246,6 +261,11 @@ class PoolMetrics:
                 [seconds.sample(outcome.value) for outcome, seconds in self._job_seconds.items()],
                 "outcome",
             ),
+        )
+
+    def _worker_families(self, now: float) -> tuple[MetricFamily, ...]:
+        """The workers, and the nodes that autoscaling asked for."""
+        return (
             counter("modelpool_worker_starts_total", "Workers that came up.", {(): self._starts}),
             counter(
                 "modelpool_worker_start_failures_total",

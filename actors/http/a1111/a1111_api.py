@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -71,10 +71,21 @@ async def sampling_facts(services: Services, model: str) -> SamplingFacts | None
 def a1111_router(services: Services) -> APIRouter:
     """Return the routes below /sdapi/v1."""
     router = APIRouter(prefix=_PATH, tags=["a1111"])
-    max_bytes = services.settings.upload_bound_bytes
+    upscaling = Upscaling(services)
     #: by owner: the users of the keys, so that their number is bounded
     options: dict[str, Options] = {}
-    upscaling = Upscaling(services)
+    _add_generation(router, services, options)
+    _add_options(router, services, options)
+    _add_running_calls(router, services, upscaling)
+    _add_enlarging(router, services, upscaling)
+    _add_lists(router, services)
+    _add_what_others_have(router)
+    return router
+
+
+def _add_generation(router: APIRouter, services: Services, options: Mapping[str, Options]) -> None:
+    """Add the calls that make images, and the one that reads their parameters."""
+    max_bytes = services.settings.upload_bound_bytes
 
     async def generate(request: Request, is_img2img: bool) -> Response:
         body = await json_object(request, max_bytes)
@@ -106,6 +117,60 @@ def a1111_router(services: Services) -> APIRouter:
     @router.post("/img2img", summary="Change an image")
     async def img2img(request: Request) -> Response:
         return await generate(request, is_img2img=True)
+
+    @router.post("/png-info", summary="Read the generation parameters in an image")
+    async def png_info(request: Request) -> dict[str, Any]:
+        body = await json_object(request, max_bytes)
+        caller = caller_of(request)
+        with services.holding(caller):
+            texts = await asyncio.to_thread(_texts_in, services.images_of_call(caller), body.get("image"))
+        return {"info": texts.get(PARAMETERS_KEY, ""), "items": texts, "parameters": {}}
+
+
+def _add_options(router: APIRouter, services: Services, options: dict[str, Options]) -> None:
+    """Add the calls that show and choose what later calls use."""
+
+    @router.get("/options", summary="Show the options that are used")
+    async def show_options(request: Request) -> dict[str, Any]:
+        chosen = options.get(caller_of(request).owner, Options())
+        names = [each.name for each in (await services.listings()).models]
+        model = chosen.model or (names[0] if len(names) == 1 else "")
+        return {MODEL_OPTION: model, CLIP_OPTION: chosen.clip_layers}
+
+    @router.post("/options", summary="Choose the model of later calls")
+    async def set_options(request: Request) -> None:
+        owner = caller_of(request).owner
+        chosen = options.get(owner, Options()).changed(await json_object(request, MAX_OPTIONS_BYTES))
+        names = [each.name for each in (await services.listings()).models]
+        if chosen.model and chosen.model not in names:
+            raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")
+        options[owner] = chosen
+
+
+def _add_running_calls(router: APIRouter, services: Services, upscaling: Upscaling) -> None:
+    """Add the calls about the calls of the same user that wait or run."""
+
+    @router.get("/progress", summary="Show the progress of the latest call")
+    async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
+        active = [s for s in services.submissions.of(caller_of(request).owner, INTERFACE) if not s.over]
+        found = _progress(active)
+        if not skip_current_image:
+            found["current_image"] = await _current_image(active)
+        return found
+
+    @router.post("/interrupt", summary="Cancel the calls that wait or run")
+    @router.post("/skip", summary="As interrupt")
+    async def interrupt(request: Request) -> dict[str, Any]:
+        for submission in services.submissions.of(caller_of(request).owner, INTERFACE):
+            if not submission.over:
+                await submission.cancel()
+        await upscaling.cancel(caller_of(request).owner)
+        return {}
+
+
+def _add_enlarging(router: APIRouter, services: Services, upscaling: Upscaling) -> None:
+    """Add the calls that enlarge images of callers."""
+    max_bytes = services.settings.upload_bound_bytes
 
     async def enlarge(request: Request, body: dict[str, Any], encoded: Sequence[Any]) -> list[str]:
         caller = caller_of(request)
@@ -150,6 +215,10 @@ def a1111_router(services: Services) -> APIRouter:
         body = await json_object(request, max_bytes)
         return await json_answer({"html_info": "", "images": await enlarge(request, body, several_images(body))})
 
+
+def _add_lists(router: APIRouter, services: Services) -> None:
+    """Add the lists of what the pool has."""
+
     @router.get("/upscalers", summary="List the upscalers, and ways to scale without one")
     async def upscalers() -> list[dict[str, Any]]:
         unknown = dict.fromkeys(("model_name", "model_path", "model_url", "scale"))
@@ -179,38 +248,19 @@ def a1111_router(services: Services) -> APIRouter:
     async def schedulers() -> list[dict[str, Any]]:
         return [{"name": name, "label": label, "aliases": None} for name, label in SCHEDULES.items()]
 
-    @router.get("/progress", summary="Show the progress of the latest call")
-    async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
-        active = [s for s in services.submissions.of(caller_of(request).owner, INTERFACE) if not s.over]
-        found = _progress(active)
-        if not skip_current_image:
-            found["current_image"] = await _current_image(active)
-        return found
+    @router.get("/memory", summary="Show the memory of all GPUs together")
+    async def memory() -> dict[str, Any]:
+        workers = (await asyncio.to_thread(services.pool.status)).workers
+        total, used = sum(each.capacity_bytes for each in workers), sum(each.used_bytes for each in workers)
+        return {"ram": {}, "cuda": {"system": {"free": total - used, "used": used, "total": total}}}
 
-    @router.post("/interrupt", summary="Cancel the calls that wait or run")
-    @router.post("/skip", summary="As interrupt")
-    async def interrupt(request: Request) -> dict[str, Any]:
-        for submission in services.submissions.of(caller_of(request).owner, INTERFACE):
-            if not submission.over:
-                await submission.cancel()
-        await upscaling.cancel(caller_of(request).owner)
-        return {}
+    @router.get("/latent-upscale-modes", summary="List the ways to scale latents")
+    async def latent_modes() -> list[dict[str, str]]:
+        return [{"name": name} for name in _LATENT_MODES]
 
-    @router.get("/options", summary="Show the options that are used")
-    async def show_options(request: Request) -> dict[str, Any]:
-        chosen = options.get(caller_of(request).owner, Options())
-        names = [each.name for each in (await services.listings()).models]
-        model = chosen.model or (names[0] if len(names) == 1 else "")
-        return {MODEL_OPTION: model, CLIP_OPTION: chosen.clip_layers}
 
-    @router.post("/options", summary="Choose the model of later calls")
-    async def set_options(request: Request) -> None:
-        owner = caller_of(request).owner
-        chosen = options.get(owner, Options()).changed(await json_object(request, MAX_OPTIONS_BYTES))
-        names = [each.name for each in (await services.listings()).models]
-        if chosen.model and chosen.model not in names:
-            raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")
-        options[owner] = chosen
+def _add_what_others_have(router: APIRouter) -> None:
+    """Add the calls that mean nothing here, with answers that clients expect."""
 
     @router.post("/refresh-checkpoints", summary="Accepted; the pool finds new files by itself")
     @router.post("/refresh-loras", summary="Accepted; the pool finds new files by itself")
@@ -224,20 +274,6 @@ def a1111_router(services: Services) -> APIRouter:
     async def scripts() -> dict[str, list[str]]:
         return {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
 
-    @router.post("/png-info", summary="Read the generation parameters in an image")
-    async def png_info(request: Request) -> dict[str, Any]:
-        body = await json_object(request, max_bytes)
-        caller = caller_of(request)
-        with services.holding(caller):
-            texts = await asyncio.to_thread(_texts_in, services.images_of_call(caller), body.get("image"))
-        return {"info": texts.get(PARAMETERS_KEY, ""), "items": texts, "parameters": {}}
-
-    @router.get("/memory", summary="Show the memory of all GPUs together")
-    async def memory() -> dict[str, Any]:
-        workers = (await asyncio.to_thread(services.pool.status)).workers
-        total, used = sum(each.capacity_bytes for each in workers), sum(each.used_bytes for each in workers)
-        return {"ram": {}, "cuda": {"system": {"free": total - used, "used": used, "total": total}}}
-
     @router.get("/cmd-flags", summary="Empty: the pool has a configuration")
     async def cmd_flags() -> dict[str, Any]:
         return {}
@@ -246,16 +282,11 @@ def a1111_router(services: Services) -> APIRouter:
     async def embeddings() -> dict[str, Any]:
         return {"loaded": {}, "skipped": {}}
 
-    @router.get("/latent-upscale-modes", summary="List the ways to scale latents")
-    async def latent_modes() -> list[dict[str, str]]:
-        return [{"name": name} for name in _LATENT_MODES]
-
     async def nothing() -> list[Any]:
         return []
 
     for name in _EMPTY_LISTS:
         router.get(f"/{name}", summary="Empty: the pool has none")(nothing)
-    return router
 
 
 def _texts_in(images: CallerImages, value: Any) -> dict[str, str]:

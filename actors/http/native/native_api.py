@@ -139,9 +139,21 @@ class Idempotency:
 def native_router(services: Services, webhooks: Webhooks, start: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
     """Return the routes below /api. `start` runs a coroutine in the background."""
     router = APIRouter(tags=["native"])
+    _add_submissions(router, services, webhooks, start)
+    _add_submission(router, services)
+    _add_pool(router, services)
+    return router
+
+
+def _add_submissions(
+    router: APIRouter,
+    services: Services,
+    webhooks: Webhooks,
+    start: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    """Add the calls that submit requests and list submissions."""
     idempotency = Idempotency()
     max_bytes = services.settings.upload_bound_bytes
-
     extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": submission_schema()}}}}
 
     @router.post("/api/jobs", status_code=201, openapi_extra=extra, summary="Submit requests")
@@ -175,6 +187,10 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
             ]
             listed.sort(key=lambda each: each["created_at"], reverse=True)
         return {"submissions": listed[:limit]}
+
+
+def _add_submission(router: APIRouter, services: Services) -> None:
+    """Add the calls about one submission."""
 
     @router.get("/api/jobs/{submission_id}", summary="Show a submission and its outputs")
     async def show(request: Request, submission_id: str, after: int = Query(0, ge=0)) -> dict[str, Any]:
@@ -227,6 +243,10 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     ) -> Response:
         return file_response(await services.output_path(submission_id, index, caller_of(request).owner, file))
 
+
+def _add_pool(router: APIRouter, services: Services) -> None:
+    """Add the calls about the pool, and signed addresses of outputs."""
+
     @router.get("/files/{name:path}", include_in_schema=False)
     async def signed(name: str, until: int, signature: str) -> Response:
         return file_response(services.signed_file(name, until, signature))
@@ -264,8 +284,6 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
             families = families_for(families, user)
         families = (*families, *services.limits.families())
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
-
-    return router
 
 
 def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int = MOST_LISTED_ENDS) -> dict[str, Any]:
