@@ -172,6 +172,64 @@ class _Client:
     submissions: dict[SubmissionId, _Submission] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolIdentity:
+    """The pool that a controller leads.
+
+    name          of the pool
+    epoch         larger than that of every earlier controller of the pool
+    node          of the controller's process
+    budget_bytes  the workers' memory budget, if it is known before they start
+    output        for drivers that connect
+    """
+
+    name: str = ""
+    epoch: int = 0
+    node: NodeId = NO_NODE
+    budget_bytes: int | None = None
+    output: OutputDefaults = NO_OUTPUT
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedCluster:
+    """The nodes of a pool.
+
+    nodes         what they are; None: none is watched
+    poll_seconds  interval of asking
+    is_elastic    the pool has a worker for each GPU of the cluster, as nodes join and leave
+    facts         what users read about them
+    """
+
+    nodes: ClusterNodes | None = None
+    poll_seconds: float = 2.0
+    is_elastic: bool = False
+    facts: ClusterFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Where a controller writes; None: nowhere.
+
+    recorder     the event log
+    traces       receives the spans of each job
+    log          receives entries about jobs, workers and failures
+    checkpoints  keeps the states of sampling runs
+    """
+
+    recorder: Recorder | None = None
+    traces: TraceExport | None = None
+    log: PoolLog | None = None
+    checkpoints: CheckpointArchive | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModels:
+    """Models of the settings: `pins` with the replicas to pin at the start, and `named` with settings of their own."""
+
+    pins: tuple[tuple[str, int], ...] = ()
+    named: tuple[str, ...] = ()
+
+
 class Controller:
     """The pool, as drivers see it."""
 
@@ -182,46 +240,31 @@ class Controller:
         clock: Clock,
         catalog: CatalogQueries,
         worker_ids: Sequence[WorkerId],
-        budget_bytes: int | None = None,
-        recorder: Recorder | None = None,
-        name: str = "",
-        node: NodeId = NO_NODE,
-        nodes: ClusterNodes | None = None,
-        poll_seconds: float = 2.0,
-        elastic: bool = False,
-        facts: ClusterFacts | None = None,
-        pins: Sequence[tuple[str, int]] = (),
-        named: Sequence[str] = (),
+        pool: PoolIdentity = PoolIdentity(),
+        cluster: WatchedCluster | None = None,
+        records: Records | None = None,
+        models: NamedModels = NamedModels(),
         heartbeat_seconds: float | None = None,
-        checkpoints: CheckpointArchive | None = None,
-        epoch: int = 0,
-        traces: TraceExport | None = None,
-        output: OutputDefaults = NO_OUTPUT,
-        log: PoolLog | None = None,
     ) -> None:
-        """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
-        the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
-        the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
-        models and replicas to pin at the start, and `named` models that the settings name. With `heartbeat_seconds`,
-        silent workers are asked whether they answer at this interval, and given up if they do not. `checkpoints` keeps
-        the states of sampling runs. `epoch` is larger than that of every earlier controller of the pool. `traces`
-        receives the spans of each job, and `log` entries about jobs, workers and failures. `output` is for drivers that
-        connect.
+        """Without `cluster`, no node is watched, and users read nothing about nodes. Without `records`, nothing is kept
+        outside of the process. With `heartbeat_seconds`, silent workers are asked whether they answer at this interval,
+        and given up if they do not.
         """
+        cluster, records = cluster or WatchedCluster(), records or Records()
         self._state = state
         self._fleet = fleet
         self._clock = clock
         self._catalog = catalog
         self._questions = QuestionTurns()
         self._worker_ids = tuple(worker_ids)
-        self._budget_bytes = budget_bytes
-        self._epoch = epoch
-        self._tasks = TaskStore(self._on_report, self._node_name, epoch, self._preview_wish)
+        self._budget_bytes = pool.budget_bytes
+        self._epoch = pool.epoch
+        self._tasks = TaskStore(self._on_report, self._node_name, pool.epoch, self._preview_wish)
         self._previews = PreviewWishes()
-        self._facts = facts or ClusterFacts()
-        self._name = name
-        self._output = output
-        self._node = node
+        self._facts = cluster.facts or ClusterFacts()
+        self._name = pool.name
+        self._output = pool.output
+        self._node = pool.node
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
         self._clients: dict[ClientId, _Client] = {}
@@ -234,16 +277,16 @@ class Controller:
         self._most_components = COMPONENTS_KEPT
         self._broken = ""
         self._changed = asyncio.Event()
-        self._recorder = recorder or Recorder()
+        self._recorder = records.recorder or Recorder()
         self._metrics = PoolMetrics(state.demand, [group.name for group in state.config.groups])
         self._gauges = PoolGauges()
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
-        self._traces = traces
-        self._log = log
-        if traces is not None:
-            traces.follow(state.demand)
-        self._checkpoints = checkpoints or CheckpointArchive()
+        self._traces = records.traces
+        self._log = records.log
+        if records.traces is not None:
+            records.traces.follow(state.demand)
+        self._checkpoints = records.checkpoints or CheckpointArchive()
         #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
         self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
         #: states of stopped runs that are being read to be saved
@@ -260,11 +303,11 @@ class Controller:
             heartbeat_seconds,
         )
         self._heartbeat_seconds = heartbeat_seconds
-        self._elastic = elastic
+        self._elastic = cluster.is_elastic
         self._node_watch: NodeWatch | None = None
-        if nodes is not None:
+        if cluster.nodes is not None:
             self._node_watch = NodeWatch(
-                nodes, self._dispatcher.post, clock, poll_seconds, on_view=self._follow_cluster
+                cluster.nodes, self._dispatcher.post, clock, cluster.poll_seconds, on_view=self._follow_cluster
             )
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
@@ -272,8 +315,8 @@ class Controller:
         self._is_open = asyncio.Event()
         #: set once the fleet knows the workers of earlier controllers: where groups of nodes grow, jobs start workers
         self._has_taken_over = asyncio.Event()
-        self._pinned_at_start = tuple(pins)
-        self._named = tuple(named)
+        self._pinned_at_start = models.pins
+        self._named = models.named
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
 

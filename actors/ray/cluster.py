@@ -32,7 +32,7 @@ from modelpool.actors.control.catalog_service import CatalogQueries, ListingCata
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records, WatchedCluster
 from modelpool.actors.control.log_file import open_log_file
 from modelpool.actors.control.metrics.trace_export import open_traces
 from modelpool.actors.control.pool_log import PoolLog
@@ -133,22 +133,21 @@ class ControllerActor(Controller):
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
-            budget_bytes=plan.budget_bytes,
-            recorder=Recorder(plan.record, plan.scheduler),
-            name=name,
-            node=this_node(),
-            nodes=ray_nodes,
-            poll_seconds=plan.nodes.poll_seconds,
-            elastic=plan.elastic,
-            facts=ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
-            pins=plan.pins,
-            named=plan.named,
+            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output),
+            cluster=WatchedCluster(
+                ray_nodes,
+                plan.nodes.poll_seconds,
+                plan.elastic,
+                ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
+            ),
+            records=Records(
+                Recorder(plan.record, plan.scheduler),
+                None if plan.traces is None else open_traces(plan.traces, name),
+                None if plan.log is None else PoolLog(),
+                _archive(plan.checkpoints),
+            ),
+            models=NamedModels(tuple(plan.pins), tuple(plan.named)),
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
-            checkpoints=_archive(plan.checkpoints),
-            epoch=epoch,
-            traces=None if plan.traces is None else open_traces(plan.traces, name),
-            output=plan.output,
-            log=None if plan.log is None else PoolLog(),
         )
         self._log_file = (
             None if plan.log is None else open_log_file(pool_log_path(plan.log.path, name), plan.log.is_json)

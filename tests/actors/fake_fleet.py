@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_facts import ClusterFacts
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.controller import Controller, PoolIdentity, Records, WatchedCluster
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.metrics.trace_export import TraceExport
@@ -459,14 +459,10 @@ class Desk:
             clock=self.clock,
             catalog=CatalogService(FakeCatalog, InlineExecutor()),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
-            budget_bytes=CAPACITY_BYTES,
-            recorder=recorder,
-            name="mine",
-            nodes=nodes,
-            facts=ClusterFacts(nodes, needs_gpus=True),
+            pool=PoolIdentity("mine", epoch, budget_bytes=CAPACITY_BYTES),
+            cluster=WatchedCluster(nodes, facts=ClusterFacts(nodes, needs_gpus=True)),
+            records=Records(recorder, traces),
             heartbeat_seconds=heartbeat_seconds,
-            epoch=epoch,
-            traces=traces,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -20,7 +20,7 @@ from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
@@ -289,11 +289,9 @@ class LoopConnection:
             clock=RealClock(),
             catalog=CatalogService(make_catalog),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
-            budget_bytes=budget_bytes,
-            pins=pins,
-            named=named,
-            checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1])),
-            epoch=fleet.epoch,
+            pool=PoolIdentity(epoch=fleet.epoch, budget_bytes=budget_bytes),
+            models=NamedModels(tuple(pins), tuple(named)),
+            records=Records(checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1]))),
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
         fleet.on_judged = lambda *about: self._start(self.controller.files_judged(*about))

@@ -24,7 +24,6 @@ CLASSES = {
 }
 #: functions and constructors with more parameters; commands have one for each option
 PARAMETERS = {
-    "actors/control/controller.py:__init__": 21,
     "actors/worker/gpu_worker.py:__init__": 15,
     "scheduler/model/messages.py:__init__": 14,
     "scheduler/model/placement_record.py:__init__": 12,
