@@ -30,7 +30,9 @@ def shown_message(message: str) -> str:
 
 
 def bounded_message(message: str) -> str:
-    """Return a message, or its beginning if it is long: it may have the largest value that a caller can send."""
+    """Return a message, or its beginning if it is long: it may have the largest value that a caller can send, and half
+    characters (lone surrogates), which become question marks: an answer in UTF-8 has none."""
+    message = message[: MOST_CHARACTERS + 1].encode("utf-8", "replace").decode()
     return message if len(message) <= MOST_CHARACTERS else f"{message[:MOST_CHARACTERS]}..."
 
 

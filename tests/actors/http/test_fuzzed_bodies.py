@@ -148,3 +148,15 @@ def test_damaged_forms_are_refused(tmp_path: Path) -> None:
                 assert 400 <= answer.status < 500, (bytes(body), answer.body)
 
     asyncio.run(fuzz())
+
+
+def test_half_characters_in_refused_names_are_answered(tmp_path: Path) -> None:
+    """A name with a lone surrogate and a number that is not finite: the message had the name, and no answer could
+    have the message."""
+    app = application(RefusingPool(), ServeSection(), tmp_path)
+    bodies = (b'{"\\ud800": Infinity}', b'{"\\ud800": 1, "\\ud800": 2}', b'[{"a\\udfff": {"\\ud800": -Infinity}}]')
+    for path, _ in TARGETS.values():
+        for body in bodies:
+            answer = asyncio.run(call(app, "POST", path, body))
+            assert answer.status == 400, (path, body, answer.body)
+            assert "?" in answer.body.decode(), "the rest of the name is there"
