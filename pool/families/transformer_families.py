@@ -96,7 +96,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if "seconds" in facts.reads
+            if definition.seconds_model
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },

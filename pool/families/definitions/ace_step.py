@@ -16,6 +16,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeR
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
 from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.text_reading import Padding, Reading
@@ -24,12 +25,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: the part of the module, and the folder, of the condition encoder; its arguments begin with the same word
-COMPANION = "condition_encoder"
-#: its parameter: the latent of silence, [1,L,C]. Published files have it in a file of its own
-SILENCE = "silence_latent"
-#: cells of the published one; those of it that stand for a reference audio: 30 s
-SILENCE_CELLS, TIMBRE_CELLS = 15000, 750
 #: tensors of the condition encoder outside of its part of published files
 _OUTSIDE = ("null_condition_emb", SILENCE)
 _MODEL_PART, _ENCODER_PART = "decoder.", "encoder."

@@ -26,7 +26,7 @@ from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.families.parts.video_facts import joined
+from modelpool.pool.families.parts.video_facts import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
 
@@ -207,14 +207,6 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
         )
     )
     return out_BTCHW.transpose(1, 2)
-
-
-def fixed_extent(own: Any) -> tuple[int, int, int] | None:
-    """Return width, height and frames of the only videos that a model of the configuration `own` has positions for;
-    None if it has them for all."""
-    if not getattr(own, "use_learned_positional_embeddings", False):
-        return None
-    return own.sample_width * _CELL, own.sample_height * _CELL, own.sample_frames
 
 
 def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:

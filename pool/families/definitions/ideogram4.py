@@ -18,6 +18,7 @@ from modelpool.pool.families.detection.layouts.signature import Layout, anything
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameSource, dotted
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -29,8 +30,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: name of the second model in the module
-UNCONDITIONAL = "unconditional"
 #: layers of the text encoder whose states are read, the last one without the norm after it
 _LAYERS = (1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 36)
 _TOKENS = 2048

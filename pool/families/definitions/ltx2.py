@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 #: the part that joins the states of the text encoder, as the name of a text encoder
 CONNECTORS = "ltx2_connectors"
-#: its folders, and those of what decodes audio
-CONNECTORS_FOLDER, AUDIO_FOLDERS = folder_header.CONNECTORS, (folder_header.AUDIO_VAE, folder_header.VOCODER)
 #: four spectra of 16,000 / 160 per second are one position. Source: diffusers' LTX2Pipeline, also for the guidance
 SOUND = SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
 _TOKENS = 1024
@@ -153,8 +151,8 @@ FAMILIES = (
         connector=Connector(
             "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
         ),
-        text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: CONNECTORS_FOLDER},
-        sound_prefixes=tuple(f"{folder}." for folder in AUDIO_FOLDERS),
+        text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
+        sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
             Guidance.CLASSIFIER_FREE,

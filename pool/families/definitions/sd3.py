@@ -18,7 +18,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import (
     square_side,
 )
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
 from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -30,9 +30,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-#: width of a head if no norm tells. Source: the published code
-HEAD = 64
 
 
 def _rms(key: str) -> Measure:
@@ -88,7 +85,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     measured: dict[str, Any] = dict(found)
     hidden, patch = measured["hidden_size"], measured["patch_size"]
     norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
-    head = norm[0] if norm else min(hidden, HEAD)
+    head = norm[0] if norm else min(hidden, SD3_HEAD)
     return {
         "patch_size": patch,
         "in_channels": measured["in_channels"],

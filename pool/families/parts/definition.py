@@ -147,6 +147,7 @@ class FamilyDefinition:
     text_folders      folder of each text encoder; empty: the names of the roles
     sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
+    seconds_model     name in the module of the model that embeds seconds; empty: there is none
     companion         as in `Family`
     own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     """
@@ -201,6 +202,7 @@ class FamilyDefinition:
     lyrics: Reading | None = None
     prepare: Prepare | None = None
     companion: str = ""
+    seconds_model: str = ""
     own_levels: bool = False
     two_experts: TwoExperts | None = None
     unconditional: str = ""

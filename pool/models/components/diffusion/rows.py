@@ -16,8 +16,10 @@ from modelpool.pool.models.components.diffusion.key_maps import converter_of
 
 def _defined(family: FamilyDefinition | ModelBuild) -> DiffusionArchitecture:
     module = ADAPTED.get(family.module) or getattr(diffusers, family.module)
-    prepare = family.prepare if isinstance(family, FamilyDefinition) else None
-    return DiffusionArchitecture(module, family.config, converter_of(family.convert), family.forward, prepare)
+    call = (module, family.config, converter_of(family.convert), family.forward)
+    if isinstance(family, FamilyDefinition):
+        return DiffusionArchitecture(*call, family.prepare, family.seconds_model)
+    return DiffusionArchitecture(*call)
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {
