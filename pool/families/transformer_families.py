@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts
@@ -59,6 +60,10 @@ _TABLES = {family.name: family.words for family in defined_families() if family.
 #: name in its diffusion model of the second model of a family, which predicts without a text
 UNCONDITIONAL: Mapping[str, str] = {
     family.name: family.unconditional for family in defined_families() if family.unconditional
+}
+#: readers of the metadata of files, by family
+_METADATA_CONFIGS = {
+    family.name: family.metadata_config for family in defined_families() if family.metadata_config is not None
 }
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
@@ -234,6 +239,13 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
         extra |= {role: inside for role, kind in family.architectures.items() if kind is Architecture.TEXT_CONNECTOR}
     placed = replace(family, prefixes=prefixes, texts=texts, extra_prefixes=extra)
     return with_unconditional(with_text_vision(placed, shapes), shapes)
+
+
+def metadata_config(family: Family, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the arguments of the class of the diffusion model that the `metadata` of a file states and no shape tells;
+    empty for none."""
+    read = _METADATA_CONFIGS.get(family.name)
+    return {} if read is None else read(metadata)
 
 
 def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:

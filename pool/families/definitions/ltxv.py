@@ -122,6 +122,7 @@ FAMILIES = (
         comfyui="LTXV",
         module="LTXVideoTransformer3DModel",
         config=config,
+        metadata_config=metadata_configuration,
         convert="ltxv",
         forward=forward,
         latent="ltxv",

@@ -6,7 +6,6 @@ Legend: B batch, C channels, H W cells of a latent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -128,13 +127,6 @@ def _unclip(name: str, title: str) -> Family:
 #: they differ in the vision encoder: CLIP L of OpenAI, and CLIP H
 SD21_UNCLIP_L = _unclip("sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L")
 SD21_UNCLIP_H = _unclip("sd21_unclip_h", "Stable Diffusion 2.1 unCLIP H")
-#: twice the width of the embedding: that, and the noise level
-_UNCLIP_WIDTHS: Mapping[str, int] = {SD21_UNCLIP_L.name: 2 * 768, SD21_UNCLIP_H.name: 2 * 1024}
-
-
-def labels_width(family: Family) -> int:
-    """Return the width of the image embedding in the class labels of unCLIP's UNet."""
-    return _UNCLIP_WIDTHS[family.name] // 2
 
 
 #: Upscales an image by 4: reads the image itself, -1 to 1, with noise. Source:
@@ -246,6 +238,13 @@ _UNCLIP_PIPELINE = PipelineFacts(
     libraries={"image_normalizer": "stable_diffusion"},
 )
 
+
+def _varying(family: Family, comfyui: str, width: int) -> UNetDefinition:
+    """Return a family whose class labels are an embedding of `width` and the noise level, which is as wide."""
+    defined = _definition(family, unclip(adm_in_channels=2 * width), comfyui, _UNCLIP_PIPELINE)
+    return replace(defined, labels_width=width)
+
+
 FAMILIES = (
     _definition(
         SD_X4,
@@ -275,10 +274,8 @@ FAMILIES = (
             },
         ),
     ),
-    *(
-        _definition(family, unclip(adm_in_channels=_UNCLIP_WIDTHS[family.name]), comfyui, _UNCLIP_PIPELINE)
-        for family, comfyui in ((SD21_UNCLIP_L, "SD21UnclipL"), (SD21_UNCLIP_H, "SD21UnclipH"))
-    ),
+    replace(_varying(SD21_UNCLIP_L, "SD21UnclipL", 768), vision_encoder="clip_vision_l"),
+    _varying(SD21_UNCLIP_H, "SD21UnclipH", 1024),
     # diffusers has no pipeline for it: folders cannot be saved
     _definition(LOTUS_D, unclip(adm_in_channels=_TASK_WIDTH), "LotusD", None),
     _definition(SD2, sd2(), "SD20", PLAIN_PIPELINE),

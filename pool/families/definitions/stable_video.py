@@ -6,6 +6,7 @@ Legend: B batch, C channels, T frames, H W cells of a latent.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
@@ -273,7 +274,9 @@ def _definition(
 
 FAMILIES = (
     _definition(SV3D_U, video(adm_in_channels=256), "SV3D_u"),
-    _definition(SV3D_P, video(adm_in_channels=1280), "SV3D_p", module=_VIEWED_MODULE),
+    replace(
+        _definition(SV3D_P, video(adm_in_channels=1280), "SV3D_p", module=_VIEWED_MODULE), may_have_frame_decoder=True
+    ),
     _definition(
         SVD,
         video(),

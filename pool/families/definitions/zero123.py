@@ -14,7 +14,7 @@ from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
 from modelpool.pool.values.core.sampling_facts import (
     Guidance,
@@ -58,6 +58,8 @@ FAMILIES = (
         latent="sd1",
         texts=(),
         lora=UNET,
+        folder_mark=FolderMark("sd1_ip2p", folder=VIEW_PREFIX.removesuffix(".")),
+        vision_encoder="clip_vision_l",
         # diffusers has no pipeline for it: folders cannot be saved
         pipeline=None,
     ),

@@ -148,6 +148,7 @@ class FamilyDefinition:
     sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
     seconds_model     name in the module of the model that embeds seconds; empty: there is none
+    metadata_config   arguments of the class that the metadata of a file states and no shape tells; None: there are none
     companion         as in `Family`
     own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     """
@@ -203,6 +204,7 @@ class FamilyDefinition:
     prepare: Prepare | None = None
     companion: str = ""
     seconds_model: str = ""
+    metadata_config: Callable[[Mapping[str, str]], Arguments] | None = None
     own_levels: bool = False
     two_experts: TwoExperts | None = None
     unconditional: str = ""

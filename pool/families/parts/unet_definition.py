@@ -7,8 +7,8 @@ where their components are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, Layout
@@ -19,7 +19,7 @@ from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.values.core.sampling_facts import NoiseFacts
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,24 @@ class ModelBuild:
     config: Callable[[Config, Shapes], Arguments]
     convert: Convert | str | LayoutNames
     forward: Call
+
+
+@dataclass(frozen=True, slots=True)
+class FolderMark:
+    """What tells a diffusers folder of a family whose diffusion model is recognised as another family.
+
+    recognised_as  name of the other family
+    folder         folder of a component that only this family has; empty: none
+    lacks          folder of a component that this family lacks; empty: none
+    entry          entry of the index that is true; empty: none
+    edm            whether its scheduler has the noise of EDM with the prediction of noise
+    """
+
+    recognised_as: str
+    folder: str = ""
+    lacks: str = ""
+    entry: str = ""
+    edm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,12 @@ class UNetDefinition:
     velocity_pixels  width and height of the training images of files that predict velocity; 0: no difference
     edm_noise   the default noise of files with a range of noise levels, which then predict velocity; None: no file of
                 the family has one
+    looks_like  another family whose models have equal shapes at unpublished sizes: the text encoders tell them apart
+    folder_mark what tells its folders from those of another family; None: the shapes of the diffusion model do
+    untrained_noise  kinds of noise that no model of the family was trained with, and the expected value of a scheduler
+    vision_encoder   the vision encoder that its models read, if not the usual one for its use; empty: the usual one
+    labels_width     width of the image embedding in its class labels; 0: it has none
+    may_have_frame_decoder  whether files may have a decoder of frames next to the VAE
     """
 
     family: Family
@@ -68,6 +92,12 @@ class UNetDefinition:
     build: ModelBuild | None = None
     velocity_pixels: int = 0
     edm_noise: NoiseFacts | None = None
+    looks_like: str = ""
+    folder_mark: FolderMark | None = None
+    untrained_noise: Mapping[NoiseKind, str] = field(default_factory=dict)
+    vision_encoder: str = ""
+    labels_width: int = 0
+    may_have_frame_decoder: bool = False
 
     @property
     def name(self) -> str:

@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.definitions.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.inner_models import COMPANION, INNER_FOLDERS, SILENCE
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
+from modelpool.pool.families.unet_families import labels_width
 from modelpool.pool.files.formats.folder_header import (
     AUDIO_FOLDERS,
     NORMALIZER,
