@@ -59,11 +59,13 @@ _CONNECTED: Mapping[str, FamilyDefinition] = {
 _TABLES = {family.name: family.words for family in defined_families() if family.words}
 #: name in its diffusion model of the second model of a family, which predicts without a text
 UNCONDITIONAL: Mapping[str, str] = {
-    family.name: family.unconditional for family in defined_families() if family.unconditional
+    family.name: family.build.unconditional for family in defined_families() if family.build.unconditional
 }
 #: readers of the metadata of files, by family
 _METADATA_CONFIGS = {
-    family.name: family.metadata_config for family in defined_families() if family.metadata_config is not None
+    family.name: family.build.metadata_config
+    for family in defined_families()
+    if family.build.metadata_config is not None
 }
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
@@ -101,7 +103,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if definition.seconds_model
+            if definition.build.seconds_model
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },

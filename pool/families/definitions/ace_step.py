@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
@@ -164,11 +164,7 @@ FAMILIES = (
         layout=ACE_STEP_15,
         when=anything,
         comfyui="ACEStep15",
-        module="AceStepTransformer1DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
-        prepare=prepare,
+        build=ModelBuild("AceStepTransformer1DModel", config, convert, forward, prepare=prepare),
         companion=COMPANION,
         latent="ace_step_15",
         texts=(
@@ -192,7 +188,12 @@ FAMILIES = (
         ),
         facts=_FACTS,
         distilled=replace(_FACTS, guidance=Guidance.NONE, cfg=1.0, steps=8),
-        distilled_entries={"is_turbo": True, "model_version": "turbo"},
+        folder=DiffusersFolder(
+            "AceStepPipeline",
+            distilled_entries={"is_turbo": True, "model_version": "turbo"},
+            scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
+            own_levels=True,
+        ),
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=LoraNaming(
@@ -203,8 +204,5 @@ FAMILIES = (
                 NameRule("", NameSource.CHECKPOINT, transform=_without_part),
             )
         ),
-        pipeline="AceStepPipeline",
-        scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
-        own_levels=True,
     ),
 )

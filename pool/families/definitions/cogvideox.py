@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
@@ -316,10 +322,7 @@ _LARGE = FamilyDefinition(
     layout=COGVIDEOX,
     when=_having(_CHANNELS, 1),
     comfyui="CogVideoX_T2V",
-    module="CogVideoXTransformer3DModel",
-    config=config,
-    convert=_LAYOUT_NAMES,
-    forward=forward,
+    build=ModelBuild("CogVideoXTransformer3DModel", config, _LAYOUT_NAMES, forward),
     latent="cogvideox",
     texts=(fixed_length("t5xxl", _TOKENS),),
     text_set="cogvideox",
@@ -327,8 +330,7 @@ _LARGE = FamilyDefinition(
     schedule="trailing",
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
-    pipeline="CogVideoXPipeline",
-    scheduler=_scheduler(_LARGE_SHIFT),
+    folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
 )
 
 _SIZES_15: dict[str, Any] = {
@@ -340,12 +342,15 @@ _SMALL = replace(
     name="cogvideox_2b",
     title="CogVideoX 2B",
     when=_having(_CHANNELS, 1, small=True),
-    # its code keeps the sines that the model computes in a parameter, which is not trained
-    convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+    build=replace(
+        _LARGE.build,
+        # its code keeps the sines that the model computes in a parameter, which is not trained
+        convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+    ),
     latent="cogvideox_2b",
     facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
     dtypes=HALF_FIRST,
-    scheduler=_scheduler(_SMALL_SHIFT),
+    folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
 )
 
 
@@ -359,7 +364,7 @@ def _following(base: FamilyDefinition, name: str, title: str, small: bool, sourc
         when=_follows(small=small),
         comfyui="CogVideoX_I2V",
         facts=replace(base.facts, reads=("context", "followed"), sources=sources),
-        pipeline="CogVideoXFunControlPipeline",
+        folder=replace(base.folder, pipeline="CogVideoXFunControlPipeline"),
     )
 
 
@@ -384,7 +389,7 @@ FAMILIES = (
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
         ),
-        pipeline="CogVideoXImageToVideoPipeline",
+        folder=replace(_LARGE.folder, pipeline="CogVideoXImageToVideoPipeline"),
     ),
     replace(
         _LARGE,
@@ -398,7 +403,9 @@ FAMILIES = (
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
         when=_reads_offset,
-        vae_entries={"invert_scale_latents": True},
+        folder=replace(
+            _LARGE.folder, pipeline="CogVideoXImageToVideoPipeline", vae_entries={"invert_scale_latents": True}
+        ),
         comfyui="CogVideoX_I2V",
         facts=_facts(
             _LARGE_SHIFT,
@@ -407,6 +414,5 @@ FAMILIES = (
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         ),
-        pipeline="CogVideoXImageToVideoPipeline",
     ),
 )

@@ -10,7 +10,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -86,10 +86,7 @@ _FLUX_2 = FamilyDefinition(
     layout=FLUX_2,
     when=anything,
     comfyui="Flux2",
-    module="Flux2Transformer2DModel",
-    config=config,
-    convert=LayoutNames("flux2", older=scale_of_norm),
-    forward=forward,
+    build=ModelBuild("Flux2Transformer2DModel", config, LayoutNames("flux2", older=scale_of_norm), forward),
     latent="flux2",
     texts=(
         Reading(
@@ -116,7 +113,7 @@ _FLUX_2 = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
-    pipeline="Flux2Pipeline",
+    folder=DiffusersFolder("Flux2Pipeline"),
     several_references=True,
 )
 
@@ -143,8 +140,7 @@ FAMILIES = (
             sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
             "model needs 50 steps and a classifier-free scale of 4",
         ),
-        pipeline="Flux2KleinPipeline",
-        pipeline_entries={"is_distilled": True},
+        folder=replace(_FLUX_2.folder, pipeline="Flux2KleinPipeline", entries={"is_distilled": True}),
     ),
     _FLUX_2,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, always, count, dim, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -98,10 +98,7 @@ FAMILIES = (
         layout=_LAYOUT,
         when=anything,
         comfyui="HiDream",
-        module="HiDreamImageTransformer2DModel",
-        config=config,
-        convert="hidream",
-        forward=forward,
+        build=ModelBuild("HiDreamImageTransformer2DModel", config, "hidream", forward),
         latent="flux",
         # the model reads the states of several of Llama's layers, one per block
         texts=(
@@ -130,6 +127,6 @@ FAMILIES = (
         schedule="normal",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="HiDreamImagePipeline",
+        folder=DiffusersFolder("HiDreamImagePipeline"),
     ),
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
@@ -133,10 +133,7 @@ _V1_2 = FamilyDefinition(
     layout=_LAYOUT,
     when=anything,
     comfyui="HunyuanDiT",
-    module="HunyuanDiT2DModel",
-    config=config,
-    convert=LayoutNames("hunyuan_dit", converter=_NAMES.convert),
-    forward=forward,
+    build=ModelBuild("HunyuanDiT2DModel", config, LayoutNames("hunyuan_dit", converter=_NAMES.convert), forward),
     latent="sdxl",
     texts=(
         fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
@@ -156,8 +153,10 @@ _V1_2 = FamilyDefinition(
     dtypes=HALF_FIRST,
     controlnets="hunyuan_dit",
     lora=_LORA,
-    pipeline="HunyuanDiTPipeline",
-    pipeline_entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+    folder=DiffusersFolder(
+        "HunyuanDiTPipeline",
+        entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+    ),
 )
 
 FAMILIES = (

@@ -64,8 +64,7 @@ FAMILIES = (
         title="Hunyuan Image 2.1 refiner",
         when=is_refiner,
         comfyui="HunyuanImage21Refiner",
-        config=config,
-        forward=forward,
+        build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_image_refiner",
         texts=(
             replace(
@@ -88,8 +87,6 @@ FAMILIES = (
             sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
         ),
         dtypes=NO_FLOAT16,
-        pipeline="HunyuanImageRefinerPipeline",
-        pipeline_entries={"guider": NOTHING},
-        guiders={},
+        folder=replace(_IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": NOTHING}, guiders={}),
     ),
 )

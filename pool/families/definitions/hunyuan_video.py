@@ -9,7 +9,7 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
 from modelpool.pool.families.parts.patches import text_mask
@@ -108,15 +108,20 @@ _T2V = FamilyDefinition(
     layout=HUNYUAN_VIDEO,
     when=anything,
     comfyui="HunyuanVideo",
-    module="HunyuanVideoTransformer3DModel",
-    config=config,
-    convert=LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
-    forward=forward,
+    build=ModelBuild(
+        "HunyuanVideoTransformer3DModel",
+        config,
+        LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
+        forward,
+    ),
     latent="hunyuan_video",
     texts=(_CLIP, _LLAMA),
     text_set="hunyuan_video",
-    # the pipeline has another order than its readings
-    text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    folder=DiffusersFolder(
+        "HunyuanVideoPipeline",
+        # the pipeline has another order than its readings
+        text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    ),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=7.0),
         Guidance.DISTILLED,
@@ -133,15 +138,14 @@ _T2V = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
-    pipeline="HunyuanVideoPipeline",
 )
 _I2V = replace(
-    _T2V,
-    name="hunyuan_video_i2v",
-    title="Hunyuan Video image-to-video",
-    when=_reading(33),
-    comfyui="HunyuanVideoI2V",
-    texts=(
+_T2V,
+name="hunyuan_video_i2v",
+title="Hunyuan Video image-to-video",
+when=_reading(33),
+comfyui="HunyuanVideoI2V",
+texts=(
         _CLIP,
         # every second image state is passed to the model
         replace(
@@ -149,8 +153,8 @@ _I2V = replace(
             most_tokens=_TOKENS + _I2V_BEFORE, image_token="<image>", images_every=2, last_head="<|end_header_id|>",
         ),
     ),
-    text_set="hunyuan_video_i2v",
-    facts=replace(
+text_set="hunyuan_video_i2v",
+facts=replace(
         _T2V.facts,
         guidance=Guidance.CLASSIFIER_FREE,
         cfg=1.0,
@@ -161,7 +165,8 @@ _I2V = replace(
         sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
         "concatenated: latents of the image, and their mask",
     ),
-    pipeline="HunyuanVideoImageToVideoPipeline",
+folder=replace(_T2V.folder,
+pipeline="HunyuanVideoImageToVideoPipeline")
 )  # fmt: skip
 _SKYREELS = replace(
     _T2V,
@@ -179,8 +184,8 @@ _SKYREELS = replace(
         begins=FirstFrameMode.FIRST_CELL,
         sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     ),
-    forward=skyreels_forward,
-    pipeline="HunyuanSkyreelsImageToVideoPipeline",
+    build=replace(_T2V.build, forward=skyreels_forward),
+    folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

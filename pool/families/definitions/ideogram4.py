@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
 from modelpool.pool.families.parts.layout_names import LayoutNames
@@ -141,10 +141,13 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="Ideogram4",
-        module="Ideogram4Transformer2DModel",
-        config=config,
-        convert=LayoutNames("ideogram4", converter=convert),
-        forward=forward,
+        build=ModelBuild(
+            "Ideogram4Transformer2DModel",
+            config,
+            LayoutNames("ideogram4", converter=convert),
+            forward,
+            unconditional=UNCONDITIONAL,
+        ),
         latent="ideogram4",
         texts=(
             Reading(
@@ -173,11 +176,12 @@ FAMILIES = (
         schedule="logit_normal",
         dtypes=NO_FLOAT16,
         lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
-        pipeline="Ideogram4Pipeline",
-        pipeline_entries={"prompt_enhancer_head": NOTHING},
-        scheduler_entries={"shift": 1.0},
-        shifts_by_size=False,
-        own_levels=True,
-        unconditional=UNCONDITIONAL,
+        folder=DiffusersFolder(
+            "Ideogram4Pipeline",
+            entries={"prompt_enhancer_head": NOTHING},
+            scheduler_entries={"shift": 1.0},
+            shifts_by_size=False,
+            own_levels=True,
+        ),
     ),
 )

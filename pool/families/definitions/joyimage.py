@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision, VisionPart
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextVision,
+    VisionPart,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -108,10 +115,7 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="JoyImage",
-        module="JoyImageEditTransformer3DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("JoyImageEditTransformer3DModel", config, unchanged(), forward),
         latent="wan21",
         texts=(
             Reading(
@@ -150,7 +154,9 @@ FAMILIES = (
         dtypes=NO_FLOAT16,
         # diffusers has the names of the original code
         lora=GENERIC,
-        pipeline="JoyImageEditPipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+        folder=DiffusersFolder(
+            "JoyImageEditPipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+        ),
     ),
 )

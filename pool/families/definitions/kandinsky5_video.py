@@ -108,8 +108,7 @@ FAMILIES = (
         title="Kandinsky 5 video",
         when=is_for_video,
         comfyui="Kandinsky5",
-        config=config,
-        forward=forward,
+        build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_video",
         texts=(_IMAGE.texts[0], _reading(_IMAGE.texts[1])),
         text_set="kandinsky5",
@@ -126,6 +125,6 @@ FAMILIES = (
             may_read=("context_mask",),
             sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
         ),
-        pipeline="Kandinsky5T2VPipeline",
+        folder=replace(_IMAGE.folder, pipeline="Kandinsky5T2VPipeline"),
     ),
 )

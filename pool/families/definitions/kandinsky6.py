@@ -20,7 +20,7 @@ from modelpool.pool.families.definitions import kandinsky5_video
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -280,10 +280,7 @@ _BASE = FamilyDefinition(
     layout=LAYOUT,
     when=anything,
     comfyui="",
-    module="Kandinsky6Transformer3DModel",
-    config=config,
-    convert=LayoutNames("kandinsky6", converter=convert),
-    forward=forward,
+    build=ModelBuild("Kandinsky6Transformer3DModel", config, LayoutNames("kandinsky6", converter=convert), forward),
     latent="hunyuan_video",
     texts=(
         replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
@@ -296,7 +293,12 @@ _BASE = FamilyDefinition(
         ),
     ),
     text_set="kandinsky6",
-    text_folders=_KANDINSKY_5.text_folders,
+    folder=DiffusersFolder(
+        "Kandinsky6TI2VAPipeline",
+        text_folders=_KANDINSKY_5.folder.text_folders,
+        # without what decodes audio, videos are silent
+        entries={"audio_vae": NOTHING, "vocoder": NOTHING},
+    ),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
         Guidance.CLASSIFIER_FREE,
@@ -315,20 +317,18 @@ _BASE = FamilyDefinition(
     schedule="normal",
     dtypes=NO_FLOAT16,
     lora=GENERIC,
-    pipeline="Kandinsky6TI2VAPipeline",
-    # without what decodes audio, videos are silent
-    pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
     sound_prefixes=("audio_vae.", "vocoder."),
 )
 
 FAMILIES = (
     replace(
-        _BASE,
-        name="kandinsky6_distilled",
-        title="Kandinsky 6 distilled",
-        when=is_distilled,
-        forward=distilled_forward,
-        facts=replace(
+_BASE,
+name="kandinsky6_distilled",
+title="Kandinsky 6 distilled",
+when=is_distilled,
+build=replace(_BASE.build,
+forward=distilled_forward),
+facts=replace(
             _BASE.facts,
             guidance=Guidance.NONE,
             cfg=1.0,
@@ -337,14 +337,15 @@ FAMILIES = (
             reads=(*_BASE.facts.reads, "step"),
             sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         ),
-        schedule="half_last",
-        scheduler=SchedulerFacts(
+schedule="half_last",
+folder=replace(_BASE.folder,
+scheduler=SchedulerFacts(
             "PiflowScheduler",
             {
                 "shift": _SHIFT, "n_grid": 10, "eps": _LEAST_LEVEL, "final_step_size_scale": 0.5,
                 "num_policy_substeps": _SUBSTEPS,
             },
-        ),
-    ),
+        ))
+),
     _BASE,
 )  # fmt: skip

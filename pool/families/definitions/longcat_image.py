@@ -12,7 +12,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -60,10 +60,9 @@ FAMILIES = (
         layout=FLUX,
         when=is_longcat,
         comfyui="LongCatImage",
-        module="LongCatImageTransformer2DModel",
-        config=config,
-        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
-        forward=forward,
+        build=ModelBuild(
+            "LongCatImageTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+        ),
         latent="flux",
         texts=(
             Reading(
@@ -89,9 +88,11 @@ FAMILIES = (
         cfg_rescale=CfgRescale.PATCHES_DOWN,
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="LongCatImagePipeline",
-        missing={
-            "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
-        },
+        folder=DiffusersFolder(
+            "LongCatImagePipeline",
+            missing={
+                "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
+            },
+        ),
     ),
 )

@@ -14,7 +14,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import NO_FLOAT16, Connector, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    Connector,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.text_join import TextJoin
@@ -128,10 +134,7 @@ FAMILIES = (
         layout=LTX,
         when=having(audio=True, gated=False),
         comfyui="LTXAV",
-        module="LTX2VideoTransformer3DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("LTX2VideoTransformer3DModel", config, convert, forward),
         latent="ltxv",
         texts=(
             fixed_length(
@@ -151,7 +154,10 @@ FAMILIES = (
         connector=Connector(
             "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
         ),
-        text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
+        folder=DiffusersFolder(
+            "LTX2Pipeline",
+            text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
+        ),
         sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
@@ -173,6 +179,5 @@ FAMILIES = (
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="LTX2Pipeline",
     ),
 )

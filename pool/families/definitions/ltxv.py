@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
@@ -120,11 +120,7 @@ FAMILIES = (
         layout=LTX,
         when=having(audio=False),
         comfyui="LTXV",
-        module="LTXVideoTransformer3DModel",
-        config=config,
-        metadata_config=metadata_configuration,
-        convert="ltxv",
-        forward=forward,
+        build=ModelBuild("LTXVideoTransformer3DModel", config, "ltxv", forward, metadata_config=metadata_configuration),
         latent="ltxv",
         # padding is visible to T5, not to the model
         texts=(fixed_length("t5xxl", 128, mask=MaskMode.REAL),),
@@ -148,7 +144,6 @@ FAMILIES = (
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="LTXPipeline",
-        config_pipelines={CAUSAL: "LTXConditionPipeline"},
+        folder=DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
     ),
 )

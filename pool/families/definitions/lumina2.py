@@ -9,7 +9,7 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -74,10 +74,12 @@ FAMILIES = (
         layout=LUMINA_2,
         when=anything,
         comfyui="Lumina2",
-        module="Lumina2Transformer2DModel",
-        config=config,
-        convert=LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
-        forward=forward,
+        build=ModelBuild(
+            "Lumina2Transformer2DModel",
+            config,
+            LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
+            forward,
+        ),
         latent="flux",
         texts=(
             # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
@@ -108,6 +110,6 @@ FAMILIES = (
         cfg_rescale=CfgRescale.ROWS,
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="Lumina2Pipeline",
+        folder=DiffusersFolder("Lumina2Pipeline"),
     ),
 )

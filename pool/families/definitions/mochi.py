@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
@@ -157,10 +157,7 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="GenmoMochi",
-        module="MochiTransformer3DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("MochiTransformer3DModel", config, convert, forward),
         latent="mochi",
         texts=(fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
         facts=video_flow(
@@ -180,8 +177,10 @@ FAMILIES = (
         schedule="linear_quadratic",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="MochiPipeline",
-        pipeline_entries={"force_zeros_for_empty_prompt": False},
-        scheduler_entries={"shift": 1.0, "invert_sigmas": True},
+        folder=DiffusersFolder(
+            "MochiPipeline",
+            entries={"force_zeros_for_empty_prompt": False},
+            scheduler_entries={"shift": 1.0, "invert_sigmas": True},
+        ),
     ),
 )

@@ -9,7 +9,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -52,10 +52,7 @@ FAMILIES = (
         layout=FLUX,
         when=having(yak_mlp=True),
         comfyui="Flux",
-        module="OvisImageTransformer2DModel",
-        config=config,
-        convert=flux.names_of_diffusers("timestep_embedder"),
-        forward=forward,
+        build=ModelBuild("OvisImageTransformer2DModel", config, flux.names_of_diffusers("timestep_embedder"), forward),
         latent="flux",
         texts=(
             Reading(
@@ -82,6 +79,6 @@ FAMILIES = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="OvisImagePipeline",
+        folder=DiffusersFolder("OvisImagePipeline"),
     ),
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -104,11 +104,13 @@ _SIGMA = FamilyDefinition(
     layout=PIXART,
     when=anything,
     comfyui="PixArtSigma",
-    module="PixArtTransformer2DModel",
-    config=config,
-    # the embedding of no text was trained; all pipelines read an empty text instead
-    convert=LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
-    forward=forward,
+    build=ModelBuild(
+        "PixArtTransformer2DModel",
+        config,
+        # the embedding of no text was trained; all pipelines read an empty text instead
+        LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
+        forward,
+    ),
     latent="sdxl",
     texts=(_reading(_SIGMA_TOKENS),),
     facts=image_timesteps(
@@ -124,7 +126,7 @@ _SIGMA = FamilyDefinition(
     schedule="normal",
     dtypes=HALF_FIRST,
     lora=TRANSFORMER,
-    pipeline="PixArtSigmaPipeline",
+    folder=DiffusersFolder("PixArtSigmaPipeline"),
 )
 _ALPHA = replace(
     _SIGMA,
@@ -140,7 +142,7 @@ _ALPHA = replace(
         may_read=("context_mask", "size"),
         sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
     ),
-    pipeline="PixArtAlphaPipeline",
+    folder=replace(_SIGMA.folder, pipeline="PixArtAlphaPipeline"),
 )
 
 FAMILIES = (
@@ -158,7 +160,7 @@ FAMILIES = (
             height=512,
             sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
         ),
-        same_folder_as="pixart_sigma",
+        folder=replace(_ALPHA.folder, same_as="pixart_sigma"),
     ),
     _SIGMA,
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -122,10 +122,9 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="",
-        module="QwenImage21Transformer2DModel",
-        config=config,
-        convert=LayoutNames("qwen_image_21", converter=convert),
-        forward=forward,
+        build=ModelBuild(
+            "QwenImage21Transformer2DModel", config, LayoutNames("qwen_image_21", converter=convert), forward
+        ),
         latent="qwen_image_21",
         texts=(
             Reading(
@@ -153,7 +152,9 @@ FAMILIES = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="QwenImage21Pipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
+        folder=DiffusersFolder(
+            "QwenImage21Pipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
+        ),
     ),
 )

@@ -48,7 +48,10 @@ FAMILIES = (
         ),
         cfg_rescale=CfgRescale.NOTHING,
         controlnets="",
-        pipeline="QwenImageLayeredPipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Layered"},
+        folder=replace(
+            _IMAGE.folder,
+            pipeline="QwenImageLayeredPipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Layered"},
+        ),
     ),
 )

@@ -19,7 +19,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import (
 )
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -131,10 +131,7 @@ _SD3 = FamilyDefinition(
     layout=_LAYOUT,
     when=having(qk_norm=None),
     comfyui="SD3",
-    module="SD3Transformer2DModel",
-    config=config,
-    convert="sd3",
-    forward=forward,
+    build=ModelBuild("SD3Transformer2DModel", config, "sd3", forward),
     latent="sd3",
     # ComfyUI does not pad T5 to 256
     texts=(
@@ -157,8 +154,9 @@ _SD3 = FamilyDefinition(
     dtypes=HALF_FIRST,
     controlnets="sd3",
     lora=TRANSFORMER,
-    pipeline="StableDiffusion3Pipeline",
-    pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
+    folder=DiffusersFolder(
+        "StableDiffusion3Pipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}
+    ),
 )
 
 FAMILIES = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.inner_models import SECONDS
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -145,11 +145,7 @@ FAMILIES = (
         layout=STABLE_AUDIO,
         when=having(memory_tokens=None),
         comfyui="StableAudio",
-        module="StableAudioDiTModel",
-        config=config,
-        convert=convert,
-        forward=forward,
-        seconds_model=SECONDS,
+        build=ModelBuild("StableAudioDiTModel", config, convert, forward, seconds_model=SECONDS),
         latent="stable_audio",
         texts=(fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
         text_set="stable_audio",
@@ -174,7 +170,7 @@ FAMILIES = (
         sampler="dpmpp_2m",
         dtypes=HALF_FIRST,
         lora=GENERIC,
-        pipeline="StableAudioPipeline",
+        folder=DiffusersFolder("StableAudioPipeline"),
         extra_prefixes=(
             "conditioner.conditioners.seconds_start.",
             "conditioner.conditioners.seconds_total.",

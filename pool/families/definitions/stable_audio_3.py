@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -114,11 +114,7 @@ FAMILIES = (
         layout=STABLE_AUDIO,
         when=_has_memory,
         comfyui="StableAudio3",
-        module="StableAudio3DiTModel",
-        config=config,
-        convert=convert,
-        forward=forward,
-        seconds_model=DURATION,
+        build=ModelBuild("StableAudio3DiTModel", config, convert, forward, seconds_model=DURATION),
         latent="stable_audio_3",
         texts=(fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),),
         facts=audio_facts(
@@ -139,8 +135,9 @@ FAMILIES = (
         sampler="lcm",
         dtypes=HALF_FIRST,
         lora=GENERIC,
-        pipeline="StableAudio3Pipeline",
-        scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True},
+        folder=DiffusersFolder(
+            "StableAudio3Pipeline", scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True}
+        ),
         extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
     ),
 )

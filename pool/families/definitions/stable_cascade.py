@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16
+from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild
 from modelpool.pool.families.parts.family import Architecture, CarriedText, Family
 from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
@@ -34,7 +34,7 @@ from modelpool.pool.families.parts.lora_naming import (
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.families.parts.two_stages import PRIOR_CELLS, PRIOR_PIXELS
-from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
+from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition, TwoExperts
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TwoExperts,
+)
 from modelpool.pool.families.parts.forward import (
     TIMESTEPS,
     Arguments,
@@ -188,16 +194,18 @@ _T2V = FamilyDefinition(
     layout=WAN,
     when=anything,
     comfyui="WAN21_T2V",
-    module="WanTransformer3DModel",
-    config=config,
-    convert=LayoutNames(
-        "wan",
-        # the convolution for a reference image, which diffusers' class does not have
-        without=("ref_conv.",),
-        # positions for the states of first and last frame, which the converter ignores
-        renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+    build=ModelBuild(
+        "WanTransformer3DModel",
+        config,
+        LayoutNames(
+            "wan",
+            # the convolution for a reference image, which diffusers' class does not have
+            without=("ref_conv.",),
+            # positions for the states of first and last frame, which the converter ignores
+            renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+        ),
+        forward,
     ),
-    forward=forward,
     latent="wan21",
     texts=(fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
     text_set="wan",
@@ -206,8 +214,7 @@ _T2V = FamilyDefinition(
     schedule="normal",
     dtypes=HALF_FIRST,
     lora=TRANSFORMER,
-    pipeline="WanPipeline",
-    pipeline_entries={**_ONE, "expand_timesteps": False},
+    folder=DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
     # no shape determines the experts of Wan 2.2 from Wan 2.1
     two_experts=TwoExperts(
         "Wan 2.2 text-to-video, both experts",
@@ -228,7 +235,7 @@ _TI2V_22 = replace(
     title="Wan 2.2 text-and-image-to-video",
     when=having(model_type="t2v", out_dim=48),
     comfyui="WAN22_T2V",
-    forward=forward_5b,
+    build=replace(_T2V.build, forward=forward_5b),
     latent="wan22",
     facts=replace(
         _FACTS,
@@ -242,7 +249,7 @@ _TI2V_22 = replace(
         begins=FirstFrameMode.KEPT,
         sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
     ),
-    pipeline_entries={**_ONE, "expand_timesteps": True},
+    folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
     two_experts=None,
 )
 _VACE = replace(
@@ -251,16 +258,13 @@ _VACE = replace(
     title="Wan VACE",
     when=having(model_type="vace"),
     comfyui="WAN21_Vace",
-    module="WanVACETransformer3DModel",
-    config=vace_config,
-    forward=forward_vace,
+    build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
     facts=replace(
         _FACTS,
         reads=("context", "control"),
         sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     ),
-    pipeline="WanVACEPipeline",
-    pipeline_entries=_ONE,
+    folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
     several_references=True,
     two_experts=None,
 )
@@ -277,8 +281,11 @@ _I2V = replace(
         vision_use=VisionEncoderUse.PENULTIMATE,
         sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
     ),
-    pipeline="WanImageToVideoPipeline",
-    pipeline_entries={**_T2V.pipeline_entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+    folder=replace(
+        _T2V.folder,
+        pipeline="WanImageToVideoPipeline",
+        entries={**_T2V.folder.entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+    ),
     two_experts=None,
 )
 _FLF2V = replace(
@@ -302,8 +309,7 @@ _FUN_CONTROL = replace(
         sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
         "alibaba-pai/Wan2.1-Fun-14B-Control",
     ),
-    pipeline="",
-    pipeline_entries={},
+    folder=replace(_I2V.folder, pipeline="", entries={}),
 )
 _I2V_22 = replace(
     _I2V,

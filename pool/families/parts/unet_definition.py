@@ -7,29 +7,17 @@ where their components are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, Layout
+from modelpool.pool.families.parts.definition import ModelBuild
 from modelpool.pool.families.parts.family import Family
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
-from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
-
-
-@dataclass(frozen=True, slots=True)
-class ModelBuild:
-    """How `pool.models.diffusion` builds and calls a model; fields as in `FamilyDefinition`."""
-
-    module: str
-    config: Callable[[Config, Shapes], Arguments]
-    convert: Convert | str | LayoutNames
-    forward: Call
 
 
 @dataclass(frozen=True, slots=True)

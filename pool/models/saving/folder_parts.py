@@ -84,13 +84,13 @@ _OF_SOUND = f"{SOUND}."
 #: arguments that tell of inner models
 _OF_WHOLE = frozenset({"has_unconditional"})
 #: class of the VAE of Wan 2.1 in the pipelines of some families
-_VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
+_VAE_CLASSES = {family.name: family.folder.vae_class for family in defined_families() if family.folder.vae_class}
 #: the text encoder that has a vision part
 _VISION_ROLES = {
     family.name: family.text_vision.role for family in defined_families() if family.text_vision is not None
 }
 #: settings of its configuration that only the pipeline of a family reads
-_VAE_ENTRIES = {family.name: family.vae_entries for family in defined_families() if family.vae_entries}
+_VAE_ENTRIES = {family.name: family.folder.vae_entries for family in defined_families() if family.folder.vae_entries}
 
 
 @dataclass(frozen=True, slots=True)
