@@ -49,14 +49,14 @@ _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "
 _NOT_SAID = frozenset({"image"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
 _TEXT_VISION: Mapping[str, TextVision] = {
-    family.name: family.text_vision for family in defined_families() if family.text_vision is not None
+    family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
 #: families whose text encoder is connected to the model by a part in its file
 _CONNECTED: Mapping[str, FamilyDefinition] = {
-    family.name: family for family in defined_families() if family.connector is not None
+    family.name: family for family in defined_families() if family.text.connector is not None
 }
 #: tables of words in diffusion models that are their text encoders
-_TABLES = {family.name: family.words for family in defined_families() if family.words}
+_TABLES = {family.name: family.text.words for family in defined_families() if family.text.words}
 #: name in its diffusion model of the second model of a family, which predicts without a text
 UNCONDITIONAL: Mapping[str, str] = {
     family.name: family.build.unconditional for family in defined_families() if family.build.unconditional
@@ -81,12 +81,12 @@ def text_prefix(member: str) -> str:
 def defined_family(definition: FamilyDefinition) -> Family:
     """Return the family of a module of `pool.families.modules`."""
     name, facts = definition.name, definition.facts
-    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
-    connectors = [role for role, reading in zip(TEXT_ROLES, definition.texts, strict=False) if reading.connects]
-    connector = definition.connector
+    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text.vision is not None else set())
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.text.readings), strict=False))
+    connectors = [role for role, reading in zip(TEXT_ROLES, definition.text.readings, strict=False) if reading.connects]
+    connector = definition.text.connector
     latent = LATENT_FORMATS[definition.latent]
-    words = definition.words.get(Naming.PUBLISHED)
+    words = definition.text.words.get(Naming.PUBLISHED)
     return Family(
         name=name,
         title=definition.title,
@@ -119,8 +119,8 @@ def defined_family(definition: FamilyDefinition) -> Family:
             prediction=facts.prediction,
             noise=facts.noise,
             model=name,
-            writes_tokens=any(reading.writes_tokens for reading in definition.texts),
-            words_negative=any(reading.negative_template for reading in definition.texts),
+            writes_tokens=any(reading.writes_tokens for reading in definition.text.readings),
+            words_negative=any(reading.negative_template for reading in definition.text.readings),
             reads=frozenset(reads),
             image_concat=definition.image_concat,
             vision_use=facts.vision_use,
@@ -169,7 +169,9 @@ def _audio(facts: ModelFacts) -> AudioFacts | None:
 
 def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
     """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
-    return () if definition.connector is None else tuple(prefix + part for part in definition.connector.inside)
+    return (
+        () if definition.text.connector is None else tuple(prefix + part for part in definition.text.connector.inside)
+    )
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
@@ -167,24 +173,26 @@ FAMILIES = (
         build=ModelBuild("AceStepTransformer1DModel", config, convert, forward, prepare=prepare),
         companion=COMPANION,
         latent="ace_step_15",
-        texts=(
-            Reading(
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3_06b",
+                    1024,
+                    "# Instruction\nFill the audio semantic mask based on the given conditions:\n\n# Caption\n{}"
+                    "<|endoftext|>\n",
+                    most_tokens=256,
+                    padding=Padding.DROPPED,
+                ),
+            ),
+            lyrics=Reading(
                 "qwen3_06b",
                 1024,
-                "# Instruction\nFill the audio semantic mask based on the given conditions:\n\n# Caption\n{}"
-                "<|endoftext|>\n",
-                most_tokens=256,
+                "{}<|endoftext|>",
+                most_tokens=2048,
                 padding=Padding.DROPPED,
+                layers=(0,),
+                has_weights=False,
             ),
-        ),
-        lyrics=Reading(
-            "qwen3_06b",
-            1024,
-            "{}<|endoftext|>",
-            most_tokens=2048,
-            padding=Padding.DROPPED,
-            layers=(0,),
-            has_weights=False,
         ),
         facts=_FACTS,
         distilled=replace(_FACTS, guidance=Guidance.NONE, cfg=1.0, steps=8),

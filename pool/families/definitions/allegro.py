@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_timesteps
@@ -99,7 +105,9 @@ FAMILIES = (
         comfyui="",
         build=ModelBuild("AllegroTransformer3DModel", config, unchanged(), forward),
         latent="allegro",
-        texts=(fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs(
+            (fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),)
+        ),
         facts=image_timesteps(
             Prediction.NOISE,
             NoiseFacts(NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),

@@ -8,7 +8,13 @@ from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -56,17 +62,19 @@ FAMILIES = (
             "BriaTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
         ),
         latent="sdxl",
-        texts=(
-            # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
-            Reading(
-                "t5xxl",
-                4096,
-                is_optional=True,
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                padding=Padding.ZEROED,
-            ),
+        text=TextInputs(
+            (
+                # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
+                Reading(
+                    "t5xxl",
+                    4096,
+                    is_optional=True,
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    padding=Padding.ZEROED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=1.0),

@@ -10,7 +10,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -74,8 +80,10 @@ FAMILIES = (
             forward,
         ),
         latent="flux",
-        # ComfyUI drops all padding but one token; here the mask hides it
-        texts=(fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
+        text=TextInputs(
+            # ComfyUI drops all padding but one token; here the mask hides it
+            (fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),)
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.CLASSIFIER_FREE,

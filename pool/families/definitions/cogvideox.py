@@ -24,6 +24,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
 )
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
@@ -324,8 +325,7 @@ _LARGE = FamilyDefinition(
     comfyui="CogVideoX_T2V",
     build=ModelBuild("CogVideoXTransformer3DModel", config, _LAYOUT_NAMES, forward),
     latent="cogvideox",
-    texts=(fixed_length("t5xxl", _TOKENS),),
-    text_set="cogvideox",
+    text=TextInputs((fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
     facts=_facts(_LARGE_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b"),
     schedule="trailing",
     dtypes=BFLOAT16_FIRST,

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_timesteps
@@ -55,7 +61,7 @@ FAMILIES = (
         comfyui="",
         build=ModelBuild("CogView3PlusTransformer2DModel", config, unchanged("patch_embed.pos_embed"), forward),
         latent="cogview4",
-        texts=(fixed_length("t5xxl", _TOKENS, is_optional=True),),
+        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
         facts=image_timesteps(
             Prediction.VELOCITY,
             NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),

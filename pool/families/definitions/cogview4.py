@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -140,18 +146,20 @@ _PLAIN = FamilyDefinition(
     comfyui="",
     build=ModelBuild("CogView4Transformer2DModel", config, unchanged(), forward),
     latent="cogview4",
-    texts=(
-        Reading(
-            "glm4_9b",
-            4096,
-            most_tokens=_TOKENS,
-            multiple=_MULTIPLE,
-            pads_left=True,
-            is_masked=True,
-            layers_left_out=1,
-            final_norm=False,
-            padding=Padding.DROPPED,
-        ),
+    text=TextInputs(
+        (
+            Reading(
+                "glm4_9b",
+                4096,
+                most_tokens=_TOKENS,
+                multiple=_MULTIPLE,
+                pads_left=True,
+                is_masked=True,
+                layers_left_out=1,
+                final_norm=False,
+                padding=Padding.DROPPED,
+            ),
+        )
     ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),

@@ -22,6 +22,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
 )
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -187,8 +188,7 @@ _T2V = FamilyDefinition(
     comfyui="CosmosT2V",
     build=ModelBuild("CosmosTransformer3DModel", config, "cosmos", forward),
     latent="cosmos",
-    texts=(fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
-    text_set="cosmos",
+    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
     facts=ModelFacts(
         prediction=Prediction.EDM,
         noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),

@@ -10,7 +10,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -84,9 +90,11 @@ _DEV = FamilyDefinition(
         forward,
     ),
     latent="flux",
-    # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
-    texts=(Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
-    text_set="flux",
+    text=TextInputs(
+        # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
+        (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
+        set_name="flux",
+    ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
         Guidance.DISTILLED,

@@ -20,6 +20,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
     TextVision,
     VisionPart,
 )
@@ -177,20 +178,22 @@ FAMILIES = (
             text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
             scheduler=cogview4.SCHEDULER,
         ),
-        texts=(
-            Reading(
-                "byt5_small_glyph",
-                1472,
-                most_tokens=_GLYPHS,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                quotes_apart=True,
+        text=TextInputs(
+            (
+                Reading(
+                    "byt5_small_glyph",
+                    1472,
+                    most_tokens=_GLYPHS,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    quotes_apart=True,
+                ),
+                Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
             ),
-            Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
-        ),
-        text_join=TextJoin(join),
-        text_vision=TextVision(
-            {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
+            join=TextJoin(join),
+            vision=TextVision(
+                {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
+            ),
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),

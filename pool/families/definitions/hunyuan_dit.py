@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
@@ -135,11 +141,13 @@ _V1_2 = FamilyDefinition(
     comfyui="HunyuanDiT",
     build=ModelBuild("HunyuanDiT2DModel", config, LayoutNames("hunyuan_dit", converter=_NAMES.convert), forward),
     latent="sdxl",
-    texts=(
-        fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
-        fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+    text=TextInputs(
+        (
+            fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
+            fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+        ),
+        set_name="hunyuan_dit",
     ),
-    text_set="hunyuan_dit",
     facts=image_timesteps(
         Prediction.VELOCITY,
         NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),

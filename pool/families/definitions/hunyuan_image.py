@@ -11,7 +11,13 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -110,9 +116,11 @@ FAMILIES = (
             forward,
         ),
         latent="hunyuan_image",
-        texts=(hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
-        text_set="hunyuan_image",
-        optional_encoders=frozenset({"byt5_small_glyph"}),
+        text=TextInputs(
+            (hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
+            set_name="hunyuan_image",
+            optional=frozenset({"byt5_small_glyph"}),
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=5.0),
             Guidance.PROJECTED_LATE,

@@ -66,13 +66,18 @@ FAMILIES = (
         comfyui="HunyuanImage21Refiner",
         build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_image_refiner",
-        texts=(
-            replace(
-                hunyuan.qwen_reading(_TEMPLATE, _BEFORE), least_tokens=_TOKENS + _BEFORE, most_tokens=_TOKENS + _BEFORE
+        text=replace(
+            _IMAGE.text,
+            readings=(
+                replace(
+                    hunyuan.qwen_reading(_TEMPLATE, _BEFORE),
+                    least_tokens=_TOKENS + _BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                ),
             ),
+            set_name="hunyuan_image_refiner",
+            optional=frozenset(),
         ),
-        text_set="hunyuan_image_refiner",
-        optional_encoders=frozenset(),
         image_concat=ImageConcat.NOISED_LATENT,
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=4.0),

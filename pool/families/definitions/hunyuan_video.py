@@ -9,7 +9,13 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
 from modelpool.pool.families.parts.patches import text_mask
@@ -115,8 +121,7 @@ _T2V = FamilyDefinition(
         forward,
     ),
     latent="hunyuan_video",
-    texts=(_CLIP, _LLAMA),
-    text_set="hunyuan_video",
+    text=TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
     folder=DiffusersFolder(
         "HunyuanVideoPipeline",
         # the pipeline has another order than its readings
@@ -140,21 +145,30 @@ _T2V = FamilyDefinition(
     lora=hunyuan.HUNYUAN_LORA,
 )
 _I2V = replace(
-_T2V,
-name="hunyuan_video_i2v",
-title="Hunyuan Video image-to-video",
-when=_reading(33),
-comfyui="HunyuanVideoI2V",
-texts=(
-        _CLIP,
-        # every second image state is passed to the model
-        replace(
-            _LLAMA, template=_I2V_TEMPLATE, dropped_tokens=_I2V_BEFORE, least_tokens=_TOKENS + _I2V_BEFORE,
-            most_tokens=_TOKENS + _I2V_BEFORE, image_token="<image>", images_every=2, last_head="<|end_header_id|>",
+    _T2V,
+    name="hunyuan_video_i2v",
+    title="Hunyuan Video image-to-video",
+    when=_reading(33),
+    comfyui="HunyuanVideoI2V",
+    text=replace(
+        _T2V.text,
+        readings=(
+            _CLIP,
+            # every second image state is passed to the model
+            replace(
+                _LLAMA,
+                template=_I2V_TEMPLATE,
+                dropped_tokens=_I2V_BEFORE,
+                least_tokens=_TOKENS + _I2V_BEFORE,
+                most_tokens=_TOKENS + _I2V_BEFORE,
+                image_token="<image>",
+                images_every=2,
+                last_head="<|end_header_id|>",
+            ),
         ),
+        set_name="hunyuan_video_i2v",
     ),
-text_set="hunyuan_video_i2v",
-facts=replace(
+    facts=replace(
         _T2V.facts,
         guidance=Guidance.CLASSIFIER_FREE,
         cfg=1.0,
@@ -165,9 +179,8 @@ facts=replace(
         sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
         "concatenated: latents of the image, and their mask",
     ),
-folder=replace(_T2V.folder,
-pipeline="HunyuanVideoImageToVideoPipeline")
-)  # fmt: skip
+    folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
+)
 _SKYREELS = replace(
     _T2V,
     name="skyreels_i2v",

@@ -9,7 +9,13 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.patches import text_mask
@@ -99,12 +105,14 @@ _VIDEO = FamilyDefinition(
         forward,
     ),
     latent="hunyuan_video_15",
-    texts=(
-        hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
-        hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+    text=TextInputs(
+        (
+            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
+            hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+        ),
+        set_name="hunyuan_video_15",
+        optional=frozenset({"byt5_small_glyph"}),
     ),
-    text_set="hunyuan_video_15",
-    optional_encoders=frozenset({"byt5_small_glyph"}),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=7.0),
         Guidance.CLASSIFIER_FREE,

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    NOTHING,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
 from modelpool.pool.families.parts.layout_names import LayoutNames
@@ -149,16 +156,18 @@ FAMILIES = (
             unconditional=UNCONDITIONAL,
         ),
         latent="ideogram4",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                QWEN3_CHAT,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                layers=_LAYERS,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    QWEN3_CHAT,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    layers=_LAYERS,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),

@@ -17,6 +17,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
     TextVision,
     VisionPart,
 )
@@ -117,23 +118,25 @@ FAMILIES = (
         comfyui="JoyImage",
         build=ModelBuild("JoyImageEditTransformer3DModel", config, unchanged(), forward),
         latent="wan21",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                _TEMPLATE,
-                dropped_tokens=_BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                final_norm=False,
-                image_template=_IMAGE_TEMPLATE,
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    _TEMPLATE,
+                    dropped_tokens=_BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    final_norm=False,
+                    image_template=_IMAGE_TEMPLATE,
+                ),
             ),
-        ),
-        text_vision=TextVision(
-            {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
-            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
-            part=VisionPart.QWEN_3,
+            vision=TextVision(
+                {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
+                {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+                part=VisionPart.QWEN_3,
+            ),
         ),
         reference_covers=True,
         facts=image_flow(

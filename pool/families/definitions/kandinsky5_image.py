@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -101,18 +107,20 @@ FAMILIES = (
         latent="flux",
         # # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
         shifts_latent=False,
-        texts=(
-            Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
-            Reading(
-                "qwen25_7b",
-                3584,
-                _TEMPLATE,
-                cleaning=Cleaning.UNESCAPED,
-                dropped_tokens=_BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
+                Reading(
+                    "qwen25_7b",
+                    3584,
+                    _TEMPLATE,
+                    cleaning=Cleaning.UNESCAPED,
+                    dropped_tokens=_BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         folder=DiffusersFolder(
             "Kandinsky5T2IPipeline",

@@ -110,8 +110,9 @@ FAMILIES = (
         comfyui="Kandinsky5",
         build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_video",
-        texts=(_IMAGE.texts[0], _reading(_IMAGE.texts[1])),
-        text_set="kandinsky5",
+        text=replace(
+            _IMAGE.text, readings=(_IMAGE.text.readings[0], _reading(_IMAGE.text.readings[1])), set_name="kandinsky5"
+        ),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift=10.0),
             Guidance.CLASSIFIER_FREE,

@@ -20,7 +20,13 @@ from modelpool.pool.families.definitions import kandinsky5_video
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -282,17 +288,19 @@ _BASE = FamilyDefinition(
     comfyui="",
     build=ModelBuild("Kandinsky6Transformer3DModel", config, LayoutNames("kandinsky6", converter=convert), forward),
     latent="hunyuan_video",
-    texts=(
-        replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
-        replace(
-            _KANDINSKY_5.texts[1],
-            template=_TEMPLATE,
-            cleaning=Cleaning.NONE,
-            dropped_tokens=_BEFORE,
-            most_tokens=_TOKENS + _BEFORE,
+    text=TextInputs(
+        (
+            replace(_KANDINSKY_5.text.readings[0], cleaning=Cleaning.NONE),
+            replace(
+                _KANDINSKY_5.text.readings[1],
+                template=_TEMPLATE,
+                cleaning=Cleaning.NONE,
+                dropped_tokens=_BEFORE,
+                most_tokens=_TOKENS + _BEFORE,
+            ),
         ),
+        set_name="kandinsky6",
     ),
-    text_set="kandinsky6",
     folder=DiffusersFolder(
         "Kandinsky6TI2VAPipeline",
         text_folders=_KANDINSKY_5.folder.text_folders,
@@ -322,13 +330,12 @@ _BASE = FamilyDefinition(
 
 FAMILIES = (
     replace(
-_BASE,
-name="kandinsky6_distilled",
-title="Kandinsky 6 distilled",
-when=is_distilled,
-build=replace(_BASE.build,
-forward=distilled_forward),
-facts=replace(
+        _BASE,
+        name="kandinsky6_distilled",
+        title="Kandinsky 6 distilled",
+        when=is_distilled,
+        build=replace(_BASE.build, forward=distilled_forward),
+        facts=replace(
             _BASE.facts,
             guidance=Guidance.NONE,
             cfg=1.0,
@@ -337,15 +344,20 @@ facts=replace(
             reads=(*_BASE.facts.reads, "step"),
             sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         ),
-schedule="half_last",
-folder=replace(_BASE.folder,
-scheduler=SchedulerFacts(
-            "PiflowScheduler",
-            {
-                "shift": _SHIFT, "n_grid": 10, "eps": _LEAST_LEVEL, "final_step_size_scale": 0.5,
-                "num_policy_substeps": _SUBSTEPS,
-            },
-        ))
-),
+        schedule="half_last",
+        folder=replace(
+            _BASE.folder,
+            scheduler=SchedulerFacts(
+                "PiflowScheduler",
+                {
+                    "shift": _SHIFT,
+                    "n_grid": 10,
+                    "eps": _LEAST_LEVEL,
+                    "final_step_size_scale": 0.5,
+                    "num_policy_substeps": _SUBSTEPS,
+                },
+            ),
+        ),
+    ),
     _BASE,
-)  # fmt: skip
+)

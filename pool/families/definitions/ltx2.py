@@ -20,6 +20,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
 )
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -136,23 +137,25 @@ FAMILIES = (
         comfyui="LTXAV",
         build=ModelBuild("LTX2VideoTransformer3DModel", config, convert, forward),
         latent="ltxv",
-        texts=(
-            fixed_length(
-                "gemma3_12b",
-                _TOKENS,
-                3840,
-                cleaning=Cleaning.STRIPPED,
-                pads_left=True,
-                is_masked=True,
-                mask=MaskMode.REAL,
-                every_layer=True,
-                first_state=True,
+        text=TextInputs(
+            (
+                fixed_length(
+                    "gemma3_12b",
+                    _TOKENS,
+                    3840,
+                    cleaning=Cleaning.STRIPPED,
+                    pads_left=True,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                    every_layer=True,
+                    first_state=True,
+                ),
+                fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
             ),
-            fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
-        ),
-        text_join=TextJoin(lambda read: {"context": read[-1].context_LD}),
-        connector=Connector(
-            "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
+            join=TextJoin(lambda read: {"context": read[-1].context_LD}),
+            connector=Connector(
+                "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
+            ),
         ),
         folder=DiffusersFolder(
             "LTX2Pipeline",

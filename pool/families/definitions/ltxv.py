@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
@@ -122,8 +128,10 @@ FAMILIES = (
         comfyui="LTXV",
         build=ModelBuild("LTXVideoTransformer3DModel", config, "ltxv", forward, metadata_config=metadata_configuration),
         latent="ltxv",
-        # padding is visible to T5, not to the model
-        texts=(fixed_length("t5xxl", 128, mask=MaskMode.REAL),),
+        text=TextInputs(
+            # padding is visible to T5, not to the model
+            (fixed_length("t5xxl", 128, mask=MaskMode.REAL),)
+        ),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
             Guidance.CLASSIFIER_FREE,

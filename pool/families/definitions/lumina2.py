@@ -9,7 +9,13 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -81,20 +87,22 @@ FAMILIES = (
             forward,
         ),
         latent="flux",
-        texts=(
-            # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-            Reading(
-                "gemma2_2b",
-                2304,
-                _TEMPLATE,
-                "{}",
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                mask=MaskMode.REAL,
-                layers_left_out=1,
-                final_norm=False,
-            ),
+        text=TextInputs(
+            (
+                # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
+                Reading(
+                    "gemma2_2b",
+                    2304,
+                    _TEMPLATE,
+                    "{}",
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                    layers_left_out=1,
+                    final_norm=False,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=6.0),

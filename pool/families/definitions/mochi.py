@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.definition import NO_FLOAT16, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
@@ -159,7 +165,7 @@ FAMILIES = (
         comfyui="GenmoMochi",
         build=ModelBuild("MochiTransformer3DModel", config, convert, forward),
         latent="mochi",
-        texts=(fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs((fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),)),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift=6.0),
             Guidance.CLASSIFIER_FREE,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -112,7 +118,7 @@ _SIGMA = FamilyDefinition(
         forward,
     ),
     latent="sdxl",
-    texts=(_reading(_SIGMA_TOKENS),),
+    text=TextInputs((_reading(_SIGMA_TOKENS),)),
     facts=image_timesteps(
         Prediction.NOISE,
         NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
@@ -135,8 +141,7 @@ _ALPHA = replace(
     when=having(micro_condition=True),
     comfyui="PixArtAlpha",
     latent="sd1",
-    texts=(_reading(_ALPHA_TOKENS),),
-    text_set="pixart",
+    text=replace(_SIGMA.text, readings=(_reading(_ALPHA_TOKENS),), set_name="pixart"),
     facts=replace(
         _SIGMA.facts,
         may_read=("context_mask", "size"),

@@ -13,6 +13,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
     TextVision,
 )
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
@@ -99,22 +100,24 @@ _QWEN_IMAGE = FamilyDefinition(
     comfyui="QwenImage",
     build=ModelBuild("QwenImageTransformer2DModel", config, unchanged(_NUMBERED_KEY), forward),
     latent="wan21",
-    texts=(
-        Reading(
-            "qwen25_7b",
-            3584,
-            TEMPLATE,
-            dropped_tokens=QWEN_IMAGE_BEFORE,
-            most_tokens=512 + QWEN_IMAGE_BEFORE,
-            is_masked=True,
-            padding=Padding.DROPPED,
+    text=TextInputs(
+        (
+            Reading(
+                "qwen25_7b",
+                3584,
+                TEMPLATE,
+                dropped_tokens=QWEN_IMAGE_BEFORE,
+                most_tokens=512 + QWEN_IMAGE_BEFORE,
+                is_masked=True,
+                padding=Padding.DROPPED,
+            ),
         ),
-    ),
-    text_set="qwen_image",
-    text_vision=TextVision(
-        {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
-        {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
-        _NUMBERED_KEY,
+        set_name="qwen_image",
+        vision=TextVision(
+            {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
+            _NUMBERED_KEY,
+        ),
     ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),

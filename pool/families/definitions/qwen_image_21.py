@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -126,17 +132,19 @@ FAMILIES = (
             "QwenImage21Transformer2DModel", config, LayoutNames("qwen_image_21", converter=convert), forward
         ),
         latent="qwen_image_21",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                _TEMPLATE,
-                cleaning=Cleaning.NEVER_EMPTY,
-                dropped_tokens=_BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                final_norm=False,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    _TEMPLATE,
+                    cleaning=Cleaning.NEVER_EMPTY,
+                    dropped_tokens=_BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    final_norm=False,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),

@@ -17,7 +17,13 @@ from modelpool.pool.families.detection.layouts.image_layouts import SANA
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -171,19 +177,21 @@ _SANA = (
             forward,
         ),
         latent="sana",
-        texts=(
-            Reading(
-                "gemma2_2b",
-                2304,
-                _INSTRUCTION,
-                "{}",
-                cleaning=Cleaning.LOWERED,
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                keeps_ends=True,
-                is_masked=True,
-                mask=MaskMode.REAL,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "gemma2_2b",
+                    2304,
+                    _INSTRUCTION,
+                    "{}",
+                    cleaning=Cleaning.LOWERED,
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    keeps_ends=True,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
@@ -208,7 +216,7 @@ FAMILIES = (
         name="sana_4k",
         title="Sana 4K",
         when=having(guidance_embed=False, input_size=_CELLS_4K),
-        text_set="sana",
+        text=replace(_BASE.text, set_name="sana"),
         facts=replace(
             _BASE.facts,
             noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),

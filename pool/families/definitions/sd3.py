@@ -19,7 +19,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import (
 )
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -133,15 +139,17 @@ _SD3 = FamilyDefinition(
     comfyui="SD3",
     build=ModelBuild("SD3Transformer2DModel", config, "sd3", forward),
     latent="sd3",
-    # ComfyUI does not pad T5 to 256
-    texts=(
-        Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
-        SDXL_CLIP_G,
-        fixed_length("t5xxl", 256),
+    text=TextInputs(
+        # ComfyUI does not pad T5 to 256
+        (
+            Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
+            SDXL_CLIP_G,
+            fixed_length("t5xxl", 256),
+        ),
+        set_name="sd3",
+        join=TextJoin(_join, is_appended=True),
+        optional=frozenset({"clip_l", "clip_g", "t5xxl"}),
     ),
-    text_set="sd3",
-    text_join=TextJoin(_join, is_appended=True),
-    optional_encoders=frozenset({"clip_l", "clip_g", "t5xxl"}),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift=3.0),
         Guidance.CLASSIFIER_FREE,

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.inner_models import SECONDS
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -147,8 +153,9 @@ FAMILIES = (
         comfyui="StableAudio",
         build=ModelBuild("StableAudioDiTModel", config, convert, forward, seconds_model=SECONDS),
         latent="stable_audio",
-        texts=(fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
-        text_set="stable_audio",
+        text=TextInputs(
+            (fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),), set_name="stable_audio"
+        ),
         facts=audio_facts(
             NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
             Guidance.CLASSIFIER_FREE,

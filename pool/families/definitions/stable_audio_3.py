@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -116,7 +122,7 @@ FAMILIES = (
         comfyui="StableAudio3",
         build=ModelBuild("StableAudio3DiTModel", config, convert, forward, seconds_model=DURATION),
         latent="stable_audio_3",
-        texts=(fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
         facts=audio_facts(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.CLASSIFIER_FREE,

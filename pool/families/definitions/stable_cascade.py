@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild
+from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Architecture, CarriedText, Family
 from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
@@ -307,9 +307,11 @@ def _definition(family: Family, when: Condition) -> UNetDefinition:
         comfyui="Stable_Cascade_B" if is_b else "Stable_Cascade_C",
         module="StableCascadeUNet",
         latent=family.latent_format,
-        # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
-        texts=(Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
-        text_set="stable_cascade",
+        text=TextInputs(
+            # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
+            (Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
+            set_name="stable_cascade",
+        ),
         lora=_LORA_B if is_b else _LORA_C,
         pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
         build=ModelBuild("StableCascadeUNet", config, convert, forward),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import UNET
@@ -222,8 +222,10 @@ def _definition(
         comfyui=comfyui,
         module="UNet2DConditionModel",
         latent="sd1" if build is None else family.name,
-        texts=(Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
-        text_set="sd2",
+        text=TextInputs(
+            (Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
+            set_name="sd2",
+        ),
         lora=UNET,
         pipeline=pipeline,
         build=build,

@@ -9,6 +9,7 @@ from typing import Any
 
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import UNET
@@ -165,9 +166,11 @@ _BASE = UNetDefinition(
     comfyui="SDXL",
     module="UNet2DConditionModel",
     latent="sdxl",
-    texts=(Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
-    text_set="sdxl",
-    text_join=TextJoin(_join),
+    text=TextInputs(
+        (Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
+        set_name="sdxl",
+        join=TextJoin(_join),
+    ),
     lora=UNET,
     pipeline=_PIPELINE,
     edm_noise=VELOCITY_EDM_NOISE,
@@ -208,11 +211,9 @@ FAMILIES = (
     _variant(KOALA_1B, "KOALA_1B", sdxl(transformer_depth=(0, 2, 6))),
     replace(
         _variant(SDXL_REFINER, "SDXLRefiner", refiner, _REFINING),
-        texts=(SDXL_CLIP_G,),
-        text_set="sdxl_refiner",
+        text=TextInputs((SDXL_CLIP_G,), set_name="sdxl_refiner"),
         looks_like=SDXL.name,
         folder_mark=FolderMark(SDXL.name, lacks="text_encoder"),
-        text_join=None,
     ),
     _variant(SDXL_INPAINT, "SDXL", sdxl(in_channels=9), replace(_PIPELINE, name="StableDiffusionXLInpaintPipeline")),
     _BASE,

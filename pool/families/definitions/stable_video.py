@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
@@ -266,7 +266,7 @@ def _definition(
         comfyui=comfyui,
         module=_MODULE,
         latent="sd1",
-        texts=(),
+        text=TextInputs(()),
         lora=GENERIC,
         pipeline=pipeline,
         build=ModelBuild(module, config, convert, forward),

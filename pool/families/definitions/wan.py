@@ -14,6 +14,7 @@ from modelpool.pool.families.parts.definition import (
     DiffusersFolder,
     FamilyDefinition,
     ModelBuild,
+    TextInputs,
     TwoExperts,
 )
 from modelpool.pool.families.parts.forward import (
@@ -207,8 +208,10 @@ _T2V = FamilyDefinition(
         forward,
     ),
     latent="wan21",
-    texts=(fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
-    text_set="wan",
+    text=TextInputs(
+        (fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
+        set_name="wan",
+    ),
     facts=_FACTS,
     # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
     schedule="normal",

@@ -8,7 +8,13 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, DiffusersFolder, FamilyDefinition, ModelBuild
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -60,17 +66,19 @@ FAMILIES = (
         comfyui="ZImage",
         build=ModelBuild("ZImageTransformer2DModel", config, "z_image", forward),
         latent="flux",
-        texts=(
-            Reading(
-                "qwen3_4b",
-                2560,
-                QWEN3_CHAT,
-                most_tokens=512,
-                is_masked=True,
-                layers_left_out=1,
-                final_norm=False,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3_4b",
+                    2560,
+                    QWEN3_CHAT,
+                    most_tokens=512,
+                    is_masked=True,
+                    layers_left_out=1,
+                    final_norm=False,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),

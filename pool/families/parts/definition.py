@@ -67,6 +67,31 @@ class Connector:
 
 
 @dataclass(frozen=True, slots=True)
+class TextInputs:
+    """The text encoders of a family, and how each is read.
+
+    readings   one for each text encoder, in the order of their roles
+    set_name   name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
+    join       how the states of several encoders are joined; None: the states of each are a separate input
+    vision     how the first text encoder reads reference images; None: it reads none
+    connector  place of the reading that connects the text encoder to the model; None: there is none
+    optional   encoders that the model runs without, but not without all of them
+    lyrics     how the first text encoder reads lyrics, for models that read them
+    words      key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
+               empty: text encoders are separate
+    """
+
+    readings: tuple[Reading, ...]
+    set_name: str = ""
+    join: TextJoin | None = None
+    vision: TextVision | None = None
+    connector: Connector | None = None
+    optional: frozenset[str] = frozenset()
+    lyrics: Reading | None = None
+    words: Mapping[Naming, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TwoExperts:
     """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
 
@@ -163,17 +188,9 @@ class FamilyDefinition:
     folder    its folders
 
     Text and latents:
+    text      its text encoders, and how each is read
     latent    name of its latents (`pool.families.parts.latent_formats`)
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
-    texts     the text encoders, and how each is read, in the order of their roles
-    text_set  name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
-    text_join  how the states of several encoders are joined; None: those of each are a separate input
-    words       key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
-                empty: text encoders are separate
-    text_vision  how the first text encoder reads reference images; None: it reads none
-    connector  place of the part of `texts` that connects the text encoder to the model; None: there is none
-    optional_encoders  those that the model runs without, but not all of them at once
-    lyrics    how the first text encoder reads lyrics, for models that read them
 
     Sampling:
     facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
@@ -204,18 +221,13 @@ class FamilyDefinition:
     build: ModelBuild
     folder: DiffusersFolder
     latent: str
-    texts: tuple[Reading, ...]
+    text: TextInputs
     facts: ModelFacts
     schedule: str
     dtypes: tuple[str, ...]
     lora: LoraNaming
     extra_prefixes: tuple[str, ...] = ()
-    text_set: str = ""
-    text_join: TextJoin | None = None
-    text_vision: TextVision | None = None
-    connector: Connector | None = None
     sound_prefixes: tuple[str, ...] = ()
-    optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
@@ -224,9 +236,7 @@ class FamilyDefinition:
     several_references: bool = False
     reference_covers: bool = False
     reference_side: int = 0
-    words: Mapping[Naming, str] = field(default_factory=dict)
     distilled: ModelFacts | None = None
-    lyrics: Reading | None = None
     companion: str = ""
     two_experts: TwoExperts | None = None
 
@@ -256,4 +266,4 @@ class FamilyDefinition:
     @property
     def readings_name(self) -> str:
         """The name under which its text encoders are read."""
-        return self.text_set or self.name
+        return self.text.set_name or self.name

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from modelpool.pool.families.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.text_join import TextJoin
-from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
 
 
@@ -47,10 +45,7 @@ class UNetDefinition:
     extra_keys  required keys of the file outside of the model, with their prefixes
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
-    texts       the text encoders, and how each is read, in the order of their roles
-    text_set    name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the
-                family
-    text_join   how the states of several encoders are joined
+    text        its text encoders, and how each is read
     lora        names of its weights in LoRA files
     pipeline    its pipeline in diffusers; None: that of the family that it is derived from, if any
     build       how it is built and called; None: by `pool.models.common`, as a UNet that reads only texts
@@ -71,12 +66,10 @@ class UNetDefinition:
     comfyui: str
     module: str
     latent: str
-    texts: tuple[Reading, ...]
+    text: TextInputs
     lora: LoraNaming
     pipeline: PipelineFacts | None
     extra_keys: tuple[str, ...] = ()
-    text_set: str = ""
-    text_join: TextJoin | None = None
     build: ModelBuild | None = None
     velocity_pixels: int = 0
     edm_noise: NoiseFacts | None = None
@@ -105,4 +98,4 @@ class UNetDefinition:
     @property
     def readings_name(self) -> str:
         """The name under which its text encoders are read."""
-        return self.text_set or self.name
+        return self.text.set_name or self.name

@@ -47,8 +47,8 @@ _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 _SIGHTS: Mapping[str, ReferenceMode] = {
     pipeline: mode
     for family in defined_families()
-    if family.text_vision is not None
-    for mode, pipeline in family.text_vision.pipelines.items()
+    if family.text.vision is not None
+    for mode, pipeline in family.text.vision.pipelines.items()
 }
 #: families with equal tensors that only the pipeline distinguishes
 _BY_PIPELINE = {

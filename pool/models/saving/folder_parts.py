@@ -87,7 +87,7 @@ _OF_WHOLE = frozenset({"has_unconditional"})
 _VAE_CLASSES = {family.name: family.folder.vae_class for family in defined_families() if family.folder.vae_class}
 #: the text encoder that has a vision part
 _VISION_ROLES = {
-    family.name: family.text_vision.role for family in defined_families() if family.text_vision is not None
+    family.name: family.text.vision.role for family in defined_families() if family.text.vision is not None
 }
 #: settings of its configuration that only the pipeline of a family reads
 _VAE_ENTRIES = {family.name: family.folder.vae_entries for family in defined_families() if family.folder.vae_entries}

@@ -60,7 +60,7 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 #: families whose text encoder can read the reference images
-_TEXT_VISION = {family.name: family.text_vision for family in defined_families() if family.text_vision is not None}
+_TEXT_VISION = {family.name: family.text.vision for family in defined_families() if family.text.vision is not None}
 #: configuration entries that require another pipeline of the same class
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.folder.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change

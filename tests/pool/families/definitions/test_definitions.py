@@ -49,14 +49,15 @@ def test_every_module_has_a_test_of_its_name_or_families_that_tables_compare() -
 def test_families_with_one_name_of_readings_read_alike() -> None:
     readings: dict[str, object] = {}
     for family in defined_families():
-        assert readings.setdefault(family.readings_name, family.texts) == family.texts, family.name
+        assert readings.setdefault(family.readings_name, family.text.readings) == family.text.readings, family.name
 
 
 def test_a_family_without_a_field_cannot_be_built() -> None:
     definition = defined_families()[0]
     for value, expected in (
-        (definition, {"texts", "latent", "lora", "facts", "build", "folder"}),
+        (definition, {"text", "latent", "lora", "facts", "build", "folder"}),
         (definition.build, {"module", "config", "convert", "forward"}),
+        (definition.text, {"readings"}),
         (definition.folder, {"pipeline"}),
     ):
         kind: Any = type(value)
