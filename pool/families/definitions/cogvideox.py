@@ -32,6 +32,7 @@ from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import fixed_length
 from modelpool.pool.families.parts.video_facts import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -317,6 +318,12 @@ _LAYOUT_NAMES = LayoutNames(
     without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
     converter=convert,
 )
+
+
+def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
+    return (TeaCacheFacts(coefficients, 0.1, of_vector=True),)
+
+
 _LARGE = FamilyDefinition(
     name="cogvideox",
     title="CogVideoX 5B",
@@ -331,6 +338,7 @@ _LARGE = FamilyDefinition(
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
     folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
+    teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
 )
 
 _SIZES_15: dict[str, Any] = {
@@ -351,6 +359,7 @@ _SMALL = replace(
     facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
     dtypes=HALF_FIRST,
     folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
+    teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
 )
 
 
@@ -365,6 +374,7 @@ def _following(base: FamilyDefinition, name: str, title: str, small: bool, sourc
         comfyui="CogVideoX_I2V",
         facts=replace(base.facts, reads=("context", "followed"), sources=sources),
         folder=replace(base.folder, pipeline="CogVideoXFunControlPipeline"),
+        teacache=(),
     )
 
 
@@ -397,6 +407,7 @@ FAMILIES = (
         title="CogVideoX 1.5",
         when=_having(_CHANNELS, 2),
         facts=_facts(_LARGE_SHIFT, **_SIZES_15, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B"),
+        teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
     ),
     replace(
         _LARGE,
@@ -414,5 +425,6 @@ FAMILIES = (
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         ),
+        teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
     ),
 )

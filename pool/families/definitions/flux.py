@@ -22,6 +22,7 @@ from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_nor
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading, fixed_length
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind, ShiftBySize
 
@@ -109,6 +110,7 @@ _DEV = FamilyDefinition(
     lora=flux.LORA,
     controlnets="flux",
     folder=DiffusersFolder("FluxPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+    teacache=(TeaCacheFacts((4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01), 0.25),),
 )
 _READS_IMAGE = replace(_DEV.facts, reads=("context", "pooled", "guidance", "image"), may_read=())
 

@@ -19,6 +19,7 @@ from modelpool.pool.families.parts.definition import (
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
 from modelpool.pool.families.parts.video_facts import joined, video_flow
 from modelpool.pool.values.core.sampling_facts import (
@@ -143,6 +144,7 @@ _T2V = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
+    teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
 )
 _I2V = replace(
     _T2V,
@@ -180,6 +182,7 @@ _I2V = replace(
         "concatenated: latents of the image, and their mask",
     ),
     folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
+    teacache=(),
 )
 _SKYREELS = replace(
     _T2V,
@@ -199,6 +202,7 @@ _SKYREELS = replace(
     ),
     build=replace(_T2V.build, forward=skyreels_forward),
     folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
+    teacache=(),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

@@ -159,6 +159,7 @@ FAMILIES = (
         ),
         folder=DiffusersFolder(
             "LTX2Pipeline",
+            libraries=dict.fromkeys((folder_header.CONNECTORS, folder_header.VOCODER), "ltx2"),
             text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
         ),
         sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),

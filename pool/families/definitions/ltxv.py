@@ -19,6 +19,7 @@ from modelpool.pool.families.parts.definition import (
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
 from modelpool.pool.values.core.sampling_facts import (
@@ -153,5 +154,8 @@ FAMILIES = (
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
         folder=DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
+        teacache=(
+            TeaCacheFacts((2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28),
+        ),
     ),
 )

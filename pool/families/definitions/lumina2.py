@@ -21,6 +21,7 @@ from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, w
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, Reading
 from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
 
@@ -119,5 +120,9 @@ FAMILIES = (
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
         folder=DiffusersFolder("Lumina2Pipeline"),
+        teacache=(
+            # the first of the two published versions
+            TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+        ),
     ),
 )

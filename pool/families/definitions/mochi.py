@@ -17,6 +17,7 @@ from modelpool.pool.families.parts.definition import (
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 from modelpool.pool.families.parts.video_facts import video_flow
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -188,5 +189,6 @@ FAMILIES = (
             entries={"force_zeros_for_empty_prompt": False},
             scheduler_entries={"shift": 1.0, "invert_sigmas": True},
         ),
+        teacache=(TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),),
     ),
 )

@@ -28,6 +28,7 @@ from modelpool.pool.families.parts.forward import (
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
 from modelpool.pool.families.parts.video_facts import joined, towards_image, video_flow, with_image
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -189,6 +190,17 @@ _I2V_22_FACTS = replace(
     sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
 )
 
+#: between the sizes of the two image-to-video models of Wan 2.1: the geometric mean of 832 x 480 and 1280 x 720 pixels
+_WAN_480_PIXELS = math.sqrt(832 * 480 * 1280 * 720)
+
+
+def _teacache(
+    coefficients: tuple[float, ...], threshold: float, blocks: int, pixels: float = math.inf
+) -> TeaCacheFacts:
+    """Return the published facts with retention steps."""
+    return TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
+
+
 _T2V = FamilyDefinition(
     name="wan_t2v",
     title="Wan text-to-video",
@@ -231,6 +243,10 @@ _T2V = FamilyDefinition(
             sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
         ),
     ),
+    teacache=(
+        _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
+        _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+    ),
 )
 _TI2V_22 = replace(
     _T2V,
@@ -254,6 +270,7 @@ _TI2V_22 = replace(
     ),
     folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
     two_experts=None,
+    teacache=(),
 )
 _VACE = replace(
     _T2V,
@@ -270,6 +287,7 @@ _VACE = replace(
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
     several_references=True,
     two_experts=None,
+    teacache=(),
 )
 _I2V = replace(
     _T2V,
@@ -290,6 +308,12 @@ _I2V = replace(
         entries={**_T2V.folder.entries, "image_encoder": NOTHING, "image_processor": NOTHING},
     ),
     two_experts=None,
+    teacache=(
+        _teacache(
+            (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+        ),
+        _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
+    ),
 )
 _FLF2V = replace(
     _I2V,
@@ -297,6 +321,7 @@ _FLF2V = replace(
     title="Wan 2.1 first-and-last-frame",
     when=having(model_type="i2v", flf_pos_embed_token_number=514),
     facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
+    teacache=(),
 )
 #: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
 _FUN_CONTROL = replace(
@@ -313,6 +338,7 @@ _FUN_CONTROL = replace(
         "alibaba-pai/Wan2.1-Fun-14B-Control",
     ),
     folder=replace(_I2V.folder, pipeline="", entries={}),
+    teacache=(),
 )
 _I2V_22 = replace(
     _I2V,
@@ -322,6 +348,7 @@ _I2V_22 = replace(
     comfyui="WAN21_T2V",
     facts=_I2V_22_FACTS,
     two_experts=TwoExperts("Wan 2.2 image-to-video, both experts", _I2V_22_FACTS),
+    teacache=(),
 )
 
 FAMILIES = (_VACE, _TI2V_22, _FUN_CONTROL, _FLF2V, _I2V, _I2V_22, _T2V)

@@ -178,5 +178,6 @@ FAMILIES = (
         folder=replace(
             _I2V.folder, pipeline="WanAnimatePipeline", entries={"image_encoder": NOTHING, "image_processor": NOTHING}
         ),
+        teacache=(),
     ),
 )

@@ -18,6 +18,7 @@ from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
@@ -149,6 +150,7 @@ class DiffusersFolder:
     own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     scales_latent     whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads
                       mean and deviation of each channel there
+    libraries         subpackages of diffusers with further models of its folders, by folder
     distilled_entries entries of the configuration of a distilled model, one of which says so; empty: an entry of the
                       index does
     """
@@ -168,6 +170,7 @@ class DiffusersFolder:
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     own_levels: bool = False
     scales_latent: bool = True
+    libraries: Mapping[str, str] = field(default_factory=dict)
     distilled_entries: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -210,6 +213,7 @@ class FamilyDefinition:
     lora      names of its weights in LoRA files
     sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
+    teacache          what was published for TeaCache, by rising pixels; empty: nothing
     companion         as in `Family`
     """
 
@@ -238,6 +242,7 @@ class FamilyDefinition:
     reference_side: int = 0
     distilled: ModelFacts | None = None
     companion: str = ""
+    teacache: tuple[TeaCacheFacts, ...] = ()
     two_experts: TwoExperts | None = None
 
     @property

@@ -13,6 +13,7 @@ from itertools import pairwise
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.inner_models import INNER_FOLDERS
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import (
@@ -23,7 +24,7 @@ from modelpool.pool.families.transformer_families import (
     with_unconditional,
 )
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.files.formats.folder_header import CLASS_KEY, DURATION_FOLDER, PROJECTION
+from modelpool.pool.files.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.files.formats.model_folder import INDEX_FILE
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.files.formats.strict_json import finite_number
@@ -101,8 +102,12 @@ _FLOW_DEFAULTS: FolderConfig = {
     "max_image_seq_len": 4096,
     "shift_terminal": None,
 }
-#: folder of the model that embeds seconds, if it is not that of Stable Audio 1
-_SECONDS_FOLDERS = {"stable_audio_3": DURATION_FOLDER}
+#: folder of the model that embeds seconds, by family
+_SECONDS_FOLDERS = {
+    family.name: INNER_FOLDERS[family.build.seconds_model]
+    for family in defined_families()
+    if family.build.seconds_model
+}
 
 
 def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:

@@ -18,11 +18,9 @@ from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.files.formats.folder_header import (
-    CONNECTORS,
     DURATION_FOLDER,
     PROJECTION,
     UNCONDITIONAL_FOLDER,
-    VOCODER,
 )
 from modelpool.pool.models.loading.transformer_folder import (
     BOUNDARY,
@@ -44,10 +42,8 @@ _WAN_PROCESSOR = "image_processor"
 PROJECTION_LIBRARY = "stable_audio"
 #: the same of Stable Audio 3
 DURATION_LIBRARY = "stable_audio_3"
-#: the same with models of LTX-2 that are no part of the transformer
-LTX_2_LIBRARY = "ltx2"
-
-_LIBRARIES: Mapping[str, Mapping[str, str]] = {"ltx2": {CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY}}
+#: the same with further models of a family
+_LIBRARIES = {family.name: family.folder.libraries for family in defined_families() if family.folder.libraries}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
