@@ -48,7 +48,7 @@ _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
-_TEXT_VISION: Mapping[str, TextVision] = {
+TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
 #: families whose text encoder is connected to the model by a part in its file
@@ -279,7 +279,7 @@ def with_text_vision(
     one way. A part that is not exactly that of Qwen 2.5 VL or 3 VL, which the models were trained with, is left out;
     `why_no_vision` states why.
     """
-    vision = _TEXT_VISION.get(family.name)
+    vision = TEXT_VISION.get(family.name)
     if vision is None or vision.role not in family.prefixes:
         return family
     start = family.prefixes[vision.role]

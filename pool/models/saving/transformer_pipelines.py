@@ -16,7 +16,7 @@ from typing import Any
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
+from modelpool.pool.families.transformer_families import DISTILLED, TEXT_VISION, TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.files.formats.folder_header import (
     DURATION_FOLDER,
     PROJECTION,
@@ -55,8 +55,6 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
-#: families whose text encoder can read the reference images
-_TEXT_VISION = {family.name: family.text.vision for family in defined_families() if family.text.vision is not None}
 #: configuration entries that require another pipeline of the same class
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.folder.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
@@ -82,7 +80,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if found is None or complete is None:
         return None
     name, entries = found
-    vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
+    vision, mode = TEXT_VISION.get(family.name), family.sampling.reference_mode
     missing: Mapping[str, str] = _MISSING.get(family.name, {})
     if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing
