@@ -36,6 +36,7 @@ from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.request.bounds import OverBound
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def _answer_problems(app: FastAPI, limits: LimitLog) -> None:
 
     @app.exception_handler(UserError)
     async def invalid(request: Request, problem: UserError) -> JSONResponse:
+        if isinstance(problem, OverBound):
+            limits.acted("request_fields", "refused a request whose field has too much")
         return JSONResponse(problem_body(request.url.path, 400, shown_message(str(problem))), 400)
 
     @app.exception_handler(HTTPException)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
 
 #: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
 #: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s
@@ -30,13 +30,22 @@ MAX_ENTRIES = 1000
 CALLER_CALL_PIXELS, CALLER_HELD_PIXELS = 100_000_000, 400_000_000
 
 
+class OverBound(UnusableField):
+    """A field with more than a request may have of it: servers count these apart from other mistakes."""
+
+
+def over_bound(name: str, found: str, most: str) -> OverBound:
+    """An `OverBound` that names the field, the amount found in it and the bound."""
+    return OverBound(str(unusable_field(name, found, most)))
+
+
 def check_characters(name: str, text: str, most: int) -> None:
-    """Raise UnusableField for a text in the field `name` of more than `most` characters."""
+    """Raise OverBound for a text in the field `name` of more than `most` characters."""
     if len(text) > most:
-        raise unusable_field(name, f"{len(text)} characters", f"up to {most} characters")
+        raise over_bound(name, f"{len(text)} characters", f"up to {most} characters")
 
 
 def check_entries(name: str, value: Any, most: int) -> None:
-    """Raise UnusableField for a list or a mapping in the field `name` with more than `most` entries."""
+    """Raise OverBound for a list or a mapping in the field `name` with more than `most` entries."""
     if isinstance(value, list | tuple | set | frozenset | Mapping) and len(value) > most:
-        raise unusable_field(name, f"{len(value)} entries", f"up to {most}")
+        raise over_bound(name, f"{len(value)} entries", f"up to {most}")

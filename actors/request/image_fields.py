@@ -222,7 +222,7 @@ class Hires(Strict):
     strength: float = 0.5
     steps: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
     via: Literal["latent", "image"] = "latent"
-    upscaler: Annotated[str | None, Field(min_length=1)] = None
+    upscaler: Annotated[str | None, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] = None
 
     @model_validator(mode="before")
     @classmethod

@@ -28,6 +28,10 @@ class NotJson(UserError):
     """A text that is not a JSON value, or one that is longer or deeper than any of ours. The message says where."""
 
 
+class JsonOverBound(NotJson):
+    """A text that is longer or deeper than any of ours, or has more values."""
+
+
 def parse_json(
     text: bytes, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH, max_values: int = MAX_VALUES
 ) -> Any:
@@ -36,7 +40,7 @@ def parse_json(
     Raises NotJson.
     """
     if len(text) > max_bytes:
-        raise NotJson(f"found {len(text)} bytes, expected up to {max_bytes}")
+        raise JsonOverBound(f"found {len(text)} bytes, expected up to {max_bytes}")
     _check_count(text, max_values)
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_checked_object)
@@ -60,7 +64,7 @@ def _check_count(text: bytes, max_values: int) -> None:
     for start in range(0, len(text), _COUNTED_BYTES):
         commas += text.count(b",", start, start + _COUNTED_BYTES)
         if commas > max_values:
-            raise NotJson(f"found more than {max_values} values (commas), expected up to {max_values}")
+            raise JsonOverBound(f"found more than {max_values} values (commas), expected up to {max_values}")
 
 
 def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +79,7 @@ def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _too_deep(max_depth: int) -> NotJson:
-    return NotJson(f"found more than {max_depth} lists or objects in each other")
+    return JsonOverBound(f"found more than {max_depth} lists or objects in each other")
 
 
 def _check_values(value: object, max_depth: int, has_escapes: bool) -> None:

@@ -12,7 +12,13 @@ from pydantic import Field
 
 from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
 from modelpool.actors.http.service.caller_images import CallerImages
-from modelpool.actors.request.bounds import MAX_LORAS, MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
+from modelpool.actors.request.bounds import (
+    MAX_ENTRIES,
+    MAX_LORAS,
+    MAX_NAME_CHARACTERS,
+    MAX_PROMPT_CHARACTERS,
+    check_characters,
+)
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
@@ -99,8 +105,8 @@ class ImageCall(Strict):
     mask_blur: Annotated[float, Field(ge=0, le=64)] = 4
     inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] | bool = 0
     resize_mode: Annotated[int, Field(ge=0, le=3)] = 0
-    override_settings: dict[str, Any] = Field(default_factory=dict)
-    alwayson_scripts: dict[str, Any] = Field(default_factory=dict)
+    override_settings: Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)] = Field(default_factory=dict)
+    alwayson_scripts: Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)] = Field(default_factory=dict)
     send_images: bool = True
 
 

@@ -52,7 +52,8 @@ class UserSettings:
         changed = {name: value for name, value in merged.items() if value is not None}
         size_bytes = len(json.dumps(changed))
         if size_bytes > self._most_bytes:
-            raise HttpProblem(413, f"settings: found {size_bytes} bytes of a user, expected up to {self._most_bytes}")
+            message = f"settings: found {size_bytes} bytes of a user, expected up to {self._most_bytes}"
+            raise HttpProblem(413, message, limit="settings_bytes")
         self._of[owner] = changed
 
 

@@ -33,10 +33,11 @@ from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.history_json import history_json
 from modelpool.actors.outputs.results.previews import ImagePreview
+from modelpool.actors.request.bounds import over_bound
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.previews import MEDIA_TYPE
 
 INTERFACE = "native"
@@ -389,7 +390,7 @@ def _requests(services: Services, new: NewJobs, jobs_id: str | None, caller: Cal
     images = services.images_of_call(caller)
     loras = sum(len(each["loras"]) for each in new.requests if isinstance(each.get("loras"), list | dict))
     if loras > MAX_CALL_LORAS:
-        raise unusable_field("requests.loras", f"{loras} in all requests", f"up to {MAX_CALL_LORAS}")
+        raise over_bound("requests.loras", f"{loras} in all requests", f"up to {MAX_CALL_LORAS}")
     requests = []
     for place, fields in enumerate(new.requests):
         if caller.call.is_gone:

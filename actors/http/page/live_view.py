@@ -77,9 +77,9 @@ class LiveView:
 
     def _refusal(self, owner: str) -> HttpProblem | None:
         if self._viewers.total() >= MOST_VIEWERS:
-            return HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", _RETRY)
+            return HttpProblem(503, f"{MOST_VIEWERS} pages follow this server already", _RETRY, "pages")
         if owner and self._viewers[owner] >= MOST_OF_USER:
-            return HttpProblem(429, f"{MOST_OF_USER} pages of {owner} follow this server already", _RETRY)
+            return HttpProblem(429, f"{MOST_OF_USER} pages of {owner} follow this server already", _RETRY, "pages")
         return None
 
     async def changes(self, owner: str) -> AsyncIterator[str]:

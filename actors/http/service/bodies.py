@@ -14,7 +14,7 @@ from modelpool.actors.http.service.form_names import with_plain_names
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.shares import HeldShare, HeldShares
 from modelpool.actors.http.service.turns import Turns
-from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.json_text import JsonOverBound, NotJson, parse_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -49,7 +49,7 @@ async def json_body(request: Request, max_bytes: int) -> Any:
         try:
             return parse_json(await request.body(), max_bytes, max_values=MAX_BODY_VALUES)
         except NotJson as problem:
-            raise HttpProblem(400, f"body: {problem}") from None
+            raise _unusable(problem) from None
     arriving = share_of_bodies(request)
     # slow bodies must not fill the memory, nor those of one owner the disk
     with SpooledTemporaryFile(max_size=MEMORY_BYTES) as content, contextlib.closing(arriving):
@@ -77,7 +77,11 @@ async def json_body(request: Request, max_bytes: int) -> Any:
             async with parsing.turn(caller_of(request).owner):
                 return await asyncio.to_thread(parsed)
         except NotJson as problem:
-            raise HttpProblem(400, f"body: {problem}") from None
+            raise _unusable(problem) from None
+
+
+def _unusable(problem: NotJson) -> HttpProblem:
+    return HttpProblem(400, f"body: {problem}", limit="body_values" if isinstance(problem, JsonOverBound) else "")
 
 
 def shares_of_bodies(max_bytes: int) -> HeldShares:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from modelpool.actors.outputs.atomic_write import make_private_folder, write_atomically
+from modelpool.actors.request.bounds import over_bound
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import pixels_digest
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -85,7 +86,7 @@ class CallerImages:
         self._left_pixels -= image.width * image.height
         if self._left_pixels < 0:
             expected = f"up to {self._max_pixels} pixels in all images of one call"
-            raise unusable_field(name, f"an image of {image.width}x{image.height} pixels after others", expected)
+            raise over_bound(name, f"an image of {image.width}x{image.height} pixels after others", expected)
         if self._take is not None:
             self._take(image.width * image.height)
         return image

@@ -19,6 +19,7 @@ from modelpool.actors.http.service.access import CALLER, AccessControl, Caller
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.problems import HttpProblem, problem_body
 from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.service.unread_bodies import UnreadBody
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,6 +55,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["type"] == "http":
+            body = UnreadBody(scope, receive, send)
+            receive, send = body.receive, body.send
         try:
             scope[CALLER] = self._checked(scope, headers)
         except HttpProblem as problem:

@@ -28,10 +28,10 @@ from modelpool.actors.http.service.shares import HeldShare, HeldShares
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.outputs.results.outcomes import PoolLost
-from modelpool.actors.request.bounds import check_characters
+from modelpool.actors.request.bounds import check_characters, over_bound
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import journaled_id
-from modelpool.pool.values.core.errors import UnknownName, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UserError
 from modelpool.pool.values.specs.spec import JobId
 
 if TYPE_CHECKING:
@@ -375,14 +375,14 @@ def _for_caller(
 
 
 def check_texts(request: GenerateRequest, most_characters: int) -> None:
-    """Raise UnusableField for texts of a request that are longer than callers of this server may send."""
+    """Raise OverBound for texts of a request that are longer than callers of this server may send."""
     regions = (("regions.prompt", region.prompt) for region in request.regions)
     texts = (("prompt", request.prompt), ("negative", request.negative), *regions)
     for name, text in texts:
         check_characters(name, text, most_characters)
     total = sum(len(text) for _, text in texts)
     if total > 2 * most_characters:
-        raise unusable_field(
+        raise over_bound(
             "prompt, negative, regions", f"{total} characters", f"up to {2 * most_characters} in all together"
         )
 

@@ -54,7 +54,8 @@ class Uploads:
         image_of_bytes("image", content)
         most_bytes = self._most_bytes_of(owner)
         if len(content) > most_bytes:
-            raise HttpProblem(413, f"image: found {len(content)} bytes, expected up to {most_bytes}")
+            message = f"image: found {len(content)} bytes, expected up to {most_bytes}"
+            raise HttpProblem(413, message, limit="stored_bytes")
         with self._lock:
             self._make_folder(path, subfolder)
             number, stored = 1, name

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
 from modelpool.actors.http.native.native_api import MAX_CALL_LORAS
+from modelpool.actors.http.service import unread_bodies
 from modelpool.actors.http.service.access import Caller, CallState
 from modelpool.actors.http.service.bodies import MAX_BODY_VALUES, MEMORY_BYTES
 from modelpool.actors.http.service.services import ClientGone, Services
@@ -20,6 +25,7 @@ from modelpool.actors.request import json_text
 from modelpool.actors.request.json_text import MAX_VALUES, NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.asgi import RefusingPool, call
+from tests.actors.http.conftest import served
 
 
 def answers(tmp_path: Path, *calls: tuple[str, bytes], **settings: Any) -> list[tuple[int, str]]:
@@ -126,3 +132,36 @@ def test_requests_of_a_client_that_has_gone_are_not_built(tmp_path: Path) -> Non
             await services.submit(caller, lambda: built, "native", 1)
 
     asyncio.run(run())
+
+
+def test_clients_that_close_read_why_a_large_body_is_refused(tmp_path: Path) -> None:
+    """urllib closes each connection and sends the whole body before it reads: the connection was reset."""
+    refused = {
+        "a workflow": ("/prompt", 400),
+        "a call that reads no body": ("/sdapi/v1/interrupt", 200),
+        "no such path": ("/nothing", 404),
+    }
+    with served(RefusingPool(), tmp_path) as address:
+        for name, (path, status) in refused.items():
+            body = b'{"prompt": "' + b"A" * 20_000_000 + b'"}'
+            call = urllib.request.Request(address + path, body, {"Content-Type": "application/json"}, method="POST")
+            try:
+                with urllib.request.urlopen(call, timeout=30) as answer:
+                    found, text = answer.status, b""
+            except urllib.error.HTTPError as problem:
+                found, text = problem.code, problem.read()
+            assert found == status, name
+            assert found == 200 or json.loads(text), name
+
+
+def test_the_rest_of_a_body_that_never_comes_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_bodies, "MOST_SKIPPED_SECONDS", 0.1)
+    head = "POST /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\nA"
+    with served(RefusingPool(), tmp_path) as address:
+        parts = urlsplit(address)
+        with socket.create_connection((parts.hostname, parts.port), 30) as connection:
+            connection.sendall(head.encode())
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+    assert received.startswith(b"HTTP/1.1 404")
