@@ -27,7 +27,7 @@ from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.catalog.upscaler_index import UpscalerIndex
 from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.families.definitions.stable_cascade import pooled_width
+from modelpool.pool.families.parts.two_stages import pooled_width
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of

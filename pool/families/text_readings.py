@@ -13,25 +13,27 @@ from modelpool.pool.families.definitions import all_definitions, defined_familie
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 
-_READ = tuple(family for family in all_definitions() if family.texts)
+_READ = tuple(family for family in all_definitions() if family.text.readings)
 
 #: by set, or by family if a family reads the encoders of a set differently
-READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType({family.readings_name: family.texts for family in _READ})
+READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
+    {family.readings_name: family.text.readings for family in _READ}
+)
 #: the row of `READINGS` of each family and each set
 ROW_OF: Mapping[str, str] = MappingProxyType(
     {name: name for name in READINGS} | {family.name: family.readings_name for family in _READ}
 )
 #: how the states of several encoders are joined, by row, unless each is an input of its own
 JOINS: Mapping[str, TextJoin] = MappingProxyType(
-    {family.readings_name: family.text_join for family in _READ if family.text_join is not None}
+    {family.readings_name: family.text.join for family in _READ if family.text.join is not None}
 )
 #: how the first text encoder reads lyrics, by row
 LYRICS: Mapping[str, Reading] = MappingProxyType(
-    {family.readings_name: family.lyrics for family in defined_families() if family.lyrics is not None}
+    {family.readings_name: family.text.lyrics for family in defined_families() if family.text.lyrics is not None}
 )
 #: encoders that the models of a row can run without, but not all of them at once
 OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}
+    {family.readings_name: family.text.optional for family in defined_families() if family.text.optional}
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts
@@ -47,18 +48,24 @@ _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
-_TEXT_VISION: Mapping[str, TextVision] = {
-    family.name: family.text_vision for family in defined_families() if family.text_vision is not None
+TEXT_VISION: Mapping[str, TextVision] = {
+    family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
 #: families whose text encoder is connected to the model by a part in its file
 _CONNECTED: Mapping[str, FamilyDefinition] = {
-    family.name: family for family in defined_families() if family.connector is not None
+    family.name: family for family in defined_families() if family.text.connector is not None
 }
 #: tables of words in diffusion models that are their text encoders
-_TABLES = {family.name: family.words for family in defined_families() if family.words}
+_TABLES = {family.name: family.text.words for family in defined_families() if family.text.words}
 #: name in its diffusion model of the second model of a family, which predicts without a text
 UNCONDITIONAL: Mapping[str, str] = {
-    family.name: family.unconditional for family in defined_families() if family.unconditional
+    family.name: family.build.unconditional for family in defined_families() if family.build.unconditional
+}
+#: readers of the metadata of files, by family
+_METADATA_CONFIGS = {
+    family.name: family.build.metadata_config
+    for family in defined_families()
+    if family.build.metadata_config is not None
 }
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
@@ -74,12 +81,12 @@ def text_prefix(member: str) -> str:
 def defined_family(definition: FamilyDefinition) -> Family:
     """Return the family of a module of `pool.families.modules`."""
     name, facts = definition.name, definition.facts
-    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
-    connectors = [role for role, reading in zip(TEXT_ROLES, definition.texts, strict=False) if reading.connects]
-    connector = definition.connector
+    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text.vision is not None else set())
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.text.readings), strict=False))
+    connectors = [role for role, reading in zip(TEXT_ROLES, definition.text.readings, strict=False) if reading.connects]
+    connector = definition.text.connector
     latent = LATENT_FORMATS[definition.latent]
-    words = definition.words.get(Naming.PUBLISHED)
+    words = definition.text.words.get(Naming.PUBLISHED)
     return Family(
         name=name,
         title=definition.title,
@@ -96,7 +103,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if "seconds" in facts.reads
+            if definition.build.seconds_model
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },
@@ -112,8 +119,8 @@ def defined_family(definition: FamilyDefinition) -> Family:
             prediction=facts.prediction,
             noise=facts.noise,
             model=name,
-            writes_tokens=any(reading.writes_tokens for reading in definition.texts),
-            words_negative=any(reading.negative_template for reading in definition.texts),
+            writes_tokens=any(reading.writes_tokens for reading in definition.text.readings),
+            words_negative=any(reading.negative_template for reading in definition.text.readings),
             reads=frozenset(reads),
             image_concat=definition.image_concat,
             vision_use=facts.vision_use,
@@ -162,7 +169,9 @@ def _audio(facts: ModelFacts) -> AudioFacts | None:
 
 def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
     """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
-    return () if definition.connector is None else tuple(prefix + part for part in definition.connector.inside)
+    return (
+        () if definition.text.connector is None else tuple(prefix + part for part in definition.text.connector.inside)
+    )
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -236,6 +245,13 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     return with_unconditional(with_text_vision(placed, shapes), shapes)
 
 
+def metadata_config(family: Family, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the arguments of the class of the diffusion model that the `metadata` of a file states and no shape tells;
+    empty for none."""
+    read = _METADATA_CONFIGS.get(family.name)
+    return {} if read is None else read(metadata)
+
+
 def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:
     """Return `family`, guided by the second model of its diffusion model if `shapes` has it."""
     if family.name not in UNCONDITIONAL:
@@ -263,7 +279,7 @@ def with_text_vision(
     one way. A part that is not exactly that of Qwen 2.5 VL or 3 VL, which the models were trained with, is left out;
     `why_no_vision` states why.
     """
-    vision = _TEXT_VISION.get(family.name)
+    vision = TEXT_VISION.get(family.name)
     if vision is None or vision.role not in family.prefixes:
         return family
     start = family.prefixes[vision.role]

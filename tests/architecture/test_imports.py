@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from tests.architecture.source_tree import (
     PACKAGES,
@@ -25,6 +26,8 @@ OUTSIDE_WORLD = {
     "time", "datetime", "random", "secrets", "uuid", "threading", "asyncio", "multiprocessing", "concurrent", "signal",
     "socket", "subprocess", "logging", "tempfile", "shutil",
 }  # fmt: skip
+#: the modules that define particular families
+DEFINITIONS = ROOT / "pool/families/definitions"
 #: benchmarks that compare with Ray's own libraries
 RAY_BENCHMARKS = ("benchmarks/priced_controller.py", "benchmarks/ray_systems.py", "benchmarks/task_price.py")
 #: imports each module of the list in a fresh interpreter forked from a light parent; prints {module: heavy packages}
@@ -49,6 +52,27 @@ print(json.dumps({name: heavy for name, heavy in found.items() if heavy != "[]"}
 def offenders(modules: list[Module], forbidden: set[str]) -> list[str]:
     """The modules that import any package of `forbidden`."""
     return [f"{m.place} imports {', '.join(sorted(bad))}" for m in modules if (bad := m.imported_packages & forbidden)]
+
+
+def family_imports(modules: Iterable[Module]) -> list[str]:
+    """The imports of the modules of particular families by modules outside of `pool/families`."""
+    definitions = {f"modelpool.pool.families.definitions.{path.stem}" for path in DEFINITIONS.glob("[!_]*.py")}
+    return [
+        f"{module.place} imports {name}"
+        for module in modules
+        if not module.place.startswith("pool/families/")
+        for name in sorted(module.imports & definitions)
+    ]
+
+
+def test_no_module_outside_the_families_imports_a_particular_family() -> None:
+    """Facts of a family are fields of its value, and shared mechanisms are in `pool/families/parts`."""
+    assert family_imports(product_modules(*PACKAGES)) == []
+
+
+def test_an_import_of_a_particular_family_is_found() -> None:
+    (own,) = (module for module in all_test_modules() if module.place == "tests/pool/families/definitions/test_sana.py")
+    assert family_imports([own]) == [f"{own.place} imports modelpool.pool.families.definitions.sana"]
 
 
 def test_only_actors_and_scripts_import_ray() -> None:

@@ -15,7 +15,7 @@ from modelpool.actors.graph.features.recorded import FILE_NAME
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.families.definitions.stable_cascade import prior_cells
+from modelpool.pool.families.parts.two_stages import prior_cells
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (

@@ -32,6 +32,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import takes_control_video
 from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
+from modelpool.pool.families.transformer_families import TEXT_VISION
 from modelpool.pool.models.components.text.vision_prompt import MOST_PROPORTION
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
@@ -52,10 +53,8 @@ _NUMBERED_NAMES = re.compile(
     rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
     rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
 )
-#: the families whose text encoder file must contain the vision part
+#: the family whose editing models read references and not `image`
 _QWEN_IMAGE = "qwen_image"
-#: and whose vision part it is
-_VISION_PARTS = {_QWEN_IMAGE: "Qwen 2.5 VL", "joyimage": "Qwen 3 VL", "glm_image": "GLM-Image"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +132,10 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
 def _why_none(facts: SamplingFacts) -> str:
     """Return why models of `facts` accept no reference."""
     if facts.why_no_vision:
-        part = f"has a text encoder whose vision part (tensors visual.*) is not that of {_VISION_PARTS[facts.model]}"
+        part = "has a text encoder whose vision part (tensors visual.*) is not that of "
+        part += TEXT_VISION[facts.model].part.value
         return f"{part}, which editing requires: {facts.why_no_vision}"
-    if facts.model in _VISION_PARTS:
+    if facts.model in TEXT_VISION:
         return "has a text encoder without the vision part (tensors visual.*), which editing requires"
     if facts.image_concat is not None:
         return "reads the image that it edits from the field image"

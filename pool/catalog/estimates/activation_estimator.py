@@ -39,9 +39,9 @@ from modelpool.pool.catalog.estimates.stage_peak_bytes import (
     vision_encode_bytes,
     with_image_prompts,
 )
-from modelpool.pool.families.definitions.stable_cascade import empty_text
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.two_stages import empty_text
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.inference.conditioning.image_concat import reference_names

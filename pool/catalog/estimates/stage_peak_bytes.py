@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.catalog.estimates.counted_options import CountedOptions, counted_options
-from modelpool.pool.families.definitions.stable_cascade import prior_channels
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
 from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
 from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs, first_frame_shape
 from modelpool.pool.inference.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image

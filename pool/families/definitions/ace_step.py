@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
 from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.text_reading import Padding, Reading
@@ -24,12 +31,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: the part of the module, and the folder, of the condition encoder; its arguments begin with the same word
-COMPANION = "condition_encoder"
-#: its parameter: the latent of silence, [1,L,C]. Published files have it in a file of its own
-SILENCE = "silence_latent"
-#: cells of the published one; those of it that stand for a reference audio: 30 s
-SILENCE_CELLS, TIMBRE_CELLS = 15000, 750
 #: tensors of the condition encoder outside of its part of published files
 _OUTSIDE = ("null_condition_emb", SILENCE)
 _MODEL_PART, _ENCODER_PART = "decoder.", "encoder."
@@ -169,35 +170,38 @@ FAMILIES = (
         layout=ACE_STEP_15,
         when=anything,
         comfyui="ACEStep15",
-        module="AceStepTransformer1DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
-        prepare=prepare,
+        build=ModelBuild("AceStepTransformer1DModel", config, convert, forward, prepare=prepare),
         companion=COMPANION,
         latent="ace_step_15",
-        texts=(
-            Reading(
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3_06b",
+                    1024,
+                    "# Instruction\nFill the audio semantic mask based on the given conditions:\n\n# Caption\n{}"
+                    "<|endoftext|>\n",
+                    most_tokens=256,
+                    padding=Padding.DROPPED,
+                ),
+            ),
+            lyrics=Reading(
                 "qwen3_06b",
                 1024,
-                "# Instruction\nFill the audio semantic mask based on the given conditions:\n\n# Caption\n{}"
-                "<|endoftext|>\n",
-                most_tokens=256,
+                "{}<|endoftext|>",
+                most_tokens=2048,
                 padding=Padding.DROPPED,
+                layers=(0,),
+                has_weights=False,
             ),
-        ),
-        lyrics=Reading(
-            "qwen3_06b",
-            1024,
-            "{}<|endoftext|>",
-            most_tokens=2048,
-            padding=Padding.DROPPED,
-            layers=(0,),
-            has_weights=False,
         ),
         facts=_FACTS,
         distilled=replace(_FACTS, guidance=Guidance.NONE, cfg=1.0, steps=8),
-        distilled_entries={"is_turbo": True, "model_version": "turbo"},
+        folder=DiffusersFolder(
+            "AceStepPipeline",
+            distilled_entries={"is_turbo": True, "model_version": "turbo"},
+            scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
+            own_levels=True,
+        ),
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=LoraNaming(
@@ -208,8 +212,5 @@ FAMILIES = (
                 NameRule("", NameSource.CHECKPOINT, transform=_without_part),
             )
         ),
-        pipeline="AceStepPipeline",
-        scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
-        own_levels=True,
     ),
 )

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_timesteps
@@ -97,12 +103,11 @@ FAMILIES = (
         layout=PIXART,
         when=is_allegro,
         comfyui="",
-        module="AllegroTransformer3DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("AllegroTransformer3DModel", config, unchanged(), forward),
         latent="allegro",
-        texts=(fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs(
+            (fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),)
+        ),
         facts=image_timesteps(
             Prediction.NOISE,
             NoiseFacts(NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),
@@ -123,16 +128,18 @@ FAMILIES = (
         sampler="euler_ancestral",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="AllegroPipeline",
-        scheduler=SchedulerFacts(
-            "EulerAncestralDiscreteScheduler",
-            {
-                "beta_start": _FIRST_BETA,
-                "beta_end": _LAST_BETA,
-                "beta_schedule": "linear",
-                "prediction_type": "epsilon",
-                "timestep_spacing": "linspace",
-            },
+        folder=DiffusersFolder(
+            "AllegroPipeline",
+            scheduler=SchedulerFacts(
+                "EulerAncestralDiscreteScheduler",
+                {
+                    "beta_start": _FIRST_BETA,
+                    "beta_end": _LAST_BETA,
+                    "beta_schedule": "linear",
+                    "prediction_type": "epsilon",
+                    "timestep_spacing": "linspace",
+                },
+            ),
         ),
     ),
 )

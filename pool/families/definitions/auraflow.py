@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -87,13 +93,11 @@ FAMILIES = (
         layout=_LAYOUT,
         when=anything,
         comfyui="AuraFlow",
-        module="AuraFlowTransformer2DModel",
-        config=config,
-        convert="auraflow",
-        forward=forward,
+        build=ModelBuild("AuraFlowTransformer2DModel", config, "auraflow", forward),
         latent="sdxl",
-        texts=(fixed_length("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),),
-        text_set="aura_flow",
+        text=TextInputs(
+            (fixed_length("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),), set_name="aura_flow"
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=1.73),
             Guidance.CLASSIFIER_FREE,
@@ -106,6 +110,6 @@ FAMILIES = (
         schedule="normal",
         dtypes=HALF_FIRST,
         lora=TRANSFORMER,
-        pipeline="AuraFlowPipeline",
+        folder=DiffusersFolder("AuraFlowPipeline"),
     ),
 )

@@ -8,7 +8,13 @@ from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -52,22 +58,23 @@ FAMILIES = (
         layout=FLUX,
         when=is_bria,
         comfyui="",
-        module="BriaTransformer2DModel",
-        config=config,
-        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
-        forward=forward,
+        build=ModelBuild(
+            "BriaTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+        ),
         latent="sdxl",
-        texts=(
-            # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
-            Reading(
-                "t5xxl",
-                4096,
-                is_optional=True,
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                padding=Padding.ZEROED,
-            ),
+        text=TextInputs(
+            (
+                # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
+                Reading(
+                    "t5xxl",
+                    4096,
+                    is_optional=True,
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    padding=Padding.ZEROED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=1.0),
@@ -80,7 +87,6 @@ FAMILIES = (
         schedule="normal",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="BriaPipeline",
-        shifts_by_size=False,
+        folder=DiffusersFolder("BriaPipeline", shifts_by_size=False),
     ),
 )

@@ -10,7 +10,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -67,13 +73,17 @@ FAMILIES = (
         layout=CHROMA,
         when=anything,
         comfyui="Chroma",
-        module="ChromaTransformer2DModel",
-        config=config,
-        convert=LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
-        forward=forward,
+        build=ModelBuild(
+            "ChromaTransformer2DModel",
+            config,
+            LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+            forward,
+        ),
         latent="flux",
-        # ComfyUI drops all padding but one token; here the mask hides it
-        texts=(fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
+        text=TextInputs(
+            # ComfyUI drops all padding but one token; here the mask hides it
+            (fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),)
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.CLASSIFIER_FREE,
@@ -86,7 +96,6 @@ FAMILIES = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=flux.LORA,
-        pipeline="ChromaPipeline",
-        pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
+        folder=DiffusersFolder("ChromaPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
     ),
 )

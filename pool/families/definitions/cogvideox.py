@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.families.parts.video_facts import joined
+from modelpool.pool.families.parts.video_facts import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
 
@@ -209,14 +217,6 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     return out_BTCHW.transpose(1, 2)
 
 
-def fixed_extent(own: Any) -> tuple[int, int, int] | None:
-    """Return width, height and frames of the only videos that a model of the configuration `own` has positions for;
-    None if it has them for all."""
-    if not getattr(own, "use_learned_positional_embeddings", False):
-        return None
-    return own.sample_width * _CELL, own.sample_height * _CELL, own.sample_frames
-
-
 def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the positions of all patches, [N,head]: a quarter of a head for time, the rest for
     rows and columns. Positions are those of the training size, cropped to the form of the video; in version 1.5, the
@@ -318,25 +318,27 @@ _LAYOUT_NAMES = LayoutNames(
     without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
     converter=convert,
 )
+
+
+def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
+    return (TeaCacheFacts(coefficients, 0.1, of_vector=True),)
+
+
 _LARGE = FamilyDefinition(
     name="cogvideox",
     title="CogVideoX 5B",
     layout=COGVIDEOX,
     when=_having(_CHANNELS, 1),
     comfyui="CogVideoX_T2V",
-    module="CogVideoXTransformer3DModel",
-    config=config,
-    convert=_LAYOUT_NAMES,
-    forward=forward,
+    build=ModelBuild("CogVideoXTransformer3DModel", config, _LAYOUT_NAMES, forward),
     latent="cogvideox",
-    texts=(fixed_length("t5xxl", _TOKENS),),
-    text_set="cogvideox",
+    text=TextInputs((fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
     facts=_facts(_LARGE_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b"),
     schedule="trailing",
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
-    pipeline="CogVideoXPipeline",
-    scheduler=_scheduler(_LARGE_SHIFT),
+    folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
+    teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
 )
 
 _SIZES_15: dict[str, Any] = {
@@ -348,12 +350,16 @@ _SMALL = replace(
     name="cogvideox_2b",
     title="CogVideoX 2B",
     when=_having(_CHANNELS, 1, small=True),
-    # its code keeps the sines that the model computes in a parameter, which is not trained
-    convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+    build=replace(
+        _LARGE.build,
+        # its code keeps the sines that the model computes in a parameter, which is not trained
+        convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+    ),
     latent="cogvideox_2b",
     facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
     dtypes=HALF_FIRST,
-    scheduler=_scheduler(_SMALL_SHIFT),
+    folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
+    teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
 )
 
 
@@ -367,7 +373,8 @@ def _following(base: FamilyDefinition, name: str, title: str, small: bool, sourc
         when=_follows(small=small),
         comfyui="CogVideoX_I2V",
         facts=replace(base.facts, reads=("context", "followed"), sources=sources),
-        pipeline="CogVideoXFunControlPipeline",
+        folder=replace(base.folder, pipeline="CogVideoXFunControlPipeline"),
+        teacache=(),
     )
 
 
@@ -392,7 +399,7 @@ FAMILIES = (
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
         ),
-        pipeline="CogVideoXImageToVideoPipeline",
+        folder=replace(_LARGE.folder, pipeline="CogVideoXImageToVideoPipeline"),
     ),
     replace(
         _LARGE,
@@ -400,13 +407,16 @@ FAMILIES = (
         title="CogVideoX 1.5",
         when=_having(_CHANNELS, 2),
         facts=_facts(_LARGE_SHIFT, **_SIZES_15, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B"),
+        teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
     ),
     replace(
         _LARGE,
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
         when=_reads_offset,
-        vae_entries={"invert_scale_latents": True},
+        folder=replace(
+            _LARGE.folder, pipeline="CogVideoXImageToVideoPipeline", vae_entries={"invert_scale_latents": True}
+        ),
         comfyui="CogVideoX_I2V",
         facts=_facts(
             _LARGE_SHIFT,
@@ -415,6 +425,6 @@ FAMILIES = (
             begins=FirstFrameMode.FIRST_CELL,
             sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         ),
-        pipeline="CogVideoXImageToVideoPipeline",
+        teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
     ),
 )

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_timesteps
@@ -53,12 +59,9 @@ FAMILIES = (
         layout=COGVIEW,
         when=is_version_3,
         comfyui="",
-        module="CogView3PlusTransformer2DModel",
-        config=config,
-        convert=unchanged("patch_embed.pos_embed"),
-        forward=forward,
+        build=ModelBuild("CogView3PlusTransformer2DModel", config, unchanged("patch_embed.pos_embed"), forward),
         latent="cogview4",
-        texts=(fixed_length("t5xxl", _TOKENS, is_optional=True),),
+        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
         facts=image_timesteps(
             Prediction.VELOCITY,
             NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
@@ -72,19 +75,21 @@ FAMILIES = (
         schedule="trailing",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="CogView3PlusPipeline",
-        scheduler=SchedulerFacts(
-            "CogVideoXDDIMScheduler",
-            {
-                "beta_start": 0.00085,
-                "beta_end": 0.012,
-                "beta_schedule": "scaled_linear",
-                "clip_sample": False,
-                "prediction_type": "v_prediction",
-                "timestep_spacing": "trailing",
-                "rescale_betas_zero_snr": True,
-                "snr_shift_scale": _SHIFT,
-            },
+        folder=DiffusersFolder(
+            "CogView3PlusPipeline",
+            scheduler=SchedulerFacts(
+                "CogVideoXDDIMScheduler",
+                {
+                    "beta_start": 0.00085,
+                    "beta_end": 0.012,
+                    "beta_schedule": "scaled_linear",
+                    "clip_sample": False,
+                    "prediction_type": "v_prediction",
+                    "timestep_spacing": "trailing",
+                    "rescale_betas_zero_snr": True,
+                    "snr_shift_scale": _SHIFT,
+                },
+            ),
         ),
     ),
 )

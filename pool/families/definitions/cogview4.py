@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -138,23 +144,22 @@ _PLAIN = FamilyDefinition(
     layout=COGVIEW,
     when=is_version_4,
     comfyui="",
-    module="CogView4Transformer2DModel",
-    config=config,
-    convert=unchanged(),
-    forward=forward,
+    build=ModelBuild("CogView4Transformer2DModel", config, unchanged(), forward),
     latent="cogview4",
-    texts=(
-        Reading(
-            "glm4_9b",
-            4096,
-            most_tokens=_TOKENS,
-            multiple=_MULTIPLE,
-            pads_left=True,
-            is_masked=True,
-            layers_left_out=1,
-            final_norm=False,
-            padding=Padding.DROPPED,
-        ),
+    text=TextInputs(
+        (
+            Reading(
+                "glm4_9b",
+                4096,
+                most_tokens=_TOKENS,
+                multiple=_MULTIPLE,
+                pads_left=True,
+                is_masked=True,
+                layers_left_out=1,
+                final_norm=False,
+                padding=Padding.DROPPED,
+            ),
+        )
     ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
@@ -168,8 +173,7 @@ _PLAIN = FamilyDefinition(
     schedule="linspace",
     dtypes=NO_FLOAT16,
     lora=TRANSFORMER,
-    pipeline="CogView4Pipeline",
-    scheduler=SCHEDULER,
+    folder=DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
 )
 
 FAMILIES = (
@@ -184,7 +188,7 @@ FAMILIES = (
             sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
         ),
         image_concat=ImageConcat.LATENT,
-        pipeline="CogView4ControlPipeline",
+        folder=replace(_PLAIN.folder, pipeline="CogView4ControlPipeline"),
     ),
     _PLAIN,
 )

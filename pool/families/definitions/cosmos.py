@@ -16,7 +16,14 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import Level, ModelFacts, image_flow
@@ -179,13 +186,9 @@ _T2V = FamilyDefinition(
     layout=LAYOUT,
     when=anything,
     comfyui="CosmosT2V",
-    module="CosmosTransformer3DModel",
-    config=config,
-    convert="cosmos",
-    forward=forward,
+    build=ModelBuild("CosmosTransformer3DModel", config, "cosmos", forward),
     latent="cosmos",
-    texts=(fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
-    text_set="cosmos",
+    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
     facts=ModelFacts(
         prediction=Prediction.EDM,
         noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
@@ -205,8 +208,7 @@ _T2V = FamilyDefinition(
     schedule="karras",
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
-    pipeline="CosmosTextToWorldPipeline",
-    pipeline_entries={"safety_checker": NOTHING},
+    folder=DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": NOTHING}),
 )
 _I2V = replace(
     _T2V,
@@ -220,7 +222,7 @@ _I2V = replace(
         begins=FirstFrameMode.KEPT_WITH_NOISE,
         sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
     ),
-    pipeline="CosmosVideoToWorldPipeline",
+    folder=replace(_T2V.folder, pipeline="CosmosVideoToWorldPipeline"),
 )
 _PREDICT_2_T2I = replace(
     _T2V,
@@ -228,7 +230,7 @@ _PREDICT_2_T2I = replace(
     title="Cosmos Predict 2 images",
     layout=COSMOS_PREDICT_2,
     comfyui="CosmosT2IPredict2",
-    forward=forward_predict_2,
+    build=replace(_T2V.build, forward=forward_predict_2),
     latent="wan21",
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
@@ -242,8 +244,7 @@ _PREDICT_2_T2I = replace(
         "both sigmas, and its guidance scale is smaller by 1",
     ),
     dtypes=NO_FLOAT16,
-    pipeline="Cosmos2TextToImagePipeline",
-    scheduler_entries={"use_karras_sigmas": True},
+    folder=replace(_T2V.folder, pipeline="Cosmos2TextToImagePipeline", scheduler_entries={"use_karras_sigmas": True}),
 )
 _PREDICT_2_I2V = replace(
     _PREDICT_2_T2I,
@@ -263,7 +264,7 @@ _PREDICT_2_I2V = replace(
         begins=FirstFrameMode.KEPT,
         sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
     ),
-    pipeline="Cosmos2VideoToWorldPipeline",
+    folder=replace(_PREDICT_2_T2I.folder, pipeline="Cosmos2VideoToWorldPipeline"),
 )
 
 FAMILIES = (_I2V, _T2V, _PREDICT_2_I2V, _PREDICT_2_T2I)

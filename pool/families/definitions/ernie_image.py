@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -83,20 +89,19 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="ErnieImage",
-        module="ErnieImageTransformer2DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("ErnieImageTransformer2DModel", config, unchanged(), forward),
         latent="flux2",
-        texts=(
-            Reading(
-                "ministral3_3b",
-                3072,
-                is_masked=True,
-                layers_left_out=1,
-                final_norm=False,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "ministral3_3b",
+                    3072,
+                    is_masked=True,
+                    layers_left_out=1,
+                    final_norm=False,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
@@ -110,7 +115,6 @@ FAMILIES = (
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="ErnieImagePipeline",
-        pipeline_entries={"pe": NOTHING, "pe_tokenizer": NOTHING},
+        folder=DiffusersFolder("ErnieImagePipeline", entries={"pe": NOTHING, "pe_tokenizer": NOTHING}),
     ),
 )

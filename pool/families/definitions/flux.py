@@ -10,12 +10,19 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading, fixed_length
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind, ShiftBySize
 
@@ -77,14 +84,18 @@ _DEV = FamilyDefinition(
     layout=FLUX,
     when=is_guided,
     comfyui="Flux",
-    module="FluxTransformer2DModel",
-    config=config,
-    convert=LayoutNames("flux", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
-    forward=forward,
+    build=ModelBuild(
+        "FluxTransformer2DModel",
+        config,
+        LayoutNames("flux", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+        forward,
+    ),
     latent="flux",
-    # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
-    texts=(Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
-    text_set="flux",
+    text=TextInputs(
+        # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
+        (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
+        set_name="flux",
+    ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
         Guidance.DISTILLED,
@@ -98,8 +109,8 @@ _DEV = FamilyDefinition(
     dtypes=BFLOAT16_FIRST,
     lora=flux.LORA,
     controlnets="flux",
-    pipeline="FluxPipeline",
-    pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
+    folder=DiffusersFolder("FluxPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+    teacache=(TeaCacheFacts((4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01), 0.25),),
 )
 _READS_IMAGE = replace(_DEV.facts, reads=("context", "pooled", "guidance", "image"), may_read=())
 
@@ -119,8 +130,7 @@ FAMILIES = (
             "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
         ),
         image_concat=ImageConcat.INPAINT_BY_PIXEL,
-        pipeline="FluxFillPipeline",
-        pipeline_entries={},
+        folder=replace(_DEV.folder, pipeline="FluxFillPipeline", entries={}),
     ),
     replace(
         _DEV,
@@ -133,8 +143,7 @@ FAMILIES = (
             sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
         ),
         image_concat=ImageConcat.LATENT,
-        pipeline="FluxControlPipeline",
-        pipeline_entries={},
+        folder=replace(_DEV.folder, pipeline="FluxControlPipeline", entries={}),
     ),
     _DEV,
     replace(

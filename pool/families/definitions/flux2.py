@@ -10,7 +10,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -86,24 +92,23 @@ _FLUX_2 = FamilyDefinition(
     layout=FLUX_2,
     when=anything,
     comfyui="Flux2",
-    module="Flux2Transformer2DModel",
-    config=config,
-    convert=LayoutNames("flux2", older=scale_of_norm),
-    forward=forward,
+    build=ModelBuild("Flux2Transformer2DModel", config, LayoutNames("flux2", older=scale_of_norm), forward),
     latent="flux2",
-    texts=(
-        Reading(
-            "mistral3_24b",
-            5120,
-            _TEMPLATE,
-            least_tokens=_TOKENS,
-            most_tokens=_TOKENS,
-            pads_left=True,
-            is_masked=True,
-            layers=(10, 20, 30),
+    text=TextInputs(
+        (
+            Reading(
+                "mistral3_24b",
+                5120,
+                _TEMPLATE,
+                least_tokens=_TOKENS,
+                most_tokens=_TOKENS,
+                pads_left=True,
+                is_masked=True,
+                layers=(10, 20, 30),
+            ),
         ),
+        set_name="flux2",
     ),
-    text_set="flux2",
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
         Guidance.DISTILLED,
@@ -116,7 +121,7 @@ _FLUX_2 = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
-    pipeline="Flux2Pipeline",
+    folder=DiffusersFolder("Flux2Pipeline"),
     several_references=True,
 )
 
@@ -127,13 +132,16 @@ FAMILIES = (
         name="flux2_klein",
         title="Flux 2 klein",
         when=having(guidance_embed=False),
-        # Qwen3 4B or 8B instead of Mistral
-        texts=(
-            fixed_length(
-                "qwen3_4b", _TOKENS, 2560, template=QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
+        text=replace(
+            _FLUX_2.text,
+            # Qwen3 4B or 8B instead of Mistral
+            readings=(
+                fixed_length(
+                    "qwen3_4b", _TOKENS, 2560, template=QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
+                ),
             ),
+            set_name="flux2_klein",
         ),
-        text_set="flux2_klein",
         facts=replace(
             _FLUX_2.facts,
             guidance=Guidance.NONE,
@@ -143,8 +151,7 @@ FAMILIES = (
             sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
             "model needs 50 steps and a classifier-free scale of 4",
         ),
-        pipeline="Flux2KleinPipeline",
-        pipeline_entries={"is_distilled": True},
+        folder=replace(_FLUX_2.folder, pipeline="Flux2KleinPipeline", entries={"is_distilled": True}),
     ),
     _FLUX_2,
 )

@@ -15,7 +15,15 @@ from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision, VisionPart
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+    TextVision,
+    VisionPart,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -162,28 +170,31 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="",
-        module="GlmImageTransformer2DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("GlmImageTransformer2DModel", config, unchanged(), forward),
         latent="glm_image",
-        scales_latent=False,
-        texts=(
-            Reading(
-                "byt5_small_glyph",
-                1472,
-                most_tokens=_GLYPHS,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                quotes_apart=True,
+        folder=DiffusersFolder(
+            "GlmImagePipeline",
+            scales_latent=False,
+            text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
+            scheduler=cogview4.SCHEDULER,
+        ),
+        text=TextInputs(
+            (
+                Reading(
+                    "byt5_small_glyph",
+                    1472,
+                    most_tokens=_GLYPHS,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    quotes_apart=True,
+                ),
+                Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
             ),
-            Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
+            join=TextJoin(join),
+            vision=TextVision(
+                {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
+            ),
         ),
-        text_join=TextJoin(join),
-        text_vision=TextVision(
-            {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
-        ),
-        text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),
             Guidance.CLASSIFIER_FREE,
@@ -198,7 +209,5 @@ FAMILIES = (
         schedule="linspace_open",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="GlmImagePipeline",
-        scheduler=cogview4.SCHEDULER,
     ),
 )

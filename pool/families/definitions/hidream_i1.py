@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, always, count, dim, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -98,27 +104,26 @@ FAMILIES = (
         layout=_LAYOUT,
         when=anything,
         comfyui="HiDream",
-        module="HiDreamImageTransformer2DModel",
-        config=config,
-        convert="hidream",
-        forward=forward,
+        build=ModelBuild("HiDreamImageTransformer2DModel", config, "hidream", forward),
         latent="flux",
-        # the model reads the states of several of Llama's layers, one per block
-        texts=(
-            Reading("clip_l", 768, chunk_tokens=_TOKENS, pooled=Pooled.PROJECTED, reads_states=False),
-            Reading(
-                "clip_g",
-                1280,
-                clip_pad_id=OPEN_CLIP_PAD,
-                chunk_tokens=_TOKENS,
-                pooled=Pooled.PROJECTED,
-                reads_states=False,
+        text=TextInputs(
+            # the model reads the states of several of Llama's layers, one per block
+            (
+                Reading("clip_l", 768, chunk_tokens=_TOKENS, pooled=Pooled.PROJECTED, reads_states=False),
+                Reading(
+                    "clip_g",
+                    1280,
+                    clip_pad_id=OPEN_CLIP_PAD,
+                    chunk_tokens=_TOKENS,
+                    pooled=Pooled.PROJECTED,
+                    reads_states=False,
+                ),
+                fixed_length("t5xxl", _TOKENS, is_masked=True),
+                fixed_length("llama3_8b", _TOKENS, is_masked=True, every_layer=True, pad="<|eot_id|>"),
             ),
-            fixed_length("t5xxl", _TOKENS, is_masked=True),
-            fixed_length("llama3_8b", _TOKENS, is_masked=True, every_layer=True, pad="<|eot_id|>"),
+            set_name="hidream",
+            join=TextJoin(_join),
         ),
-        text_set="hidream",
-        text_join=TextJoin(_join),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
             Guidance.CLASSIFIER_FREE,
@@ -130,6 +135,6 @@ FAMILIES = (
         schedule="normal",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="HiDreamImagePipeline",
+        folder=DiffusersFolder("HiDreamImagePipeline"),
     ),
 )

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import CHECKPOINT_KEYS, LoraNaming, NameSource, dotted, joined_names
 from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.patches import output_size, text_mask
 from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-#: tokens that it reads of its first text encoder; the rest of its padding embeddings is for the second
-TOKENS = 77
-#: original image size that it reads, and cells along a side of its positions
-_PIXELS, _CELLS = 1024, 64
 
 #: the two sources have the same names for different norms, so each has separate prefixes
 _LORA = LoraNaming(
@@ -132,56 +133,21 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out[:, : x_BCHW.shape[1]]
 
 
-def module_kwargs(module: nn.Module, x_BCHW: Tensor, kwargs: ModelKwargs) -> dict[str, Any]:
-    """Return the inputs of HunyuanDiT and its ControlNets other than latent and time, by argument name."""
-    import torch
-    from diffusers.models.embeddings import get_2d_rotary_pos_embed
-
-    config = config_of(module)
-    height, width = (side // config.patch_size for side in x_BCHW.shape[-2:])
-    size = output_size(x_BCHW, kwargs)
-    original_size = size.new_full(size.shape, _PIXELS)
-    return {
-        "encoder_hidden_states": kwargs["context"],
-        "text_embedding_mask": text_mask(kwargs, "context"),
-        "encoder_hidden_states_t5": kwargs["context_2"],
-        "text_embedding_mask_t5": text_mask(kwargs, "context_2"),
-        "image_meta_size": torch.cat((original_size, size, torch.zeros_like(size)), dim=1),
-        "style": x_BCHW.new_zeros(x_BCHW.shape[0], dtype=torch.long),
-        "image_rotary_emb": get_2d_rotary_pos_embed(
-            config.attention_head_dim,
-            _middle_of_grid(height, width, _CELLS // config.patch_size),
-            (height, width),
-            device=x_BCHW.device,
-            output_type="pt",
-        ),
-    }
-
-
-def _middle_of_grid(height: int, width: int, side: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the corners of an image of these sides, centred in the smallest square position grid that holds it."""
-    scale = side / max(height, width)
-    rows, columns = round(scale * height), round(scale * width)
-    top, left = round((side - rows) / 2), round((side - columns) / 2)
-    return (top, left), (top + rows, left + columns)
-
-
 _V1_2 = FamilyDefinition(
     name="hunyuan_dit",
     title="HunyuanDiT 1.2",
     layout=_LAYOUT,
     when=anything,
     comfyui="HunyuanDiT",
-    module="HunyuanDiT2DModel",
-    config=config,
-    convert=LayoutNames("hunyuan_dit", converter=_NAMES.convert),
-    forward=forward,
+    build=ModelBuild("HunyuanDiT2DModel", config, LayoutNames("hunyuan_dit", converter=_NAMES.convert), forward),
     latent="sdxl",
-    texts=(
-        fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
-        fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+    text=TextInputs(
+        (
+            fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
+            fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+        ),
+        set_name="hunyuan_dit",
     ),
-    text_set="hunyuan_dit",
     facts=image_timesteps(
         Prediction.VELOCITY,
         NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
@@ -195,8 +161,10 @@ _V1_2 = FamilyDefinition(
     dtypes=HALF_FIRST,
     controlnets="hunyuan_dit",
     lora=_LORA,
-    pipeline="HunyuanDiTPipeline",
-    pipeline_entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+    folder=DiffusersFolder(
+        "HunyuanDiTPipeline",
+        entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+    ),
 )
 
 FAMILIES = (

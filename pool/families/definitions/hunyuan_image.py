@@ -11,7 +11,13 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -94,23 +100,27 @@ FAMILIES = (
         layout=HUNYUAN_VIDEO,
         when=is_hunyuan_image,
         comfyui="HunyuanImage21",
-        module="HunyuanImageTransformer2DModel",
-        config=config,
-        convert=LayoutNames(
-            "hunyuan_image",
-            like="hunyuan_video",
-            prefixes=(
-                *hunyuan.SECOND_TEXT,
-                ("time_text_embed.", "time_guidance_embed."),
-                ("time_r_in.in_layer.", "time_guidance_embed.timestep_embedder_r.linear_1."),
-                ("time_r_in.out_layer.", "time_guidance_embed.timestep_embedder_r.linear_2."),
+        build=ModelBuild(
+            "HunyuanImageTransformer2DModel",
+            config,
+            LayoutNames(
+                "hunyuan_image",
+                like="hunyuan_video",
+                prefixes=(
+                    *hunyuan.SECOND_TEXT,
+                    ("time_text_embed.", "time_guidance_embed."),
+                    ("time_r_in.in_layer.", "time_guidance_embed.timestep_embedder_r.linear_1."),
+                    ("time_r_in.out_layer.", "time_guidance_embed.timestep_embedder_r.linear_2."),
+                ),
             ),
+            forward,
         ),
-        forward=forward,
         latent="hunyuan_image",
-        texts=(hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
-        text_set="hunyuan_image",
-        optional_encoders=frozenset({"byt5_small_glyph"}),
+        text=TextInputs(
+            (hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
+            set_name="hunyuan_image",
+            optional=frozenset({"byt5_small_glyph"}),
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=5.0),
             Guidance.PROJECTED_LATE,
@@ -127,10 +137,12 @@ FAMILIES = (
         schedule="simple",
         dtypes=HALF_FIRST,
         lora=hunyuan.HUNYUAN_LORA,
-        pipeline="HunyuanImagePipeline",
-        guiders={
-            folder: SchedulerFacts("AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step})
-            for folder, step in _CFG_STEPS.items()
-        },
+        folder=DiffusersFolder(
+            "HunyuanImagePipeline",
+            guiders={
+                folder: SchedulerFacts("AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step})
+                for folder, step in _CFG_STEPS.items()
+            },
+        ),
     ),
 )

@@ -64,16 +64,20 @@ FAMILIES = (
         title="Hunyuan Image 2.1 refiner",
         when=is_refiner,
         comfyui="HunyuanImage21Refiner",
-        config=config,
-        forward=forward,
+        build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_image_refiner",
-        texts=(
-            replace(
-                hunyuan.qwen_reading(_TEMPLATE, _BEFORE), least_tokens=_TOKENS + _BEFORE, most_tokens=_TOKENS + _BEFORE
+        text=replace(
+            _IMAGE.text,
+            readings=(
+                replace(
+                    hunyuan.qwen_reading(_TEMPLATE, _BEFORE),
+                    least_tokens=_TOKENS + _BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                ),
             ),
+            set_name="hunyuan_image_refiner",
+            optional=frozenset(),
         ),
-        text_set="hunyuan_image_refiner",
-        optional_encoders=frozenset(),
         image_concat=ImageConcat.NOISED_LATENT,
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=4.0),
@@ -88,8 +92,6 @@ FAMILIES = (
             sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
         ),
         dtypes=NO_FLOAT16,
-        pipeline="HunyuanImageRefinerPipeline",
-        pipeline_entries={"guider": NOTHING},
-        guiders={},
+        folder=replace(_IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": NOTHING}, guiders={}),
     ),
 )

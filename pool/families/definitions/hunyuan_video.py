@@ -9,10 +9,17 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
 from modelpool.pool.families.parts.video_facts import joined, video_flow
 from modelpool.pool.values.core.sampling_facts import (
@@ -108,15 +115,19 @@ _T2V = FamilyDefinition(
     layout=HUNYUAN_VIDEO,
     when=anything,
     comfyui="HunyuanVideo",
-    module="HunyuanVideoTransformer3DModel",
-    config=config,
-    convert=LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
-    forward=forward,
+    build=ModelBuild(
+        "HunyuanVideoTransformer3DModel",
+        config,
+        LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
+        forward,
+    ),
     latent="hunyuan_video",
-    texts=(_CLIP, _LLAMA),
-    text_set="hunyuan_video",
-    # the pipeline has another order than its readings
-    text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    text=TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
+    folder=DiffusersFolder(
+        "HunyuanVideoPipeline",
+        # the pipeline has another order than its readings
+        text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    ),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=7.0),
         Guidance.DISTILLED,
@@ -133,7 +144,7 @@ _T2V = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
-    pipeline="HunyuanVideoPipeline",
+    teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
 )
 _I2V = replace(
     _T2V,
@@ -141,15 +152,24 @@ _I2V = replace(
     title="Hunyuan Video image-to-video",
     when=_reading(33),
     comfyui="HunyuanVideoI2V",
-    texts=(
-        _CLIP,
-        # every second image state is passed to the model
-        replace(
-            _LLAMA, template=_I2V_TEMPLATE, dropped_tokens=_I2V_BEFORE, least_tokens=_TOKENS + _I2V_BEFORE,
-            most_tokens=_TOKENS + _I2V_BEFORE, image_token="<image>", images_every=2, last_head="<|end_header_id|>",
+    text=replace(
+        _T2V.text,
+        readings=(
+            _CLIP,
+            # every second image state is passed to the model
+            replace(
+                _LLAMA,
+                template=_I2V_TEMPLATE,
+                dropped_tokens=_I2V_BEFORE,
+                least_tokens=_TOKENS + _I2V_BEFORE,
+                most_tokens=_TOKENS + _I2V_BEFORE,
+                image_token="<image>",
+                images_every=2,
+                last_head="<|end_header_id|>",
+            ),
         ),
+        set_name="hunyuan_video_i2v",
     ),
-    text_set="hunyuan_video_i2v",
     facts=replace(
         _T2V.facts,
         guidance=Guidance.CLASSIFIER_FREE,
@@ -161,8 +181,9 @@ _I2V = replace(
         sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
         "concatenated: latents of the image, and their mask",
     ),
-    pipeline="HunyuanVideoImageToVideoPipeline",
-)  # fmt: skip
+    folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
+    teacache=(),
+)
 _SKYREELS = replace(
     _T2V,
     name="skyreels_i2v",
@@ -179,8 +200,9 @@ _SKYREELS = replace(
         begins=FirstFrameMode.FIRST_CELL,
         sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     ),
-    forward=skyreels_forward,
-    pipeline="HunyuanSkyreelsImageToVideoPipeline",
+    build=replace(_T2V.build, forward=skyreels_forward),
+    folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
+    teacache=(),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

@@ -9,7 +9,13 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.patches import text_mask
@@ -80,29 +86,33 @@ _VIDEO = FamilyDefinition(
     layout=HUNYUAN_VIDEO,
     when=having(vision_in_dim=_VISION_WIDTH),
     comfyui="HunyuanVideo15",
-    module="HunyuanVideo15Transformer3DModel",
-    config=config,
-    convert=LayoutNames(
-        "hunyuan_video_15",
-        like="hunyuan_video",
-        prefixes=(
-            *hunyuan.SECOND_TEXT,
-            ("time_text_embed.", "time_embed."),
-            ("vision_in.proj.0.", "image_embedder.norm_in."),
-            ("vision_in.proj.1.", "image_embedder.linear_1."),
-            ("vision_in.proj.3.", "image_embedder.linear_2."),
-            ("vision_in.proj.4.", "image_embedder.norm_out."),
-            ("cond_type_embedding.", "cond_type_embed."),
+    build=ModelBuild(
+        "HunyuanVideo15Transformer3DModel",
+        config,
+        LayoutNames(
+            "hunyuan_video_15",
+            like="hunyuan_video",
+            prefixes=(
+                *hunyuan.SECOND_TEXT,
+                ("time_text_embed.", "time_embed."),
+                ("vision_in.proj.0.", "image_embedder.norm_in."),
+                ("vision_in.proj.1.", "image_embedder.linear_1."),
+                ("vision_in.proj.3.", "image_embedder.linear_2."),
+                ("vision_in.proj.4.", "image_embedder.norm_out."),
+                ("cond_type_embedding.", "cond_type_embed."),
+            ),
         ),
+        forward,
     ),
-    forward=forward,
     latent="hunyuan_video_15",
-    texts=(
-        hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
-        hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+    text=TextInputs(
+        (
+            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
+            hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+        ),
+        set_name="hunyuan_video_15",
+        optional=frozenset({"byt5_small_glyph"}),
     ),
-    text_set="hunyuan_video_15",
-    optional_encoders=frozenset({"byt5_small_glyph"}),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=7.0),
         Guidance.CLASSIFIER_FREE,
@@ -119,8 +129,7 @@ _VIDEO = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
-    pipeline="HunyuanVideo15Pipeline",
-    guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")},
+    folder=DiffusersFolder("HunyuanVideo15Pipeline", guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")}),
 )
 #: requests have no input for the video that it enlarges
 _SUPER_RESOLUTION = replace(
@@ -130,7 +139,7 @@ _SUPER_RESOLUTION = replace(
     when=having(vision_in_dim=_VISION_WIDTH, in_channels=98),
     comfyui="HunyuanVideo15_SR_Distilled",
     facts=replace(_VIDEO.facts, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0), reads=("context", "context_2", "image")),
-    pipeline="",
+    folder=replace(_VIDEO.folder, pipeline=""),
 )
 
 FAMILIES = (_SUPER_RESOLUTION, _VIDEO)

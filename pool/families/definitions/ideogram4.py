@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    NOTHING,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameSource, dotted
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -29,8 +37,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: name of the second model in the module
-UNCONDITIONAL = "unconditional"
 #: layers of the text encoder whose states are read, the last one without the norm after it
 _LAYERS = (1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 36)
 _TOKENS = 2048
@@ -142,21 +148,26 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="Ideogram4",
-        module="Ideogram4Transformer2DModel",
-        config=config,
-        convert=LayoutNames("ideogram4", converter=convert),
-        forward=forward,
+        build=ModelBuild(
+            "Ideogram4Transformer2DModel",
+            config,
+            LayoutNames("ideogram4", converter=convert),
+            forward,
+            unconditional=UNCONDITIONAL,
+        ),
         latent="ideogram4",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                QWEN3_CHAT,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                layers=_LAYERS,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    QWEN3_CHAT,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    layers=_LAYERS,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
@@ -174,11 +185,12 @@ FAMILIES = (
         schedule="logit_normal",
         dtypes=NO_FLOAT16,
         lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
-        pipeline="Ideogram4Pipeline",
-        pipeline_entries={"prompt_enhancer_head": NOTHING},
-        scheduler_entries={"shift": 1.0},
-        shifts_by_size=False,
-        own_levels=True,
-        unconditional=UNCONDITIONAL,
+        folder=DiffusersFolder(
+            "Ideogram4Pipeline",
+            entries={"prompt_enhancer_head": NOTHING},
+            scheduler_entries={"shift": 1.0},
+            shifts_by_size=False,
+            own_levels=True,
+        ),
     ),
 )

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision, VisionPart
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+    TextVision,
+    VisionPart,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -108,28 +116,27 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="JoyImage",
-        module="JoyImageEditTransformer3DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("JoyImageEditTransformer3DModel", config, unchanged(), forward),
         latent="wan21",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                _TEMPLATE,
-                dropped_tokens=_BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                final_norm=False,
-                image_template=_IMAGE_TEMPLATE,
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    _TEMPLATE,
+                    dropped_tokens=_BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    final_norm=False,
+                    image_template=_IMAGE_TEMPLATE,
+                ),
             ),
-        ),
-        text_vision=TextVision(
-            {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
-            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
-            part=VisionPart.QWEN_3,
+            vision=TextVision(
+                {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
+                {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+                part=VisionPart.QWEN_3,
+            ),
         ),
         reference_covers=True,
         facts=image_flow(
@@ -150,7 +157,9 @@ FAMILIES = (
         dtypes=NO_FLOAT16,
         # diffusers has the names of the original code
         lora=GENERIC,
-        pipeline="JoyImageEditPipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+        folder=DiffusersFolder(
+            "JoyImageEditPipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
+        ),
     ),
 )

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -97,27 +103,29 @@ FAMILIES = (
         layout=KANDINSKY_5,
         when=is_for_images,
         comfyui="Kandinsky5Image",
-        module="Kandinsky5Transformer3DModel",
-        config=config,
-        convert=unchanged(),
-        forward=forward,
+        build=ModelBuild("Kandinsky5Transformer3DModel", config, unchanged(), forward),
         latent="flux",
         # # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
         shifts_latent=False,
-        texts=(
-            Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
-            Reading(
-                "qwen25_7b",
-                3584,
-                _TEMPLATE,
-                cleaning=Cleaning.UNESCAPED,
-                dropped_tokens=_BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
+                Reading(
+                    "qwen25_7b",
+                    3584,
+                    _TEMPLATE,
+                    cleaning=Cleaning.UNESCAPED,
+                    dropped_tokens=_BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
-        text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+        folder=DiffusersFolder(
+            "Kandinsky5T2IPipeline",
+            text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
             Guidance.CLASSIFIER_FREE,
@@ -130,6 +138,5 @@ FAMILIES = (
         schedule="normal",
         dtypes=NO_FLOAT16,
         lora=GENERIC,
-        pipeline="Kandinsky5T2IPipeline",
     ),
 )

@@ -108,11 +108,11 @@ FAMILIES = (
         title="Kandinsky 5 video",
         when=is_for_video,
         comfyui="Kandinsky5",
-        config=config,
-        forward=forward,
+        build=replace(_IMAGE.build, config=config, forward=forward),
         latent="hunyuan_video",
-        texts=(_IMAGE.texts[0], _reading(_IMAGE.texts[1])),
-        text_set="kandinsky5",
+        text=replace(
+            _IMAGE.text, readings=(_IMAGE.text.readings[0], _reading(_IMAGE.text.readings[1])), set_name="kandinsky5"
+        ),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift=10.0),
             Guidance.CLASSIFIER_FREE,
@@ -126,6 +126,6 @@ FAMILIES = (
             may_read=("context_mask",),
             sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
         ),
-        pipeline="Kandinsky5T2VPipeline",
+        folder=replace(_IMAGE.folder, pipeline="Kandinsky5T2VPipeline"),
     ),
 )

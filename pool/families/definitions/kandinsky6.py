@@ -20,7 +20,13 @@ from modelpool.pool.families.definitions import kandinsky5_video
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import GENERIC
@@ -280,23 +286,27 @@ _BASE = FamilyDefinition(
     layout=LAYOUT,
     when=anything,
     comfyui="",
-    module="Kandinsky6Transformer3DModel",
-    config=config,
-    convert=LayoutNames("kandinsky6", converter=convert),
-    forward=forward,
+    build=ModelBuild("Kandinsky6Transformer3DModel", config, LayoutNames("kandinsky6", converter=convert), forward),
     latent="hunyuan_video",
-    texts=(
-        replace(_KANDINSKY_5.texts[0], cleaning=Cleaning.NONE),
-        replace(
-            _KANDINSKY_5.texts[1],
-            template=_TEMPLATE,
-            cleaning=Cleaning.NONE,
-            dropped_tokens=_BEFORE,
-            most_tokens=_TOKENS + _BEFORE,
+    text=TextInputs(
+        (
+            replace(_KANDINSKY_5.text.readings[0], cleaning=Cleaning.NONE),
+            replace(
+                _KANDINSKY_5.text.readings[1],
+                template=_TEMPLATE,
+                cleaning=Cleaning.NONE,
+                dropped_tokens=_BEFORE,
+                most_tokens=_TOKENS + _BEFORE,
+            ),
         ),
+        set_name="kandinsky6",
     ),
-    text_set="kandinsky6",
-    text_folders=_KANDINSKY_5.text_folders,
+    folder=DiffusersFolder(
+        "Kandinsky6TI2VAPipeline",
+        text_folders=_KANDINSKY_5.folder.text_folders,
+        # without what decodes audio, videos are silent
+        entries={"audio_vae": NOTHING, "vocoder": NOTHING},
+    ),
     facts=video_flow(
         NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
         Guidance.CLASSIFIER_FREE,
@@ -315,9 +325,6 @@ _BASE = FamilyDefinition(
     schedule="normal",
     dtypes=NO_FLOAT16,
     lora=GENERIC,
-    pipeline="Kandinsky6TI2VAPipeline",
-    # without what decodes audio, videos are silent
-    pipeline_entries={"audio_vae": NOTHING, "vocoder": NOTHING},
     sound_prefixes=("audio_vae.", "vocoder."),
 )
 
@@ -327,7 +334,7 @@ FAMILIES = (
         name="kandinsky6_distilled",
         title="Kandinsky 6 distilled",
         when=is_distilled,
-        forward=distilled_forward,
+        build=replace(_BASE.build, forward=distilled_forward),
         facts=replace(
             _BASE.facts,
             guidance=Guidance.NONE,
@@ -338,13 +345,19 @@ FAMILIES = (
             sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         ),
         schedule="half_last",
-        scheduler=SchedulerFacts(
-            "PiflowScheduler",
-            {
-                "shift": _SHIFT, "n_grid": 10, "eps": _LEAST_LEVEL, "final_step_size_scale": 0.5,
-                "num_policy_substeps": _SUBSTEPS,
-            },
+        folder=replace(
+            _BASE.folder,
+            scheduler=SchedulerFacts(
+                "PiflowScheduler",
+                {
+                    "shift": _SHIFT,
+                    "n_grid": 10,
+                    "eps": _LEAST_LEVEL,
+                    "final_step_size_scale": 0.5,
+                    "num_policy_substeps": _SUBSTEPS,
+                },
+            ),
         ),
     ),
     _BASE,
-)  # fmt: skip
+)

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -164,23 +170,22 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="Krea2",
-        module="Krea2Transformer2DModel",
-        config=config,
-        convert=LayoutNames("krea2", converter=convert),
-        forward=forward,
+        build=ModelBuild("Krea2Transformer2DModel", config, LayoutNames("krea2", converter=convert), forward),
         latent="wan21",
-        texts=(
-            Reading(
-                "qwen3vl_4b",
-                2560,
-                TEMPLATE,
-                dropped_tokens=QWEN_IMAGE_BEFORE,
-                most_tokens=_TOKENS + QWEN_IMAGE_BEFORE,
-                kept_last=_AFTER,
-                is_masked=True,
-                layers=_LAYERS,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_4b",
+                    2560,
+                    TEMPLATE,
+                    dropped_tokens=QWEN_IMAGE_BEFORE,
+                    most_tokens=_TOKENS + QWEN_IMAGE_BEFORE,
+                    kept_last=_AFTER,
+                    is_masked=True,
+                    layers=_LAYERS,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=_FACTS,
         distilled=replace(
@@ -192,8 +197,7 @@ FAMILIES = (
         ),
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
-        vae_class="AutoencoderKLQwenImage",
+        folder=DiffusersFolder("Krea2Pipeline", vae_class="AutoencoderKLQwenImage"),
         lora=TRANSFORMER,
-        pipeline="Krea2Pipeline",
     ),
 )

@@ -12,7 +12,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -60,22 +66,23 @@ FAMILIES = (
         layout=FLUX,
         when=is_longcat,
         comfyui="LongCatImage",
-        module="LongCatImageTransformer2DModel",
-        config=config,
-        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
-        forward=forward,
+        build=ModelBuild(
+            "LongCatImageTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+        ),
         latent="flux",
-        texts=(
-            Reading(
-                "qwen25_7b",
-                3584,
-                _TEMPLATE,
-                dropped_tokens=_BEFORE,
-                least_tokens=_TOKENS + _BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                spells_quotes=True,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen25_7b",
+                    3584,
+                    _TEMPLATE,
+                    dropped_tokens=_BEFORE,
+                    least_tokens=_TOKENS + _BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    spells_quotes=True,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
@@ -89,9 +96,11 @@ FAMILIES = (
         cfg_rescale=CfgRescale.PATCHES_DOWN,
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="LongCatImagePipeline",
-        missing={
-            "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
-        },
+        folder=DiffusersFolder(
+            "LongCatImagePipeline",
+            missing={
+                "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
+            },
+        ),
     ),
 )

@@ -14,7 +14,14 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import NO_FLOAT16, Connector, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    Connector,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.text_join import TextJoin
@@ -38,8 +45,6 @@ if TYPE_CHECKING:
 
 #: the part that joins the states of the text encoder, as the name of a text encoder
 CONNECTORS = "ltx2_connectors"
-#: its folders, and those of what decodes audio
-CONNECTORS_FOLDER, AUDIO_FOLDERS = folder_header.CONNECTORS, (folder_header.AUDIO_VAE, folder_header.VOCODER)
 #: four spectra of 16,000 / 160 per second are one position. Source: diffusers' LTX2Pipeline, also for the guidance
 SOUND = SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
 _TOKENS = 1024
@@ -130,31 +135,34 @@ FAMILIES = (
         layout=LTX,
         when=having(audio=True, gated=False),
         comfyui="LTXAV",
-        module="LTX2VideoTransformer3DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("LTX2VideoTransformer3DModel", config, convert, forward),
         latent="ltxv",
-        texts=(
-            fixed_length(
-                "gemma3_12b",
-                _TOKENS,
-                3840,
-                cleaning=Cleaning.STRIPPED,
-                pads_left=True,
-                is_masked=True,
-                mask=MaskMode.REAL,
-                every_layer=True,
-                first_state=True,
+        text=TextInputs(
+            (
+                fixed_length(
+                    "gemma3_12b",
+                    _TOKENS,
+                    3840,
+                    cleaning=Cleaning.STRIPPED,
+                    pads_left=True,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                    every_layer=True,
+                    first_state=True,
+                ),
+                fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
             ),
-            fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
+            join=TextJoin(lambda read: {"context": read[-1].context_LD}),
+            connector=Connector(
+                "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
+            ),
         ),
-        text_join=TextJoin(lambda read: {"context": read[-1].context_LD}),
-        connector=Connector(
-            "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
+        folder=DiffusersFolder(
+            "LTX2Pipeline",
+            libraries=dict.fromkeys((folder_header.CONNECTORS, folder_header.VOCODER), "ltx2"),
+            text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
         ),
-        text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: CONNECTORS_FOLDER},
-        sound_prefixes=tuple(f"{folder}." for folder in AUDIO_FOLDERS),
+        sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
             Guidance.CLASSIFIER_FREE,
@@ -175,6 +183,5 @@ FAMILIES = (
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="LTX2Pipeline",
     ),
 )

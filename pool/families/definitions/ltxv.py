@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
 from modelpool.pool.values.core.sampling_facts import (
@@ -120,13 +127,12 @@ FAMILIES = (
         layout=LTX,
         when=having(audio=False),
         comfyui="LTXV",
-        module="LTXVideoTransformer3DModel",
-        config=config,
-        convert="ltxv",
-        forward=forward,
+        build=ModelBuild("LTXVideoTransformer3DModel", config, "ltxv", forward, metadata_config=metadata_configuration),
         latent="ltxv",
-        # padding is visible to T5, not to the model
-        texts=(fixed_length("t5xxl", 128, mask=MaskMode.REAL),),
+        text=TextInputs(
+            # padding is visible to T5, not to the model
+            (fixed_length("t5xxl", 128, mask=MaskMode.REAL),)
+        ),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
             Guidance.CLASSIFIER_FREE,
@@ -147,7 +153,9 @@ FAMILIES = (
         schedule="simple",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="LTXPipeline",
-        config_pipelines={CAUSAL: "LTXConditionPipeline"},
+        folder=DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
+        teacache=(
+            TeaCacheFacts((2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28),
+        ),
     ),
 )

@@ -9,12 +9,19 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, Reading
 from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
 
@@ -74,25 +81,29 @@ FAMILIES = (
         layout=LUMINA_2,
         when=anything,
         comfyui="Lumina2",
-        module="Lumina2Transformer2DModel",
-        config=config,
-        convert=LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
-        forward=forward,
+        build=ModelBuild(
+            "Lumina2Transformer2DModel",
+            config,
+            LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
+            forward,
+        ),
         latent="flux",
-        texts=(
-            # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-            Reading(
-                "gemma2_2b",
-                2304,
-                _TEMPLATE,
-                "{}",
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                is_masked=True,
-                mask=MaskMode.REAL,
-                layers_left_out=1,
-                final_norm=False,
-            ),
+        text=TextInputs(
+            (
+                # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
+                Reading(
+                    "gemma2_2b",
+                    2304,
+                    _TEMPLATE,
+                    "{}",
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                    layers_left_out=1,
+                    final_norm=False,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=6.0),
@@ -108,6 +119,10 @@ FAMILIES = (
         cfg_rescale=CfgRescale.ROWS,
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="Lumina2Pipeline",
+        folder=DiffusersFolder("Lumina2Pipeline"),
+        teacache=(
+            # the first of the two published versions
+            TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+        ),
     ),
 )

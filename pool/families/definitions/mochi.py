@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 from modelpool.pool.families.parts.video_facts import video_flow
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -157,12 +164,9 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="GenmoMochi",
-        module="MochiTransformer3DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("MochiTransformer3DModel", config, convert, forward),
         latent="mochi",
-        texts=(fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs((fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),)),
         facts=video_flow(
             NoiseFacts(NoiseKind.FLOW, shift=6.0),
             Guidance.CLASSIFIER_FREE,
@@ -180,8 +184,11 @@ FAMILIES = (
         schedule="linear_quadratic",
         dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        pipeline="MochiPipeline",
-        pipeline_entries={"force_zeros_for_empty_prompt": False},
-        scheduler_entries={"shift": 1.0, "invert_sigmas": True},
+        folder=DiffusersFolder(
+            "MochiPipeline",
+            entries={"force_zeros_for_empty_prompt": False},
+            scheduler_entries={"shift": 1.0, "invert_sigmas": True},
+        ),
+        teacache=(TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),),
     ),
 )

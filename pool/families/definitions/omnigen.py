@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import OMNIGEN
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Naming, anything
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -191,23 +197,27 @@ FAMILIES = (
         layout=OMNIGEN,
         when=anything,
         comfyui="",
-        module="OmniGenTransformer2DModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("OmniGenTransformer2DModel", config, convert, forward),
         latent="sdxl",
-        texts=(
-            Reading(
-                "omnigen_words",
-                3072,
-                _TEMPLATE,
-                most_tokens=_TOKENS,
-                padding=Padding.DROPPED,
-                names_images=True,
+        text=TextInputs(
+            (
+                Reading(
+                    "omnigen_words",
+                    3072,
+                    _TEMPLATE,
+                    most_tokens=_TOKENS,
+                    padding=Padding.DROPPED,
+                    names_images=True,
+                ),
             ),
+            words={Naming.PUBLISHED: "llm.embed_tokens.", Naming.DIFFUSERS: "embed_tokens."},
         ),
-        words={Naming.PUBLISHED: "llm.embed_tokens.", Naming.DIFFUSERS: "embed_tokens."},
-        text_folders={Role.TEXT_ENCODER: "transformer.embed_tokens"},
+        folder=DiffusersFolder(
+            "OmniGenPipeline",
+            text_folders={Role.TEXT_ENCODER: "transformer.embed_tokens"},
+            scheduler_entries={"invert_sigmas": True, "num_train_timesteps": 1},
+            shifts_by_size=False,
+        ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.TEXT_AND_IMAGE,
@@ -224,8 +234,5 @@ FAMILIES = (
         lora=TRANSFORMER,
         several_references=True,
         reference_side=_MOST_SIDE,
-        pipeline="OmniGenPipeline",
-        scheduler_entries={"invert_sigmas": True, "num_train_timesteps": 1},
-        shifts_by_size=False,
     ),
 )

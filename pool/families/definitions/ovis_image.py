@@ -9,7 +9,13 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -52,25 +58,24 @@ FAMILIES = (
         layout=FLUX,
         when=having(yak_mlp=True),
         comfyui="Flux",
-        module="OvisImageTransformer2DModel",
-        config=config,
-        convert=flux.names_of_diffusers("timestep_embedder"),
-        forward=forward,
+        build=ModelBuild("OvisImageTransformer2DModel", config, flux.names_of_diffusers("timestep_embedder"), forward),
         latent="flux",
-        texts=(
-            Reading(
-                "qwen3_2b",
-                2048,
-                _TEMPLATE,
-                dropped_tokens=_BEFORE,
-                least_tokens=_TOKENS + _BEFORE,
-                most_tokens=_TOKENS + _BEFORE,
-                is_masked=True,
-                padding=Padding.ZEROED,
-                chat_template=QWEN3_WITHOUT_THINKING,
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3_2b",
+                    2048,
+                    _TEMPLATE,
+                    dropped_tokens=_BEFORE,
+                    least_tokens=_TOKENS + _BEFORE,
+                    most_tokens=_TOKENS + _BEFORE,
+                    is_masked=True,
+                    padding=Padding.ZEROED,
+                    chat_template=QWEN3_WITHOUT_THINKING,
+                ),
             ),
+            set_name="ovis",
         ),
-        text_set="ovis",
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
             Guidance.CLASSIFIER_FREE,
@@ -82,6 +87,6 @@ FAMILIES = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="OvisImagePipeline",
+        folder=DiffusersFolder("OvisImagePipeline"),
     ),
 )

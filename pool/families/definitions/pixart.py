@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -104,13 +110,15 @@ _SIGMA = FamilyDefinition(
     layout=PIXART,
     when=anything,
     comfyui="PixArtSigma",
-    module="PixArtTransformer2DModel",
-    config=config,
-    # the embedding of no text was trained; all pipelines read an empty text instead
-    convert=LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
-    forward=forward,
+    build=ModelBuild(
+        "PixArtTransformer2DModel",
+        config,
+        # the embedding of no text was trained; all pipelines read an empty text instead
+        LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
+        forward,
+    ),
     latent="sdxl",
-    texts=(_reading(_SIGMA_TOKENS),),
+    text=TextInputs((_reading(_SIGMA_TOKENS),)),
     facts=image_timesteps(
         Prediction.NOISE,
         NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
@@ -124,7 +132,7 @@ _SIGMA = FamilyDefinition(
     schedule="normal",
     dtypes=HALF_FIRST,
     lora=TRANSFORMER,
-    pipeline="PixArtSigmaPipeline",
+    folder=DiffusersFolder("PixArtSigmaPipeline"),
 )
 _ALPHA = replace(
     _SIGMA,
@@ -133,14 +141,13 @@ _ALPHA = replace(
     when=having(micro_condition=True),
     comfyui="PixArtAlpha",
     latent="sd1",
-    texts=(_reading(_ALPHA_TOKENS),),
-    text_set="pixart",
+    text=replace(_SIGMA.text, readings=(_reading(_ALPHA_TOKENS),), set_name="pixart"),
     facts=replace(
         _SIGMA.facts,
         may_read=("context_mask", "size"),
         sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
     ),
-    pipeline="PixArtAlphaPipeline",
+    folder=replace(_SIGMA.folder, pipeline="PixArtAlphaPipeline"),
 )
 
 FAMILIES = (
@@ -158,7 +165,7 @@ FAMILIES = (
             height=512,
             sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
         ),
-        same_folder_as="pixart_sigma",
+        folder=replace(_ALPHA.folder, same_as="pixart_sigma"),
     ),
     _SIGMA,
 )

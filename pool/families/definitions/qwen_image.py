@@ -8,7 +8,14 @@ from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision
+from modelpool.pool.families.parts.definition import (
+    NO_FLOAT16,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+    TextVision,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -91,27 +98,26 @@ _QWEN_IMAGE = FamilyDefinition(
     layout=QWEN_IMAGE,
     when=anything,
     comfyui="QwenImage",
-    module="QwenImageTransformer2DModel",
-    config=config,
-    convert=unchanged(_NUMBERED_KEY),
-    forward=forward,
+    build=ModelBuild("QwenImageTransformer2DModel", config, unchanged(_NUMBERED_KEY), forward),
     latent="wan21",
-    texts=(
-        Reading(
-            "qwen25_7b",
-            3584,
-            TEMPLATE,
-            dropped_tokens=QWEN_IMAGE_BEFORE,
-            most_tokens=512 + QWEN_IMAGE_BEFORE,
-            is_masked=True,
-            padding=Padding.DROPPED,
+    text=TextInputs(
+        (
+            Reading(
+                "qwen25_7b",
+                3584,
+                TEMPLATE,
+                dropped_tokens=QWEN_IMAGE_BEFORE,
+                most_tokens=512 + QWEN_IMAGE_BEFORE,
+                is_masked=True,
+                padding=Padding.DROPPED,
+            ),
         ),
-    ),
-    text_set="qwen_image",
-    text_vision=TextVision(
-        {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
-        {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
-        _NUMBERED_KEY,
+        set_name="qwen_image",
+        vision=TextVision(
+            {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
+            _NUMBERED_KEY,
+        ),
     ),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
@@ -129,10 +135,9 @@ _QWEN_IMAGE = FamilyDefinition(
     cfg_rescale=CfgRescale.PATCHES,
     dtypes=NO_FLOAT16,
     controlnets="qwen_image",
-    vae_class="AutoencoderKLQwenImage",
+    folder=DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
     # diffusers has the names of the original code
     lora=GENERIC,
-    pipeline="QwenImagePipeline",
 )
 
 FAMILIES = (_QWEN_IMAGE,)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -122,22 +128,23 @@ FAMILIES = (
         layout=LAYOUT,
         when=anything,
         comfyui="",
-        module="QwenImage21Transformer2DModel",
-        config=config,
-        convert=LayoutNames("qwen_image_21", converter=convert),
-        forward=forward,
+        build=ModelBuild(
+            "QwenImage21Transformer2DModel", config, LayoutNames("qwen_image_21", converter=convert), forward
+        ),
         latent="qwen_image_21",
-        texts=(
-            Reading(
-                "qwen3vl_8b",
-                4096,
-                _TEMPLATE,
-                cleaning=Cleaning.NEVER_EMPTY,
-                dropped_tokens=_BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-                final_norm=False,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3vl_8b",
+                    4096,
+                    _TEMPLATE,
+                    cleaning=Cleaning.NEVER_EMPTY,
+                    dropped_tokens=_BEFORE,
+                    is_masked=True,
+                    padding=Padding.DROPPED,
+                    final_norm=False,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
@@ -153,7 +160,9 @@ FAMILIES = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="QwenImage21Pipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
+        folder=DiffusersFolder(
+            "QwenImage21Pipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
+        ),
     ),
 )

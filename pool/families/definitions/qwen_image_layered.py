@@ -23,8 +23,7 @@ FAMILIES = (
         title="Qwen-Image layered",
         when=having(layered=True),
         latent="qwen_image_layered",
-        text_set="qwen_image",
-        text_vision=None,
+        text=replace(_IMAGE.text, set_name="qwen_image", vision=None),
         reference_covers=True,
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift_by_size=ExponentByRoot(256), last_share=0.02),
@@ -48,7 +47,10 @@ FAMILIES = (
         ),
         cfg_rescale=CfgRescale.NOTHING,
         controlnets="",
-        pipeline="QwenImageLayeredPipeline",
-        missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Layered"},
+        folder=replace(
+            _IMAGE.folder,
+            pipeline="QwenImageLayeredPipeline",
+            missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Layered"},
+        ),
     ),
 )

@@ -17,7 +17,13 @@ from modelpool.pool.families.detection.layouts.image_layouts import SANA
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -163,25 +169,29 @@ _SANA = (
         layout=SANA,
         when=having(guidance_embed=False),
         comfyui="",
-        module="SanaTransformer2DModel",
-        config=config,
-        # the pipeline reads an empty text instead of the embedding of none; positions are computed
-        convert=LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
-        forward=forward,
+        build=ModelBuild(
+            "SanaTransformer2DModel",
+            config,
+            # the pipeline reads an empty text instead of the embedding of none; positions are computed
+            LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
+            forward,
+        ),
         latent="sana",
-        texts=(
-            Reading(
-                "gemma2_2b",
-                2304,
-                _INSTRUCTION,
-                "{}",
-                cleaning=Cleaning.LOWERED,
-                least_tokens=_TOKENS,
-                most_tokens=_TOKENS,
-                keeps_ends=True,
-                is_masked=True,
-                mask=MaskMode.REAL,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "gemma2_2b",
+                    2304,
+                    _INSTRUCTION,
+                    "{}",
+                    cleaning=Cleaning.LOWERED,
+                    least_tokens=_TOKENS,
+                    most_tokens=_TOKENS,
+                    keeps_ends=True,
+                    is_masked=True,
+                    mask=MaskMode.REAL,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
@@ -196,8 +206,7 @@ _SANA = (
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
-        pipeline="SanaPipeline",
-        is_multistep=True,
+        folder=DiffusersFolder("SanaPipeline", is_multistep=True),
     ),
 )
 (_BASE,) = _SANA
@@ -207,7 +216,7 @@ FAMILIES = (
         name="sana_4k",
         title="Sana 4K",
         when=having(guidance_embed=False, input_size=_CELLS_4K),
-        text_set="sana",
+        text=replace(_BASE.text, set_name="sana"),
         facts=replace(
             _BASE.facts,
             noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
@@ -222,10 +231,15 @@ FAMILIES = (
         name="sana_sprint",
         title="Sana Sprint",
         when=having(guidance_embed=True),
-        convert=LayoutNames(
-            "sana_sprint", without=("y_embedder.y_embedding", "pos_embed", "logvar_linear."), converter=convert_sprint
+        build=replace(
+            _BASE.build,
+            convert=LayoutNames(
+                "sana_sprint",
+                without=("y_embedder.y_embedding", "pos_embed", "logvar_linear."),
+                converter=convert_sprint,
+            ),
+            forward=forward_sprint,
         ),
-        forward=forward_sprint,
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.DISTILLED,
@@ -238,8 +252,11 @@ FAMILIES = (
         ),
         sampler="lcm",
         schedule="scm",
-        pipeline="SanaSprintPipeline",
-        is_multistep=False,
-        scheduler=SchedulerFacts("SCMScheduler", {"prediction_type": "trigflow", "sigma_data": 0.5}),
+        folder=replace(
+            _BASE.folder,
+            pipeline="SanaSprintPipeline",
+            is_multistep=False,
+            scheduler=SchedulerFacts("SCMScheduler", {"prediction_type": "trigflow", "sigma_data": 0.5}),
+        ),
     ),
 )

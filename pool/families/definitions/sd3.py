@@ -18,8 +18,14 @@ from modelpool.pool.families.detection.layouts.shape_sizes import (
     square_side,
 )
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -30,9 +36,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-#: width of a head if no norm tells. Source: the published code
-HEAD = 64
 
 
 def _rms(key: str) -> Measure:
@@ -88,7 +91,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     measured: dict[str, Any] = dict(found)
     hidden, patch = measured["hidden_size"], measured["patch_size"]
     norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
-    head = norm[0] if norm else min(hidden, HEAD)
+    head = norm[0] if norm else min(hidden, SD3_HEAD)
     return {
         "patch_size": patch,
         "in_channels": measured["in_channels"],
@@ -134,20 +137,19 @@ _SD3 = FamilyDefinition(
     layout=_LAYOUT,
     when=having(qk_norm=None),
     comfyui="SD3",
-    module="SD3Transformer2DModel",
-    config=config,
-    convert="sd3",
-    forward=forward,
+    build=ModelBuild("SD3Transformer2DModel", config, "sd3", forward),
     latent="sd3",
-    # ComfyUI does not pad T5 to 256
-    texts=(
-        Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
-        SDXL_CLIP_G,
-        fixed_length("t5xxl", 256),
+    text=TextInputs(
+        # ComfyUI does not pad T5 to 256
+        (
+            Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
+            SDXL_CLIP_G,
+            fixed_length("t5xxl", 256),
+        ),
+        set_name="sd3",
+        join=TextJoin(_join, is_appended=True),
+        optional=frozenset({"clip_l", "clip_g", "t5xxl"}),
     ),
-    text_set="sd3",
-    text_join=TextJoin(_join, is_appended=True),
-    optional_encoders=frozenset({"clip_l", "clip_g", "t5xxl"}),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift=3.0),
         Guidance.CLASSIFIER_FREE,
@@ -160,8 +162,9 @@ _SD3 = FamilyDefinition(
     dtypes=HALF_FIRST,
     controlnets="sd3",
     lora=TRANSFORMER,
-    pipeline="StableDiffusion3Pipeline",
-    pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
+    folder=DiffusersFolder(
+        "StableDiffusion3Pipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}
+    ),
 )
 
 FAMILIES = (

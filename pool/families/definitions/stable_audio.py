@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.inner_models import SECONDS
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
@@ -21,8 +28,6 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: name of the model that embeds seconds, as a part of the diffusion model's module
-SECONDS = "seconds"
 #: width of a head. Source: the model_config.json of stabilityai/stable-audio-open-1.0
 HEAD_WIDTH = 64
 #: latents of audio that it was trained on: 47.55 seconds. Source: as above
@@ -146,13 +151,11 @@ FAMILIES = (
         layout=STABLE_AUDIO,
         when=having(memory_tokens=None),
         comfyui="StableAudio",
-        module="StableAudioDiTModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("StableAudioDiTModel", config, convert, forward, seconds_model=SECONDS),
         latent="stable_audio",
-        texts=(fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
-        text_set="stable_audio",
+        text=TextInputs(
+            (fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),), set_name="stable_audio"
+        ),
         facts=audio_facts(
             NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
             Guidance.CLASSIFIER_FREE,
@@ -174,7 +177,7 @@ FAMILIES = (
         sampler="dpmpp_2m",
         dtypes=HALF_FIRST,
         lora=GENERIC,
-        pipeline="StableAudioPipeline",
+        folder=DiffusersFolder("StableAudioPipeline"),
         extra_prefixes=(
             "conditioner.conditioners.seconds_start.",
             "conditioner.conditioners.seconds_total.",

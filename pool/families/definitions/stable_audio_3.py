@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.patches import text_mask
@@ -25,10 +32,8 @@ from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, Nois
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: the state of text padding in published files, and the module's name of it
-PADDING_KEY, PADDING = "conditioner.conditioners.prompt.padding_embedding", "prompt_padding_embedding"
-#: name of the model that embeds the seconds, as a part of the diffusion model's module
-DURATION = "duration"
+#: the module's name of the state of text padding
+PADDING = "prompt_padding_embedding"
 #: maps of a differential attention: queries and keys of both, and the values
 _MAPS = 5
 
@@ -115,12 +120,9 @@ FAMILIES = (
         layout=STABLE_AUDIO,
         when=_has_memory,
         comfyui="StableAudio3",
-        module="StableAudio3DiTModel",
-        config=config,
-        convert=convert,
-        forward=forward,
+        build=ModelBuild("StableAudio3DiTModel", config, convert, forward, seconds_model=DURATION),
         latent="stable_audio_3",
-        texts=(fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),),
+        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
         facts=audio_facts(
             NoiseFacts(NoiseKind.FLOW),
             Guidance.CLASSIFIER_FREE,
@@ -139,8 +141,9 @@ FAMILIES = (
         sampler="lcm",
         dtypes=HALF_FIRST,
         lora=GENERIC,
-        pipeline="StableAudio3Pipeline",
-        scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True},
+        folder=DiffusersFolder(
+            "StableAudio3Pipeline", scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True}
+        ),
         extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
     ),
 )

@@ -10,15 +10,14 @@ Facts that shapes do not tell are constants, with their source. Legend: B batch,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
+from modelpool.pool.families.parts.family import Architecture, CarriedText, Family
 from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import (
@@ -34,9 +33,9 @@ from modelpool.pool.families.parts.lora_naming import (
 )
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
+from modelpool.pool.families.parts.two_stages import PRIOR_CELLS, PRIOR_PIXELS
+from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
-from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
 from modelpool.pool.values.core.sampling_facts import (
@@ -181,33 +180,12 @@ def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelK
     )
 
 
-def prior_channels(module: nn.Module) -> int:
-    """Return the channels of stage C's latents that stage B reads."""
-    return int(config_of(module).effnet_in_channels)
-
-
-def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
-    """Return the text inputs of stage B, whose states it does not read, on the meta device, with a batch of one."""
-    import torch
-
-    width = int(config_of(module).clip_text_pooled_in_channels)
-    meta = torch.device("meta")
-    return {"context": torch.empty((1, tokens, width), device=meta), "pooled": torch.empty((1, width), device=meta)}
-
-
 #: key prefix of its text encoder. Source: the names under which ComfyUI writes and reads CLIP-G there
 _TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
-#: pixels per this number of cells of stage C's latent. Source: `resolution_multiple` of diffusers'
-#: StableCascadePriorPipeline
-_PIXELS, _CELLS = 128, 3
 _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
 #: DDPMWuerstchenScheduler of diffusers
 _SAMPLER, _SCHEDULE = "euler_ancestral", "simple"
-#: weight that reads the pooled text, in the naming of diffusers and of the published stage B
-_POOLED = ("clip_txt_pooled_mapper.weight", "clip_mapper.weight")
-#: a tensor of stage B whose width is the channel count of stage C's latent
-_READS_PRIOR = ("effnet_mapper.0.weight", 1)
 _LATENT_C, _LATENT_B = LATENT_FORMATS["cascade_c"], LATENT_FORMATS["cascade_b"]
 
 #: Source of guidance and steps: StableCascadePriorPipeline of diffusers (ComfyUI shifts its levels by 2); of dtypes:
@@ -236,7 +214,7 @@ STAGE_C = Family(
     latent_format="cascade_c",
     dtypes=NO_FLOAT16,
     relative="cascade",
-    latent=LatentFacts(_LATENT_C.channels, _PIXELS, _LATENT_C.scale, cells=_CELLS, vae=""),
+    latent=LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
 )
 #: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
 STAGE_B = Family(
@@ -258,6 +236,7 @@ STAGE_B = Family(
     latent_format="cascade_b",
     dtypes=HALF_FIRST,
     relative="cascade",
+    carried_text=CarriedText(_TEXT_PREFIX, STAGE_C.texts, STAGE_C.text_set),
 )
 
 
@@ -271,46 +250,6 @@ def _lite(family: Family) -> Family:
         sampling=replace(family.sampling, model=name),
         text_set=name if family.text_set else "",
     )
-
-
-def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
-    """Return `family` with the text encoder that some files and folders of stage B carry, if it is among `keys`; other
-    families unchanged."""
-    if not family.sampling.is_decoder_stage:
-        return family
-    prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
-    if not any(key.startswith(prefix) for key in keys):
-        return family
-    return replace(
-        family,
-        prefixes={Role.TEXT_ENCODER: prefix, **family.prefixes},
-        architectures={Role.TEXT_ENCODER: Architecture.TEXT_MODEL, **family.architectures},
-        texts=STAGE_C.texts,
-        text_set=STAGE_C.text_set,
-    )
-
-
-def prior_cells(width: int, height: int) -> tuple[int, int]:
-    """Return height and width of stage C's latent for an image of this many pixels."""
-    return height * _CELLS // _PIXELS, width * _CELLS // _PIXELS
-
-
-def pooled_width(bare: Mapping[str, Shape]) -> int | None:
-    """Return the width of the pooled text that a stage reads, by the shapes `bare` of its diffusion model (keys without
-    prefix); None if no tensor tells."""
-    return next((bare[key][1] for key in _POOLED if len(bare.get(key, ())) == 2), None)
-
-
-def check_stage(family: Family, bare: Mapping[str, Shape]) -> None:
-    """Check that stage B, with tensors of the shapes `bare` (keys without prefix), reads latents of stage C; other
-    families pass. Raises UnknownArchitecture."""
-    key, dimension = _READS_PRIOR
-    if not family.sampling.is_decoder_stage or len(bare.get(key, ())) <= dimension:
-        return
-    expected = LATENT_FORMATS["cascade_c"].channels
-    if bare[key][dimension] != expected:
-        found = bare[key][dimension]
-        raise UnknownArchitecture(f"it reads latents of {found} channels, expected the {expected} of stage C")
 
 
 def _queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
@@ -368,9 +307,11 @@ def _definition(family: Family, when: Condition) -> UNetDefinition:
         comfyui="Stable_Cascade_B" if is_b else "Stable_Cascade_C",
         module="StableCascadeUNet",
         latent=family.latent_format,
-        # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
-        texts=(Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
-        text_set="stable_cascade",
+        text=TextInputs(
+            # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
+            (Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
+            set_name="stable_cascade",
+        ),
         lora=_LORA_B if is_b else _LORA_C,
         pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
         build=ModelBuild("StableCascadeUNet", config, convert, forward),

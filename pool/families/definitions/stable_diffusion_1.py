@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
@@ -60,8 +61,7 @@ def _definition(family: Family, when: Condition, comfyui: str, pipeline: Pipelin
         comfyui=comfyui,
         module="UNet2DConditionModel",
         latent="sd1",
-        texts=(Reading("clip_l", 768),),
-        text_set="sd1",
+        text=TextInputs((Reading("clip_l", 768),), set_name="sd1"),
         lora=UNET,
         pipeline=pipeline,
     )

@@ -6,19 +6,19 @@ Legend: B batch, C channels, H W cells of a latent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Reading
-from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
+from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import (
     MAX_NORM_GROUPS,
     PLAIN_PIPELINE,
@@ -128,13 +128,6 @@ def _unclip(name: str, title: str) -> Family:
 #: they differ in the vision encoder: CLIP L of OpenAI, and CLIP H
 SD21_UNCLIP_L = _unclip("sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L")
 SD21_UNCLIP_H = _unclip("sd21_unclip_h", "Stable Diffusion 2.1 unCLIP H")
-#: twice the width of the embedding: that, and the noise level
-_UNCLIP_WIDTHS: Mapping[str, int] = {SD21_UNCLIP_L.name: 2 * 768, SD21_UNCLIP_H.name: 2 * 1024}
-
-
-def labels_width(family: Family) -> int:
-    """Return the width of the image embedding in the class labels of unCLIP's UNet."""
-    return _UNCLIP_WIDTHS[family.name] // 2
 
 
 #: Upscales an image by 4: reads the image itself, -1 to 1, with noise. Source:
@@ -229,8 +222,10 @@ def _definition(
         comfyui=comfyui,
         module="UNet2DConditionModel",
         latent="sd1" if build is None else family.name,
-        texts=(Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
-        text_set="sd2",
+        text=TextInputs(
+            (Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
+            set_name="sd2",
+        ),
         lora=UNET,
         pipeline=pipeline,
         build=build,
@@ -245,6 +240,13 @@ _UNCLIP_PIPELINE = PipelineFacts(
     processor="feature_extractor",
     libraries={"image_normalizer": "stable_diffusion"},
 )
+
+
+def _varying(family: Family, comfyui: str, width: int) -> UNetDefinition:
+    """Return a family whose class labels are an embedding of `width` and the noise level, which is as wide."""
+    defined = _definition(family, unclip(adm_in_channels=2 * width), comfyui, _UNCLIP_PIPELINE)
+    return replace(defined, labels_width=width)
+
 
 FAMILIES = (
     _definition(
@@ -275,10 +277,8 @@ FAMILIES = (
             },
         ),
     ),
-    *(
-        _definition(family, unclip(adm_in_channels=_UNCLIP_WIDTHS[family.name]), comfyui, _UNCLIP_PIPELINE)
-        for family, comfyui in ((SD21_UNCLIP_L, "SD21UnclipL"), (SD21_UNCLIP_H, "SD21UnclipH"))
-    ),
+    replace(_varying(SD21_UNCLIP_L, "SD21UnclipL", 768), vision_encoder="clip_vision_l"),
+    _varying(SD21_UNCLIP_H, "SD21UnclipH", 1024),
     # diffusers has no pipeline for it: folders cannot be saved
     _definition(LOTUS_D, unclip(adm_in_channels=_TASK_WIDTH), "LotusD", None),
     _definition(SD2, sd2(), "SD20", PLAIN_PIPELINE),

@@ -3,18 +3,20 @@ models for inpainting and for editing by instruction. Torch-free to import."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
 from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Reading
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_FOLDERS, UNET_PREFIX, VAE_PREFIX, refiner, sdxl
 from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
 from modelpool.pool.values.core.sampling_facts import (
@@ -164,21 +166,33 @@ _BASE = UNetDefinition(
     comfyui="SDXL",
     module="UNet2DConditionModel",
     latent="sdxl",
-    texts=(Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
-    text_set="sdxl",
-    text_join=TextJoin(_join),
+    text=TextInputs(
+        (Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
+        set_name="sdxl",
+        join=TextJoin(_join),
+    ),
     lora=UNET,
     pipeline=_PIPELINE,
     edm_noise=VELOCITY_EDM_NOISE,
+    looks_like=SDXL_REFINER.name,
+    folder_mark=FolderMark(SDXL_REFINER.name, folder="text_encoder"),
+    untrained_noise={NoiseKind.LINEAR: "scaled_linear, which SDXL was trained with"},
 )
+#: what the relatives do not share
+_OWN: Mapping[str, Any] = {"edm_noise": None, "looks_like": "", "folder_mark": None, "untrained_noise": {}}
 
 
 def _variant(family: Family, comfyui: str, when: Condition, pipeline: PipelineFacts | None = None) -> UNetDefinition:
-    return replace(_BASE, family=family, comfyui=comfyui, when=when, pipeline=pipeline, edm_noise=None)
+    return replace(_BASE, family=family, comfyui=comfyui, when=when, pipeline=pipeline, **_OWN)
 
 
 FAMILIES = (
-    replace(_variant(PLAYGROUND_25, "SDXL", sdxl()), extra_keys=("edm_mean", "edm_std"), latent="playground_25"),
+    replace(
+        _variant(PLAYGROUND_25, "SDXL", sdxl()),
+        extra_keys=("edm_mean", "edm_std"),
+        latent="playground_25",
+        folder_mark=FolderMark(SDXL.name, edm=True),
+    ),
     replace(
         _variant(
             COSXL_EDIT,
@@ -187,6 +201,7 @@ FAMILIES = (
             replace(_EDITING, entries={**_EDITING.entries, "is_cosxl_edit": True}),
         ),
         extra_keys=("edm_vpred.sigma_max",),
+        folder_mark=FolderMark(SDXL_INSTRUCT.name, entry="is_cosxl_edit"),
         edm_noise=VELOCITY_EDM_NOISE,
     ),
     _variant(SDXL_INSTRUCT, "SDXL_instructpix2pix", sdxl(in_channels=8), _EDITING),
@@ -196,9 +211,9 @@ FAMILIES = (
     _variant(KOALA_1B, "KOALA_1B", sdxl(transformer_depth=(0, 2, 6))),
     replace(
         _variant(SDXL_REFINER, "SDXLRefiner", refiner, _REFINING),
-        texts=(SDXL_CLIP_G,),
-        text_set="sdxl_refiner",
-        text_join=None,
+        text=TextInputs((SDXL_CLIP_G,), set_name="sdxl_refiner"),
+        looks_like=SDXL.name,
+        folder_mark=FolderMark(SDXL.name, lacks="text_encoder"),
     ),
     _variant(SDXL_INPAINT, "SDXL", sdxl(in_channels=9), replace(_PIPELINE, name="StableDiffusionXLInpaintPipeline")),
     _BASE,

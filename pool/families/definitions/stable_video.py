@@ -6,17 +6,19 @@ Legend: B batch, C channels, T frames, H W cells of a latent.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.unet_definition import ModelBuild, UNetDefinition
+from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import (
     NUMBER_WIDTH,
     UNET_FOLDERS,
@@ -264,7 +266,7 @@ def _definition(
         comfyui=comfyui,
         module=_MODULE,
         latent="sd1",
-        texts=(),
+        text=TextInputs(()),
         lora=GENERIC,
         pipeline=pipeline,
         build=ModelBuild(module, config, convert, forward),
@@ -273,7 +275,9 @@ def _definition(
 
 FAMILIES = (
     _definition(SV3D_U, video(adm_in_channels=256), "SV3D_u"),
-    _definition(SV3D_P, video(adm_in_channels=1280), "SV3D_p", module=_VIEWED_MODULE),
+    replace(
+        _definition(SV3D_P, video(adm_in_channels=1280), "SV3D_p", module=_VIEWED_MODULE), may_have_frame_decoder=True
+    ),
     _definition(
         SVD,
         video(),

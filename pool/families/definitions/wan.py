@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition, TwoExperts
+from modelpool.pool.families.parts.definition import (
+    HALF_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+    TwoExperts,
+)
 from modelpool.pool.families.parts.forward import (
     TIMESTEPS,
     Arguments,
@@ -21,6 +28,7 @@ from modelpool.pool.families.parts.forward import (
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
 from modelpool.pool.families.parts.video_facts import joined, towards_image, video_flow, with_image
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -182,32 +190,46 @@ _I2V_22_FACTS = replace(
     sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
 )
 
+#: between the sizes of the two image-to-video models of Wan 2.1: the geometric mean of 832 x 480 and 1280 x 720 pixels
+_WAN_480_PIXELS = math.sqrt(832 * 480 * 1280 * 720)
+
+
+def _teacache(
+    coefficients: tuple[float, ...], threshold: float, blocks: int, pixels: float = math.inf
+) -> TeaCacheFacts:
+    """Return the published facts with retention steps."""
+    return TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
+
+
 _T2V = FamilyDefinition(
     name="wan_t2v",
     title="Wan text-to-video",
     layout=WAN,
     when=anything,
     comfyui="WAN21_T2V",
-    module="WanTransformer3DModel",
-    config=config,
-    convert=LayoutNames(
-        "wan",
-        # the convolution for a reference image, which diffusers' class does not have
-        without=("ref_conv.",),
-        # positions for the states of first and last frame, which the converter ignores
-        renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+    build=ModelBuild(
+        "WanTransformer3DModel",
+        config,
+        LayoutNames(
+            "wan",
+            # the convolution for a reference image, which diffusers' class does not have
+            without=("ref_conv.",),
+            # positions for the states of first and last frame, which the converter ignores
+            renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+        ),
+        forward,
     ),
-    forward=forward,
     latent="wan21",
-    texts=(fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
-    text_set="wan",
+    text=TextInputs(
+        (fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
+        set_name="wan",
+    ),
     facts=_FACTS,
     # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
     schedule="normal",
     dtypes=HALF_FIRST,
     lora=TRANSFORMER,
-    pipeline="WanPipeline",
-    pipeline_entries={**_ONE, "expand_timesteps": False},
+    folder=DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
     # no shape determines the experts of Wan 2.2 from Wan 2.1
     two_experts=TwoExperts(
         "Wan 2.2 text-to-video, both experts",
@@ -221,6 +243,10 @@ _T2V = FamilyDefinition(
             sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
         ),
     ),
+    teacache=(
+        _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
+        _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+    ),
 )
 _TI2V_22 = replace(
     _T2V,
@@ -228,7 +254,7 @@ _TI2V_22 = replace(
     title="Wan 2.2 text-and-image-to-video",
     when=having(model_type="t2v", out_dim=48),
     comfyui="WAN22_T2V",
-    forward=forward_5b,
+    build=replace(_T2V.build, forward=forward_5b),
     latent="wan22",
     facts=replace(
         _FACTS,
@@ -242,8 +268,9 @@ _TI2V_22 = replace(
         begins=FirstFrameMode.KEPT,
         sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
     ),
-    pipeline_entries={**_ONE, "expand_timesteps": True},
+    folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
     two_experts=None,
+    teacache=(),
 )
 _VACE = replace(
     _T2V,
@@ -251,18 +278,16 @@ _VACE = replace(
     title="Wan VACE",
     when=having(model_type="vace"),
     comfyui="WAN21_Vace",
-    module="WanVACETransformer3DModel",
-    config=vace_config,
-    forward=forward_vace,
+    build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
     facts=replace(
         _FACTS,
         reads=("context", "control"),
         sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     ),
-    pipeline="WanVACEPipeline",
-    pipeline_entries=_ONE,
+    folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
     several_references=True,
     two_experts=None,
+    teacache=(),
 )
 _I2V = replace(
     _T2V,
@@ -277,9 +302,18 @@ _I2V = replace(
         vision_use=VisionEncoderUse.PENULTIMATE,
         sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
     ),
-    pipeline="WanImageToVideoPipeline",
-    pipeline_entries={**_T2V.pipeline_entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+    folder=replace(
+        _T2V.folder,
+        pipeline="WanImageToVideoPipeline",
+        entries={**_T2V.folder.entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+    ),
     two_experts=None,
+    teacache=(
+        _teacache(
+            (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+        ),
+        _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
+    ),
 )
 _FLF2V = replace(
     _I2V,
@@ -287,6 +321,7 @@ _FLF2V = replace(
     title="Wan 2.1 first-and-last-frame",
     when=having(model_type="i2v", flf_pos_embed_token_number=514),
     facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
+    teacache=(),
 )
 #: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
 _FUN_CONTROL = replace(
@@ -302,8 +337,8 @@ _FUN_CONTROL = replace(
         sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
         "alibaba-pai/Wan2.1-Fun-14B-Control",
     ),
-    pipeline="",
-    pipeline_entries={},
+    folder=replace(_I2V.folder, pipeline="", entries={}),
+    teacache=(),
 )
 _I2V_22 = replace(
     _I2V,
@@ -313,6 +348,7 @@ _I2V_22 = replace(
     comfyui="WAN21_T2V",
     facts=_I2V_22_FACTS,
     two_experts=TwoExperts("Wan 2.2 image-to-video, both experts", _I2V_22_FACTS),
+    teacache=(),
 )
 
 FAMILIES = (_VACE, _TI2V_22, _FUN_CONTROL, _FLF2V, _I2V, _I2V_22, _T2V)

@@ -154,10 +154,13 @@ FAMILIES = (
         title="Wan 2.2 animate",
         when=having(model_type="animate"),
         comfyui="WAN22_Animate",
-        module="WanAnimateTransformer3DModel",
-        config=config,
-        convert=LayoutNames("wan22_animate", converter=convert),
-        forward=forward,
+        build=replace(
+            _I2V.build,
+            module="WanAnimateTransformer3DModel",
+            config=config,
+            convert=LayoutNames("wan22_animate", converter=convert),
+            forward=forward,
+        ),
         facts=replace(
             _I2V.facts,
             noise=wan.flow_noise(5.0),
@@ -172,7 +175,9 @@ FAMILIES = (
             reads=("context", "control", "face", "image_context"),
             sources="diffusers' WanAnimatePipeline; Wan-Video/Wan2.2, wan_animate_14B",
         ),
-        pipeline="WanAnimatePipeline",
-        pipeline_entries={"image_encoder": NOTHING, "image_processor": NOTHING},
+        folder=replace(
+            _I2V.folder, pipeline="WanAnimatePipeline", entries={"image_encoder": NOTHING, "image_processor": NOTHING}
+        ),
+        teacache=(),
     ),
 )

@@ -8,7 +8,13 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    DiffusersFolder,
+    FamilyDefinition,
+    ModelBuild,
+    TextInputs,
+)
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
@@ -58,22 +64,21 @@ FAMILIES = (
         layout=LUMINA_2,
         when=having(z_image_modulation=True, pixel_space=False),
         comfyui="ZImage",
-        module="ZImageTransformer2DModel",
-        config=config,
-        convert="z_image",
-        forward=forward,
+        build=ModelBuild("ZImageTransformer2DModel", config, "z_image", forward),
         latent="flux",
-        texts=(
-            Reading(
-                "qwen3_4b",
-                2560,
-                QWEN3_CHAT,
-                most_tokens=512,
-                is_masked=True,
-                layers_left_out=1,
-                final_norm=False,
-                padding=Padding.DROPPED,
-            ),
+        text=TextInputs(
+            (
+                Reading(
+                    "qwen3_4b",
+                    2560,
+                    QWEN3_CHAT,
+                    most_tokens=512,
+                    is_masked=True,
+                    layers_left_out=1,
+                    final_norm=False,
+                    padding=Padding.DROPPED,
+                ),
+            )
         ),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
@@ -88,6 +93,6 @@ FAMILIES = (
         dtypes=BFLOAT16_FIRST,
         controlnets="z_image",
         lora=TRANSFORMER,
-        pipeline="ZImagePipeline",
+        folder=DiffusersFolder("ZImagePipeline"),
     ),
 )

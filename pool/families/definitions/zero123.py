@@ -11,10 +11,11 @@ distance is the angle of the image's camera from straight above.
 from __future__ import annotations
 
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
+from modelpool.pool.families.parts.definition import TextInputs
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
 from modelpool.pool.values.core.sampling_facts import (
     Guidance,
@@ -56,8 +57,10 @@ FAMILIES = (
         comfyui="Stable_Zero123",
         module="UNet2DConditionModel",
         latent="sd1",
-        texts=(),
+        text=TextInputs(()),
         lora=UNET,
+        folder_mark=FolderMark("sd1_ip2p", folder=VIEW_PREFIX.removesuffix(".")),
+        vision_encoder="clip_vision_l",
         # diffusers has no pipeline for it: folders cannot be saved
         pipeline=None,
     ),

@@ -274,9 +274,9 @@ class TextEncoderSet:
 #: the members of each set
 MEMBERS: Mapping[str, tuple[str, ...]] = {
     **{
-        family.readings_name: tuple(text.encoder for text in family.texts)
+        family.readings_name: tuple(text.encoder for text in family.text.readings)
         for family in all_definitions()
-        if family.texts
+        if family.text.readings
     },
     "newbie": ("gemma3_4b",),
     "ace_step": ("t5_base",),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: values of a patch of 2x2 cells, per latent channel
 PATCH = 4
+#: width of a head of Stable Diffusion 3 and its ControlNets if no norm tells. Source: the published code
+SD3_HEAD = 64
 
 
 def ratio(inner: int, width: int) -> float:

@@ -18,6 +18,7 @@ from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
@@ -67,11 +68,110 @@ class Connector:
 
 
 @dataclass(frozen=True, slots=True)
+class TextInputs:
+    """The text encoders of a family, and how each is read.
+
+    readings   one for each text encoder, in the order of their roles
+    set_name   name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
+    join       how the states of several encoders are joined; None: the states of each are a separate input
+    vision     how the first text encoder reads reference images; None: it reads none
+    connector  place of the reading that connects the text encoder to the model; None: there is none
+    optional   encoders that the model runs without, but not without all of them
+    lyrics     how the first text encoder reads lyrics, for models that read them
+    words      key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
+               empty: text encoders are separate
+    """
+
+    readings: tuple[Reading, ...]
+    set_name: str = ""
+    join: TextJoin | None = None
+    vision: TextVision | None = None
+    connector: Connector | None = None
+    optional: frozenset[str] = frozenset()
+    lyrics: Reading | None = None
+    words: Mapping[Naming, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TwoExperts:
     """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
 
     title: str
     facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """How a diffusion model is built and called.
+
+    module    name of its class in diffusers; `pool.models.components.diffusion.adapted_modules` replaces some of them
+    config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
+              namings of a file
+    convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
+              reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
+              `pool.models.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
+    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.components.diffusion.architecture`
+    prepare   what a run does once with the texts, before its steps; None: nothing
+    seconds_model  name in the module of the model that embeds seconds; empty: there is none
+    unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
+                 may lack; empty: there is none
+    metadata_config  arguments of the class that the metadata of a file states and no shape tells; None: there are none
+    """
+
+    module: str
+    config: Callable[[Config, Shapes], Arguments]
+    convert: Convert | str | LayoutNames
+    forward: Call
+    prepare: Prepare | None = None
+    seconds_model: str = ""
+    unconditional: str = ""
+    metadata_config: Callable[[Mapping[str, str]], Arguments] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusersFolder:
+    """How pipelines of diffusers store a model of a family in folders.
+
+    pipeline          its class; empty for a family that diffusers has no pipeline for
+    entries           further entries of the pipeline's index
+    missing           components of the pipeline that no checkpoint has: by folder, what to provide
+    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    is_multistep      whether its folders have a multistep solver with the levels of a flow
+    scheduler         scheduler of its folders, if it is none of the usual ones for its noise
+    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
+                      are refused otherwise
+    guiders           guiders of the pipeline, by folder
+    same_as           another family whose folders have equal tensors: the pipeline distinguishes them
+    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
+                      Wan's
+    vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
+    text_folders      folder of each text encoder; empty: the names of the roles
+    own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
+    scales_latent     whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads
+                      mean and deviation of each channel there
+    libraries         subpackages of diffusers with further models of its folders, by folder
+    distilled_entries entries of the configuration of a distilled model, one of which says so; empty: an entry of the
+                      index does
+    """
+
+    pipeline: str
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    config_pipelines: Mapping[str, str] = field(default_factory=dict)
+    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
+    is_multistep: bool = False
+    scheduler: SchedulerFacts | None = None
+    shifts_by_size: bool = True
+    guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
+    same_as: str = ""
+    vae_class: str = ""
+    vae_entries: Mapping[str, Any] = field(default_factory=dict)
+    text_folders: Mapping[Role, str] = field(default_factory=dict)
+    own_levels: bool = False
+    scales_latent: bool = True
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    distilled_entries: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +186,14 @@ class FamilyDefinition:
               of families that share a layout exclude each other, except in one module: the first one counts
     comfyui   its class in ComfyUI; empty if none
 
-    The module:
-    module    name of its class in diffusers; `pool.models.components.diffusion.adapted_modules` replaces some of them
-    config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
-              namings of a file
-    convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
-              reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
-              `pool.models.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
-    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.components.diffusion.architecture`
+    The model, and its folders in diffusers:
+    build     how its diffusion model is built and called
+    folder    its folders
 
     Text and latents:
+    text      its text encoders, and how each is read
     latent    name of its latents (`pool.families.parts.latent_formats`)
-    scales_latent  whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads mean
-              and deviation of each channel there
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
-    texts     the text encoders, and how each is read, in the order of their roles
-    text_set  name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
-    text_join  how the states of several encoders are joined; None: those of each are a separate input
-    words       key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
-                empty: text encoders are separate
-    text_vision  how the first text encoder reads reference images; None: it reads none
-    connector  place of the part of `texts` that connects the text encoder to the model; None: there is none
-    optional_encoders  those that the model runs without, but not all of them at once
-    lyrics    how the first text encoder reads lyrics, for models that read them
-    prepare   what a run does once with the texts, before its steps; None: nothing
 
     Sampling:
     facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
@@ -123,32 +207,14 @@ class FamilyDefinition:
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side     as in `SamplingFacts`
     distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
-    distilled_entries  entries of the model's configuration, one of which says so; empty: an entry of the index does
     two_experts  two models of the family as experts for high and low noise; None if there are none
-    unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
-                 may lack; empty: there is none
 
     LoRA and saving:
     lora      names of its weights in LoRA files
-    pipeline  its pipeline in diffusers, for folders; empty for a family that diffusers has no pipeline for
-    pipeline_entries  further entries of the pipeline's index
-    missing   components of the pipeline that no checkpoint has: by folder, what to provide
-    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
-    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
-    is_multistep      whether its folders have a multistep solver with the levels of a flow
-    scheduler         scheduler of its folders, if it is none of the usual ones for its noise
-    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
-                      are refused otherwise
-    guiders           guiders of the pipeline, by folder
-    same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
-    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
-                      Wan's
-    vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
-    text_folders      folder of each text encoder; empty: the names of the roles
     sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
     extra_prefixes    further key prefixes of the diffusion model in single files
+    teacache          what was published for TeaCache, by rising pixels; empty: nothing
     companion         as in `Family`
-    own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     """
 
     name: str
@@ -156,38 +222,17 @@ class FamilyDefinition:
     layout: Layout
     when: Condition
     comfyui: str
-    module: str
-    config: Callable[[Config, Shapes], Arguments]
-    convert: Convert | str | LayoutNames
-    forward: Call
+    build: ModelBuild
+    folder: DiffusersFolder
     latent: str
-    texts: tuple[Reading, ...]
+    text: TextInputs
     facts: ModelFacts
     schedule: str
     dtypes: tuple[str, ...]
     lora: LoraNaming
-    pipeline: str
-    pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    config_pipelines: Mapping[str, str] = field(default_factory=dict)
-    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
-    is_multistep: bool = False
-    scheduler: SchedulerFacts | None = None
-    shifts_by_size: bool = True
-    guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()
-    same_folder_as: str = ""
-    text_set: str = ""
-    vae_class: str = ""
-    vae_entries: Mapping[str, Any] = field(default_factory=dict)
-    text_folders: Mapping[Role, str] = field(default_factory=dict)
-    text_join: TextJoin | None = None
-    text_vision: TextVision | None = None
-    connector: Connector | None = None
     sound_prefixes: tuple[str, ...] = ()
-    optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
-    scales_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None
@@ -195,22 +240,23 @@ class FamilyDefinition:
     several_references: bool = False
     reference_covers: bool = False
     reference_side: int = 0
-    words: Mapping[Naming, str] = field(default_factory=dict)
     distilled: ModelFacts | None = None
-    distilled_entries: Mapping[str, Any] = field(default_factory=dict)
-    lyrics: Reading | None = None
-    prepare: Prepare | None = None
     companion: str = ""
-    own_levels: bool = False
+    teacache: tuple[TeaCacheFacts, ...] = ()
     two_experts: TwoExperts | None = None
-    unconditional: str = ""
+
+    @property
+    def module(self) -> str:
+        """The name of its class in diffusers."""
+        return self.build.module
 
     @property
     def layout_names(self) -> LayoutNames | None:
-        """The names of its published files, if they are those of a layout; None if `convert` is a function."""
-        if isinstance(self.convert, str):
-            return LayoutNames(self.convert)
-        return self.convert if isinstance(self.convert, LayoutNames) else None
+        """The names of its published files, if they are those of a layout; None if `build.convert` is a function."""
+        convert = self.build.convert
+        if isinstance(convert, str):
+            return LayoutNames(convert)
+        return convert if isinstance(convert, LayoutNames) else None
 
     @property
     def extra_keys(self) -> tuple[str, ...]:
@@ -225,4 +271,4 @@ class FamilyDefinition:
     @property
     def readings_name(self) -> str:
         """The name under which its text encoders are read."""
-        return self.text_set or self.name
+        return self.text.set_name or self.name

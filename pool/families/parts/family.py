@@ -36,6 +36,16 @@ class Architecture(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedText:
+    """A text encoder that some files of a family carry and its model does not need: its key prefix in single files, how
+    it is read, and the set of text encoders (`Family.text_set`)."""
+
+    prefix: str
+    texts: Mapping[Role, TextFacts]
+    text_set: str
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One kind of checkpoint.
 
@@ -60,6 +70,7 @@ class Family:
     inside         components whose tensors are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
     companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
+    carried_text   the text encoder that some files carry; None if none does
     """
 
     name: str
@@ -84,6 +95,7 @@ class Family:
     shifts_latent: bool = True
     sound_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     companion: str = ""
+    carried_text: CarriedText | None = None
     inside: frozenset[Role] = frozenset()
 
     @property

@@ -7,29 +7,33 @@ where their components are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, Layout
+from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
 from modelpool.pool.families.parts.family import Family
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
-from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.text_join import TextJoin
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.values.core.sampling_facts import NoiseFacts
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
 
 
 @dataclass(frozen=True, slots=True)
-class ModelBuild:
-    """How `pool.models.diffusion` builds and calls a model; fields as in `FamilyDefinition`."""
+class FolderMark:
+    """What tells a diffusers folder of a family whose diffusion model is recognised as another family.
 
-    module: str
-    config: Callable[[Config, Shapes], Arguments]
-    convert: Convert | str | LayoutNames
-    forward: Call
+    recognised_as  name of the other family
+    folder         folder of a component that only this family has; empty: none
+    lacks          folder of a component that this family lacks; empty: none
+    entry          entry of the index that is true; empty: none
+    edm            whether its scheduler has the noise of EDM with the prediction of noise
+    """
+
+    recognised_as: str
+    folder: str = ""
+    lacks: str = ""
+    entry: str = ""
+    edm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +45,19 @@ class UNetDefinition:
     extra_keys  required keys of the file outside of the model, with their prefixes
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
-    texts       the text encoders, and how each is read, in the order of their roles
-    text_set    name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the
-                family
-    text_join   how the states of several encoders are joined
+    text        its text encoders, and how each is read
     lora        names of its weights in LoRA files
     pipeline    its pipeline in diffusers; None: that of the family that it is derived from, if any
     build       how it is built and called; None: by `pool.models.common`, as a UNet that reads only texts
     velocity_pixels  width and height of the training images of files that predict velocity; 0: no difference
     edm_noise   the default noise of files with a range of noise levels, which then predict velocity; None: no file of
                 the family has one
+    looks_like  another family whose models have equal shapes at unpublished sizes: the text encoders tell them apart
+    folder_mark what tells its folders from those of another family; None: the shapes of the diffusion model do
+    untrained_noise  kinds of noise that no model of the family was trained with, and the expected value of a scheduler
+    vision_encoder   the vision encoder that its models read, if not the usual one for its use; empty: the usual one
+    labels_width     width of the image embedding in its class labels; 0: it has none
+    may_have_frame_decoder  whether files may have a decoder of frames next to the VAE
     """
 
     family: Family
@@ -59,15 +66,19 @@ class UNetDefinition:
     comfyui: str
     module: str
     latent: str
-    texts: tuple[Reading, ...]
+    text: TextInputs
     lora: LoraNaming
     pipeline: PipelineFacts | None
     extra_keys: tuple[str, ...] = ()
-    text_set: str = ""
-    text_join: TextJoin | None = None
     build: ModelBuild | None = None
     velocity_pixels: int = 0
     edm_noise: NoiseFacts | None = None
+    looks_like: str = ""
+    folder_mark: FolderMark | None = None
+    untrained_noise: Mapping[NoiseKind, str] = field(default_factory=dict)
+    vision_encoder: str = ""
+    labels_width: int = 0
+    may_have_frame_decoder: bool = False
 
     @property
     def name(self) -> str:
@@ -87,4 +98,4 @@ class UNetDefinition:
     @property
     def readings_name(self) -> str:
         """The name under which its text encoders are read."""
-        return self.text_set or self.name
+        return self.text.set_name or self.name

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: models that animate a character: channels of the mask of what is kept, and pixels along a side of a face
 MASK_CHANNELS, FACE_SIDE = 4, 512
+#: pixels along a side of a cell, of models with learned positions (CogVideoX)
+_CELL_PIXELS = 8
 
 
 def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
@@ -55,3 +57,11 @@ def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, kwargs: M
 def frame_rate(kwargs: ModelKwargs) -> float:
     """Return the frames per second, the same for all of a batch."""
     return float(kwargs["frame_rate"].flatten()[0])
+
+
+def fixed_extent(own: Any) -> tuple[int, int, int] | None:
+    """Return width, height and frames of the only videos that a model of the configuration `own` has positions for;
+    None if it has them for all."""
+    if not getattr(own, "use_learned_positional_embeddings", False):
+        return None
+    return own.sample_width * _CELL_PIXELS, own.sample_height * _CELL_PIXELS, own.sample_frames

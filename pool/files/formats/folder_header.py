@@ -26,6 +26,8 @@ NORMALIZER = "image_normalizer"
 VIEW_PROJECTION = "cc_projection"
 #: folders of LTX-2: what joins the states of the text encoder, and what decodes audio
 CONNECTORS, AUDIO_VAE, VOCODER = "connectors", "audio_vae", "vocoder"
+#: what decodes audio, in the order of its steps
+AUDIO_FOLDERS = (AUDIO_VAE, VOCODER)
 #: the folder of a language model that writes tokens of images
 WRITER_FOLDER = "vision_language_encoder"
 #: folder of the model with which ACE-Step 1.5 encodes texts and lyrics

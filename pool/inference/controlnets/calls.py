@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelpool.pool.families.definitions import hunyuan_dit
 from modelpool.pool.families.parts.forward import TIMESTEPS
+from modelpool.pool.families.parts.hunyuan_dit_inputs import module_kwargs
 from modelpool.pool.families.parts.patches import packed, patch_ids
 from modelpool.pool.inference.conditioning.micro_conditioning import (
     CONTEXT,
@@ -199,7 +199,7 @@ def call_hunyuan_dit_control(module: nn.Module, inputs: ControlInputs) -> Residu
         inputs.level_B.to(x_BCHW.dtype),  # it computes in the dtype of its time input
         controlnet_cond=inputs.images_BC,
         conditioning_scale=inputs.strength,
-        **hunyuan_dit.module_kwargs(module, x_BCHW, {**inputs.model_kwargs, CONTEXT: inputs.context_BLD}),
+        **module_kwargs(module, x_BCHW, {**inputs.model_kwargs, CONTEXT: inputs.context_BLD}),
         return_dict=False,
     )
     return _present({DOUBLE: residuals})

@@ -10,10 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from modelpool.pool.families.definitions.hunyuan_dit import TOKENS as HUNYUAN_DIT_TOKENS
-from modelpool.pool.families.definitions.sd3 import HEAD as SD3_HEAD
 from modelpool.pool.families.detection.layouts.shape_sizes import ShapeReader
-from modelpool.pool.families.parts.arguments import PATCH, ratio, rope_axes
+from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD, ratio, rope_axes
+from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS as HUNYUAN_DIT_TOKENS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, TeaCacheFacts, teacache_facts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
 from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.extensions.unet_attention import PERTURBED
 from modelpool.pool.values.core.errors import unusable_field

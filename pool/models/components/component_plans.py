@@ -11,10 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelpool.pool.families.definitions import stable_audio_3
-from modelpool.pool.families.definitions.stable_audio import SECONDS
-from modelpool.pool.families.definitions.stable_audio_3 import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.diffusers_private import Converter, converter
@@ -144,16 +142,17 @@ def _view_plan(module: nn.Module, shapes: Mapping[str, Shape], prefix: str, conv
 def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
     """Plan an audio diffusion model, including the model that embeds seconds. Raises UnknownArchitecture."""
     model = plan_diffusion_model(shapes, prefix, config=config)
-    is_third = model.recognised.name == stable_audio_3.FAMILIES[0].name
-    name, seconds = (DURATION, plan_duration(shapes)) if is_third else (SECONDS, plan_seconds(shapes))
-    convert_seconds = converted_duration if is_third else converted_seconds
+    name = model.architecture.seconds_model
+    is_length = name == DURATION
+    seconds = plan_duration(shapes) if is_length else plan_seconds(shapes)
+    convert_seconds = converted_duration if is_length else converted_seconds
     module = empty_diffusion_model(model.architecture.module, model.config)
     module.add_module(name, seconds.empty())
 
     def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         start = model.recognised.prefix
         own = {key: tensor for key, tensor in tensors.items() if key.startswith(start)}
-        own |= {start + key: tensor for key, tensor in tensors.items() if is_third and key == PADDING_KEY}
+        own |= {start + key: tensor for key, tensor in tensors.items() if is_length and key == PADDING_KEY}
         embedding = {f"{name}.{key}": tensor for key, tensor in convert_seconds(tensors).items()}
         return {**converted(model.architecture, model.recognised, own), **embedding}
 

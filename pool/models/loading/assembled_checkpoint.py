@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from modelpool.pool.families.definitions.stable_diffusion_xl import SDXL, SDXL_REFINER
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts
 from modelpool.pool.families.detection.file_facts import Kind
 from modelpool.pool.families.detection.parts import split
@@ -28,7 +27,7 @@ from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.families.two_experts import misassigned
-from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
+from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS, look_alike
 from modelpool.pool.files.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.models.loading.assembled_parts import (
     AssemblyPart,
@@ -252,10 +251,11 @@ class _TextEncoder:
 def _family(
     model_path: str, model: DiffusionFacts, encoders: Sequence[_TextEncoder], present: Collection[str]
 ) -> tuple[Family, dict[Role, _TextEncoder], list[str]]:
-    """Return the family, the role of each text encoder in it, and those without a role, as text. SDXL and its refiner
-    look alike at unpublished sizes: of the two, the one whose text encoders are passed or are among the keys `present`.
+    """Return the family, the role of each text encoder in it, and those without a role, as text. Of two families that
+    look alike at unpublished sizes, the one whose text encoders are passed or are among the keys `present`.
     """
-    names = {model.name, *((SDXL.name, SDXL_REFINER.name) if model.name in (SDXL.name, SDXL_REFINER.name) else ())}
+    alike = look_alike(model.name)
+    names = {model.name, *(() if alike is None else (alike.name,))}
     known = (*FAMILIES, *VIDEO_UNETS, *TRANSFORMERS.values())
     candidates = sorted((f for f in known if f.name in names), key=lambda family: family.name != model.name)
     if not candidates:

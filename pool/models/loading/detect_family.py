@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.families.definitions import ltxv
-from modelpool.pool.families.definitions.stable_diffusion_xl import SDXL, SDXL_REFINER
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.detection.layouts.signature import Naming
 from modelpool.pool.families.detection.other_files import LORA, folder_part, other_file
@@ -25,9 +23,9 @@ from modelpool.pool.families.detection.prediction import (
 from modelpool.pool.families.detection.recognize import what_is
 from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import LIST, why_not
-from modelpool.pool.families.transformer_families import TRANSFORMERS, located, other_texts
+from modelpool.pool.families.transformer_families import TRANSFORMERS, located, metadata_config, other_texts
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.families.unet_families import FAMILIES, UNETS, VIDEO_UNETS
+from modelpool.pool.families.unet_families import FAMILIES, UNETS, VIDEO_UNETS, look_alike
 from modelpool.pool.files.formats.ggml_types import is_block_type
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.models.components.common import infer_config as infer
@@ -65,10 +63,6 @@ _IDENTIFYING_KEYS: Mapping[Architecture, str] = {
     Architecture.CLIP_TEXT_PROJECTED: "final_layer_norm.weight",
     Architecture.LDM_UNET: "input_blocks.0.0.weight",
 }
-
-
-#: the family whose files have more facts about the diffusion model in their metadata
-_LTX = ltxv.FAMILIES[0].name
 
 
 def detect(header: Header, *, whole: bool = True) -> Family:
@@ -125,7 +119,7 @@ def detect(header: Header, *, whole: bool = True) -> Family:
 
 def _with_metadata(family: Family, header: Header) -> Family:
     """Return `family` with what the file's metadata says about its diffusion model and no shape does."""
-    config = ltxv.metadata_configuration(header.metadata) if family.name == _LTX else {}
+    config = metadata_config(family, header.metadata)
     return replace(family, configs={**family.configs, Role.DIFFUSION_MODEL: config}) if config else family
 
 
@@ -158,11 +152,10 @@ def _title(found: DiffusionFacts) -> str:
 
 
 def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
-    """Return the family that this version runs `title` as. SDXL and its refiner differ only in their text encoders at
-    unpublished sizes: of the two, the one whose components are present."""
+    """Return the family that this version runs `title` as. Of two families that look alike at unpublished
+    sizes, the one whose components are present."""
     found = [family for family in (*FAMILIES, *VIDEO_UNETS) if family.title == title]
-    if title in (SDXL.title, SDXL_REFINER.title):
-        found += [SDXL, SDXL_REFINER]
+    found += [alike for family in found if (alike := look_alike(family.name)) is not None]
     found = [with_decoder_of_frames(with_detected_text_encoders(family, shapes), shapes) for family in found]
     complete = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
     return next(complete, found[0] if found else None)

@@ -11,20 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from modelpool.pool.families.definitions.stable_diffusion_1 import SD1_INSTRUCT
-from modelpool.pool.families.definitions.stable_diffusion_xl import (
-    COSXL_EDIT,
-    PLAYGROUND_25,
-    SDXL,
-    SDXL_INSTRUCT,
-    SDXL_REFINER,
-    VELOCITY_EDM_NOISE,
-)
-from modelpool.pool.families.definitions.zero123 import ZERO123
 from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
 from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
-from modelpool.pool.files.formats.folder_header import CLASS_KEY, VIEW_PROJECTION
+from modelpool.pool.families.unet_families import UNETS, VIDEO_UNETS, edm_relative, folder_unet
+from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.model_folder import INDEX_FILE
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.models.components.common import infer_config as infer
@@ -76,8 +66,6 @@ _SCHEDULER_DEFAULTS: FolderConfig = {
     "rescale_betas_zero_snr": False,
 }
 _STEPS = 1000
-#: index entry that distinguishes CosXL from the image-editing SDXL
-_SCALES_IMAGE = "is_cosxl_edit"
 _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
@@ -109,11 +97,10 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     for video in VIDEO_UNETS:
         if found is not None and found.name == video.name:
             return video_folder_family(video, header, shapes)
-    base = _base(found.name if found else "", shapes)
+    folders_found = {key.partition(".")[0] for key in shapes}
+    base = folder_unet(found.name if found else "", folders_found, header.configs.get(INDEX_FILE, {}))
     if base is None:
         raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
-    if base.name == SDXL_INSTRUCT.name and header.configs.get(INDEX_FILE, {}).get(_SCALES_IMAGE) is True:
-        base = COSXL_EDIT
     base = _with_scheduler(base, header.configs.get(SCHEDULER, {}))
     folders = _folders(base)
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
@@ -133,21 +120,11 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     return family
 
 
-def _base(name: str, shapes: Mapping[str, Shape]) -> Family | None:
-    """Return the family of a diffusion model named `name`. SDXL and its refiner look alike at unpublished sizes and are
-    distinguished by their text encoders, Zero123 and models for instructions by the projection of views."""
-    if name == SD1_INSTRUCT.name and any(key.startswith(f"{VIEW_PROJECTION}.") for key in shapes):
-        return ZERO123
-    if name in (SDXL.name, SDXL_REFINER.name):
-        return SDXL if any(key.startswith("text_encoder.") for key in shapes) else SDXL_REFINER
-    return next((family for family in FAMILIES if family.name == name), None)
-
-
 def _folders(family: Family) -> dict[Role, str]:
-    """Return the folder of each component; the refiner's one text encoder is the second of SDXL."""
-    texts = {role: role.value for role in family.text_encoders}
-    if family.name == SDXL_REFINER.name:
-        texts = {Role.TEXT_ENCODER: Role.TEXT_ENCODER_2.value}
+    """Return the folder of each component: that of the pipeline for text encoders, whose only one may be the second."""
+    pipeline = UNETS[family.name].pipeline
+    known = {} if pipeline is None else pipeline.folders
+    texts = {role: known.get(role, role.value) for role in family.text_encoders}
     vision = {Role.VISION_ENCODER: VISION} if family.sampling.vision_use is not None else {}
     return {**texts, **vision, Role.DIFFUSION_MODEL: UNET, Role.VAE: VAE}
 
@@ -261,8 +238,14 @@ def _with_scheduler(family: Family, folder_config: FolderConfig) -> Family:
     if str(folder_config.get(CLASS_KEY, "")).startswith("EDM"):
         return _with_edm_noise(family, folder_config, prediction)
     noise = _table_noise(folder_config, prediction)
-    if family.name == SDXL.name and noise.kind is NoiseKind.LINEAR:
-        raise wrong_value(SCHEDULER, "beta_schedule", "linear", "scaled_linear, which SDXL was trained with")
+    unet = UNETS.get(family.name)
+    if unet is not None and (expected := unet.untrained_noise.get(noise.kind)):
+        raise wrong_value(
+            SCHEDULER,
+            "beta_schedule",
+            folder_config.get("beta_schedule", _SCHEDULER_DEFAULTS["beta_schedule"]),
+            expected,
+        )
     return _sampled(family, _PREDICTIONS[prediction], noise)
 
 
@@ -289,10 +272,11 @@ def _table_noise(folder_config: FolderConfig, prediction: str) -> NoiseFacts:
 
 def _with_edm_noise(family: Family, folder_config: FolderConfig, prediction: str) -> Family:
     is_edm = prediction == "epsilon"
-    if family.name not in ((SDXL.name,) if is_edm else (SDXL.name, COSXL_EDIT.name)):
+    unet, relative = UNETS.get(family.name), edm_relative(family.name)
+    base = relative if is_edm else family
+    default = relative.sampling.noise if is_edm and relative else None if unet is None else unet.edm_noise
+    if base is None or default is None:
         raise wrong_value(SCHEDULER, CLASS_KEY, folder_config.get(CLASS_KEY), f"a scheduler of {family.title}")
-    base = PLAYGROUND_25 if is_edm else family
-    default = PLAYGROUND_25.sampling.noise if is_edm else VELOCITY_EDM_NOISE
     noise = replace(
         default,
         sigma_min=number_in(SCHEDULER, folder_config, "sigma_min", default.sigma_min),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.definitions.ace_step import COMPANION, SILENCE
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
 from modelpool.pool.models.components.vae.build_vae import MissingHalf
 from modelpool.pool.models.loading.build_checkpoint import Checkpoint
 from modelpool.pool.values.core.errors import UnknownArchitecture

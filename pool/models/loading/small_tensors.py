@@ -17,10 +17,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
-from modelpool.pool.families.definitions.stable_diffusion_2 import labels_width
 from modelpool.pool.families.detection.prediction import NOISE_WORD, declared_prediction
 from modelpool.pool.families.parts.family import Family
-from modelpool.pool.families.unet_families import UNETS
+from modelpool.pool.families.unet_families import UNETS, labels_width
 from modelpool.pool.files.formats.folder_header import NORMALIZER
 from modelpool.pool.files.formats.safetensors_file import Header, stored_bytes
 from modelpool.pool.values.core.errors import UnknownArchitecture

@@ -13,6 +13,7 @@ from itertools import pairwise
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.inner_models import INNER_FOLDERS
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import (
@@ -23,7 +24,7 @@ from modelpool.pool.families.transformer_families import (
     with_unconditional,
 )
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.files.formats.folder_header import CLASS_KEY, DURATION_FOLDER, PROJECTION
+from modelpool.pool.files.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.files.formats.model_folder import INDEX_FILE
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.files.formats.strict_json import finite_number
@@ -47,31 +48,35 @@ _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 _SIGHTS: Mapping[str, ReferenceMode] = {
     pipeline: mode
     for family in defined_families()
-    if family.text_vision is not None
-    for mode, pipeline in family.text_vision.pipelines.items()
+    if family.text.vision is not None
+    for mode, pipeline in family.text.vision.pipelines.items()
 }
 #: families with equal tensors that only the pipeline distinguishes
 _BY_PIPELINE = {
-    (family.same_folder_as, family.pipeline): family.name for family in defined_families() if family.same_folder_as
+    (family.folder.same_as, family.folder.pipeline): family.name
+    for family in defined_families()
+    if family.folder.same_as
 }
 #: pipelines with another order of text encoders than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
-    family.name: family.text_folders for family in defined_families() if family.text_folders
+    family.name: family.folder.text_folders for family in defined_families() if family.folder.text_folders
 }
 #: families whose pipelines run without what decodes audio
-_SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.pipeline_entries)
+_SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.folder.entries)
 #: families whose pipeline does not read the scale of latents in the configuration of the VAE
-_UNSCALED = frozenset(family.name for family in defined_families() if not family.scales_latent)
+_UNSCALED = frozenset(family.name for family in defined_families() if not family.folder.scales_latent)
 #: families whose pipeline does not pass the size of an image to the scheduler
-_FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+_FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.folder.shifts_by_size)
 #: entries of the configuration of a model that tell its distilled form; other families have one in the index
 _DISTILLED_ENTRIES = {
-    family.name: family.distilled_entries for family in defined_families() if family.distilled_entries
+    family.name: family.folder.distilled_entries for family in defined_families() if family.folder.distilled_entries
 }
 #: families whose pipelines have a shift of their own
-_OWN_LEVELS = frozenset(family.name for family in defined_families() if family.own_levels)
+_OWN_LEVELS = frozenset(family.name for family in defined_families() if family.folder.own_levels)
 #: schedulers of families that none of the usual ones suits
-_OWN_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
+_OWN_SCHEDULERS = {
+    family.name: family.folder.scheduler for family in defined_families() if family.folder.scheduler is not None
+}
 #: a scheduler of flows that steps in another way than Euler's, with settings that this version has fixed
 _PIFLOW, _FIXED_SETTINGS = "PiflowScheduler", ("eps", "final_step_size_scale", "num_policy_substeps")
 #: the prediction of a flow in schedulers for several kinds of models
@@ -97,8 +102,12 @@ _FLOW_DEFAULTS: FolderConfig = {
     "max_image_seq_len": 4096,
     "shift_terminal": None,
 }
-#: folder of the model that embeds seconds, if it is not that of Stable Audio 1
-_SECONDS_FOLDERS = {"stable_audio_3": DURATION_FOLDER}
+#: folder of the model that embeds seconds, by family
+_SECONDS_FOLDERS = {
+    family.name: INNER_FOLDERS[family.build.seconds_model]
+    for family in defined_families()
+    if family.build.seconds_model
+}
 
 
 def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:

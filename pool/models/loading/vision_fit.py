@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from modelpool.pool.families.definitions.stable_diffusion_2 import SD21_UNCLIP_L
-from modelpool.pool.families.definitions.zero123 import ZERO123
 from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.unet_families import UNETS
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
@@ -78,8 +77,9 @@ def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Sh
 def vision_encoder_name(family: Family) -> str:
     """Return the name of the vision encoder of `family`, which must have one."""
     vision_use = family.sampling.vision_use
-    if family.name in (SD21_UNCLIP_L.name, ZERO123.name):
-        return "clip_vision_l"
+    unet = UNETS.get(family.name)
+    if unet is not None and unet.vision_encoder:
+        return unet.vision_encoder
     return "clip_vision_h" if vision_use is None or vision_use.is_model_input else "llava_llama3_vision"
 
 

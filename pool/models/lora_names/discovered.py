@@ -33,9 +33,9 @@ _LAYOUTS: Mapping[str, LayoutNames] = {
 _CONVERTERS: Mapping[str, Converter] = {
     **{name: names.converter for name, names in _LAYOUTS.items() if names.converter is not None},
     **{
-        family.name: family.convert
+        family.name: family.build.convert
         for family in defined_families()
-        if not isinstance(family.convert, str | LayoutNames)
+        if not isinstance(family.build.convert, str | LayoutNames)
     },
 }
 #: families that are published under the names of a layout of another name

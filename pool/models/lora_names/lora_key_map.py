@@ -25,7 +25,7 @@ __all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of
 
 #: the text encoders of UNet families, by the name under which LoRAs know their weights
 _ENCODERS = {
-    unet.lora_family: dict(zip(TEXT_ROLES, (reading.encoder for reading in unet.texts), strict=False))
+    unet.lora_family: dict(zip(TEXT_ROLES, (reading.encoder for reading in unet.text.readings), strict=False))
     for unet in defined_unets()
 }
 

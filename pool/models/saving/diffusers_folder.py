@@ -21,10 +21,10 @@ from diffusers import DiffusionPipeline, guiders
 from torch import nn
 from transformers import CLIPImageProcessorPil, PreTrainedModel
 
-from modelpool.pool.families.definitions.ltx2 import CONNECTORS
-from modelpool.pool.families.definitions.stable_cascade import with_text_encoder
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.families.parts.two_stages import with_text_encoder
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.files.formats.atomic_write import atomic_folder, expect_free
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
@@ -147,7 +147,8 @@ def _missing_parts(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence
         if role not in checkpoint.family.prefixes:
             what = others.get(role, "diffusion model") if text is None else text.encoder
             yield MissingPart(folder, f"the checkpoint has no {what}")
-        if text is not None and text.encoder != CONNECTORS and all(part.role is not role for part in parts):
+        is_connector = complete.architectures.get(role) is Architecture.TEXT_CONNECTOR
+        if text is not None and not is_connector and all(part.role is not role for part in parts):
             yield MissingPart(facts.tokenizer_folder(role), f"there is no {folder} that uses it")
 
 

@@ -32,21 +32,14 @@ from transformers import (
 )
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.definitions.ace_step import COMPANION, SILENCE
-from modelpool.pool.families.definitions.ideogram4 import UNCONDITIONAL
-from modelpool.pool.families.definitions.ltx2 import AUDIO_FOLDERS
-from modelpool.pool.families.definitions.stable_audio import SECONDS
-from modelpool.pool.families.definitions.stable_audio_3 import DURATION
-from modelpool.pool.families.definitions.stable_diffusion_2 import labels_width
 from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.inner_models import COMPANION, INNER_FOLDERS, SILENCE
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
+from modelpool.pool.families.unet_families import labels_width
 from modelpool.pool.files.formats.folder_header import (
-    CONDITION_ENCODER,
-    DURATION_FOLDER,
+    AUDIO_FOLDERS,
     NORMALIZER,
-    PROJECTION,
-    UNCONDITIONAL_FOLDER,
 )
 from modelpool.pool.files.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.models.components.common.module_classes import empty_module, module_from_config
@@ -88,22 +81,16 @@ _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"samp
 _CASCADE_VAE = "cascade_a"
 #: beginning of the names of what decodes audio in the module of a VAE
 _OF_SOUND = f"{SOUND}."
-#: folders of models that are part of a diffusion model here, by their names in it; and arguments that tell of these
-_APART = {
-    SECONDS: PROJECTION,
-    DURATION: DURATION_FOLDER,
-    UNCONDITIONAL: UNCONDITIONAL_FOLDER,
-    COMPANION: CONDITION_ENCODER,
-}
+#: arguments that tell of inner models
 _OF_WHOLE = frozenset({"has_unconditional"})
 #: class of the VAE of Wan 2.1 in the pipelines of some families
-_VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
+_VAE_CLASSES = {family.name: family.folder.vae_class for family in defined_families() if family.folder.vae_class}
 #: the text encoder that has a vision part
 _VISION_ROLES = {
-    family.name: family.text_vision.role for family in defined_families() if family.text_vision is not None
+    family.name: family.text.vision.role for family in defined_families() if family.text.vision is not None
 }
 #: settings of its configuration that only the pipeline of a family reads
-_VAE_ENTRIES = {family.name: family.vae_entries for family in defined_families() if family.vae_entries}
+_VAE_ENTRIES = {family.name: family.folder.vae_entries for family in defined_families() if family.folder.vae_entries}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +154,7 @@ def parts_of(
         return
     weights = ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
     config = _model_config(checkpoint, role) if _has_own_config(checkpoint, role) else None
-    apart = next((name for name in _APART if name in dict(module.named_children())), "")
+    apart = next((name for name in INNER_FOLDERS if name in dict(module.named_children())), "")
     if role is Role.DIFFUSION_MODEL and apart:
         yield from _with_part_apart(module, apart, folder, weights, dtype, config)
     elif _is_llava_text(checkpoint, role):
@@ -234,10 +221,10 @@ def _with_part_apart(
     config = None if config is None else {key: value for key, value in config.items() if key not in _OF_WHOLE}
     names = {name: name.removeprefix(start) for name in weights.shapes if name.startswith(start)}
     if apart == COMPANION and SILENCE not in names.values():
-        yield MissingPart(_APART[apart], f"the file has no {SILENCE}, which pipelines read")
+        yield MissingPart(INNER_FOLDERS[apart], f"the file has no {SILENCE}, which pipelines read")
     else:
         tensors = (*_tensors(weights, names, dtype), *_tables(inner))
-        yield _part(role, _APART[apart], inner, tensors, config if type(inner) is type(module) else None)
+        yield _part(role, INNER_FOLDERS[apart], inner, tensors, config if type(inner) is type(module) else None)
     own = (*_tensors(weights, _same(weights.shapes.keys() - names), dtype), *_buffers(weights, start))
     yield _part(role, folder, module, own, config)
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.families.definitions.stable_diffusion_2 import SD2
 from modelpool.pool.families.detection.prediction import (
     NOISE_WORD,
     PREDICTION_ENTRIES,
@@ -26,7 +25,7 @@ from modelpool.pool.families.detection.prediction import (
     ZERO_TERMINAL_MARK,
 )
 from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.unet_families import FAMILIES
+from modelpool.pool.families.unet_families import FAMILIES, UNETS
 from modelpool.pool.files.formats.safetensors_file import Header, Shape, TensorEntry
 from modelpool.pool.files.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.models.components.common.infer_config import CLIP_END_TOKEN
@@ -106,7 +105,8 @@ class PublishedFile:
         """Return the header of the file, and the family that it is read as, which is the folder's."""
         folder_family, path = self._checkpoint.family, self._checkpoint.header.path
         metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key not in _NOT_KEPT}
-        if folder_family.name == SD2.name and folder_family.sampling.prediction is Prediction.NOISE:
+        unet = UNETS.get(folder_family.name)
+        if unet is not None and unet.velocity_pixels and folder_family.sampling.prediction is Prediction.NOISE:
             metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like those of a velocity model
         everything = {**shapes, **{key: tuple(mark.shape) for key, mark in self._marks.items()}}
         entries = {key: TensorEntry(key, _ANY_DTYPE, shape, 0, 0) for key, shape in everything.items()}

@@ -16,13 +16,11 @@ from typing import Any
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
-from modelpool.pool.families.transformer_families import DISTILLED, TRANSFORMERS, UNCONDITIONAL
+from modelpool.pool.families.transformer_families import DISTILLED, TEXT_VISION, TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.files.formats.folder_header import (
-    CONNECTORS,
     DURATION_FOLDER,
     PROJECTION,
     UNCONDITIONAL_FOLDER,
-    VOCODER,
 )
 from modelpool.pool.models.loading.transformer_folder import (
     BOUNDARY,
@@ -44,33 +42,35 @@ _WAN_PROCESSOR = "image_processor"
 PROJECTION_LIBRARY = "stable_audio"
 #: the same of Stable Audio 3
 DURATION_LIBRARY = "stable_audio_3"
-#: the same with models of LTX-2 that are no part of the transformer
-LTX_2_LIBRARY = "ltx2"
-
-_LIBRARIES: Mapping[str, Mapping[str, str]] = {"ltx2": {CONNECTORS: LTX_2_LIBRARY, VOCODER: LTX_2_LIBRARY}}
+#: the same with further models of a family
+_LIBRARIES = {family.name: family.folder.libraries for family in defined_families() if family.folder.libraries}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families() if family.pipeline},
+        **{
+            family.name: (family.folder.pipeline, family.folder.entries)
+            for family in defined_families()
+            if family.folder.pipeline
+        },
     }
 )
-#: families whose text encoder can read the reference images
-_TEXT_VISION = {family.name: family.text_vision for family in defined_families() if family.text_vision is not None}
 #: configuration entries that require another pipeline of the same class
-_BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
+_BY_CONFIG = {key: name for family in defined_families() for key, name in family.folder.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
+    {family.name: family.folder.scheduler_entries for family in defined_families() if family.folder.scheduler_entries}
 )
 #: flows whose folders have a multistep solver: their pipelines pass no levels, and those of Euler's would be others
-_MULTISTEP = frozenset(family.name for family in defined_families() if family.is_multistep)
+_MULTISTEP = frozenset(family.name for family in defined_families() if family.folder.is_multistep)
 #: schedulers of families whose levels none of the usual ones has
-_SCHEDULERS = {family.name: family.scheduler for family in defined_families() if family.scheduler is not None}
+_SCHEDULERS = {
+    family.name: family.folder.scheduler for family in defined_families() if family.folder.scheduler is not None
+}
 #: distilled models whose own configuration says that they are
-_SAID_BY_CONFIG = frozenset(family.name for family in defined_families() if family.distilled_entries)
-_MISSING = {family.name: family.missing for family in defined_families() if family.missing}
-_GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
+_SAID_BY_CONFIG = frozenset(family.name for family in defined_families() if family.folder.distilled_entries)
+_MISSING = {family.name: family.folder.missing for family in defined_families() if family.folder.missing}
+_GUIDERS = {family.name: family.folder.guiders for family in defined_families() if family.folder.guiders}
 
 
 def transformer_pipeline(family: Family) -> PipelineFacts | None:
@@ -80,7 +80,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if found is None or complete is None:
         return None
     name, entries = found
-    vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
+    vision, mode = TEXT_VISION.get(family.name), family.sampling.reference_mode
     missing: Mapping[str, str] = _MISSING.get(family.name, {})
     if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing

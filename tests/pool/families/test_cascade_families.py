@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.families.definitions.stable_cascade import pooled_width
+from modelpool.pool.families.parts.two_stages import pooled_width
 from modelpool.pool.values.core.errors import UnusableField
 from tests.pool.families.tiny_cascade import STAGE_B, STAGE_C, stage_b_file, stage_c_file, write_files
 from tests.pool.families.tiny_transformers import WIDTH

@@ -217,11 +217,11 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
         said = {"base_image_seq_len": low, "max_image_seq_len": high, "base_shift": start, "max_shift": stop}
         return {**said, "use_dynamic_shifting": True, "shift_terminal": noise.last_share or None}
     if noise.shift_by_size is not None:
-        return {"use_dynamic_shifting": family_of(name).shifts_by_size}
+        return {"use_dynamic_shifting": family_of(name).folder.shifts_by_size}
     if name in ("sana", "sana_4k"):  # a multistep solver, which calls the shift otherwise
         said = {"use_flow_sigmas": True, "flow_shift": noise.shift, "prediction_type": "flow_prediction"}
         return {**said, "use_dynamic_shifting": False}
-    shifts_itself = name == "mochi" or family_of(name).own_levels  # the pipeline, not its scheduler
+    shifts_itself = name == "mochi" or family_of(name).folder.own_levels  # the pipeline, not its scheduler
     return {"shift": 1.0 if shifts_itself else noise.shift, "use_dynamic_shifting": False}
 
 
@@ -233,8 +233,8 @@ def test_a_scheduler_says_what_the_family_was_trained_with(name: str) -> None:
         assert (facts.settings["sigma_min"], facts.settings["sigma_max"]) == (noise.sigma_min, noise.sigma_max)
         return
     config = getattr(diffusers, facts.name)(**facts.settings).config
-    if family_of(name).scheduler is not None:  # its own tests compare the levels
-        assert facts == family_of(name).scheduler
+    if family_of(name).folder.scheduler is not None:  # its own tests compare the levels
+        assert facts == family_of(name).folder.scheduler
         return
     said = {
         NoiseKind.FLOW: _shifts(name, noise),

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.pool.families.definitions.stable_cascade import check_stage
 from modelpool.pool.families.detection.vae_facts import VaeFacts
 from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.two_stages import check_stage
 from modelpool.pool.families.parts.unet_facts import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.spliced_vae import names_in_vae

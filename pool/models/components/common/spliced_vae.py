@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.families.definitions.stable_video import SV3D_P
 from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.unet_families import UNETS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.specs.spec import Role
 
@@ -24,7 +24,8 @@ _REPLACED = ("decoder.", "post_quant_conv.")
 
 def with_decoder_of_frames(family: Family, shapes: Mapping[str, Shape]) -> Family:
     """Return `family` with the video decoder among tensors of `shapes`; unchanged if they have none."""
-    if family.name != SV3D_P.name:
+    unet = UNETS.get(family.name)
+    if unet is None or not unet.may_have_frame_decoder:
         return family
     if not any(key.startswith(_DECODER) and _OF_FRAMES in key for key in shapes):
         return family

@@ -21,9 +21,8 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3D
 from torch import Tensor, nn
 
 from modelpool.pool.devices.pinned_memory import sent
-from modelpool.pool.families.definitions.ace_step import COMPANION, SILENCE_CELLS, TIMBRE_CELLS
-from modelpool.pool.families.definitions.ideogram4 import UNCONDITIONAL
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE_CELLS, TIMBRE_CELLS, UNCONDITIONAL
 from modelpool.pool.values.core.errors import CorruptFile, unusable_field
 
 

@@ -31,6 +31,7 @@ class DiffusionArchitecture:
              models, whose prediction is noise - clean; otherwise the timestep, 0..999, and the family's prediction.
              The module gets the same numbers as from diffusers' pipeline
     prepare  what a run does once with its inputs, before the steps; None: nothing
+    seconds_model  name in the module of the model that embeds seconds; empty: there is none
     """
 
     module: type[nn.Module]
@@ -38,3 +39,4 @@ class DiffusionArchitecture:
     convert: Convert
     call: Call
     prepare: Prepare | None = None
+    seconds_model: str = ""

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 import diffusers
 
 from modelpool.pool.families.definitions import defined_families, defined_unets
-from modelpool.pool.families.parts.definition import FamilyDefinition
-from modelpool.pool.families.parts.unet_definition import ModelBuild
+from modelpool.pool.families.parts.definition import ModelBuild
 from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.models.components.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.components.diffusion.key_maps import converter_of
 
 
-def _defined(family: FamilyDefinition | ModelBuild) -> DiffusionArchitecture:
-    module = ADAPTED.get(family.module) or getattr(diffusers, family.module)
-    prepare = family.prepare if isinstance(family, FamilyDefinition) else None
-    return DiffusionArchitecture(module, family.config, converter_of(family.convert), family.forward, prepare)
+def _built(build: ModelBuild) -> DiffusionArchitecture:
+    module = ADAPTED.get(build.module) or getattr(diffusers, build.module)
+    convert = converter_of(build.convert)
+    return DiffusionArchitecture(module, build.config, convert, build.forward, build.prepare, build.seconds_model)
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {
-    **{unet.name: _defined(unet.build) for unet in defined_unets() if unet.build is not None},
-    **{family.name: _defined(family) for family in defined_families()},
+    **{unet.name: _built(unet.build) for unet in defined_unets() if unet.build is not None},
+    **{family.name: _built(family.build) for family in defined_families()},
 }

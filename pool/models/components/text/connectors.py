@@ -14,9 +14,9 @@ import torch
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from torch import Tensor, nn
 
-from modelpool.pool.families.definitions.ltx2 import CONNECTORS_FOLDER
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.families.parts.text_join import ReadText
+from modelpool.pool.files.formats.folder_header import CONNECTORS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.diffusion.folder_config import config_arguments
@@ -107,7 +107,7 @@ def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the module's parameters from tensors with keys as in a single file, or as in a folder."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        name = key.removeprefix(f"{CONNECTORS_FOLDER}.")
+        name = key.removeprefix(f"{CONNECTORS}.")
         for old, new in _NAMES:
             _, found, rest = name.partition(old)
             name = new + rest if found else name

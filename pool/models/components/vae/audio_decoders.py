@@ -17,8 +17,8 @@ from diffusers import AutoencoderKLLTX2Audio, MMAudioVAE, MMAudioVocoder
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from torch import Tensor, nn
 
-from modelpool.pool.families.definitions.ltx2 import AUDIO_FOLDERS
 from modelpool.pool.families.parts.forward import Arguments, Shapes
+from modelpool.pool.files.formats.folder_header import AUDIO_FOLDERS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.common.vae_configs import count_all, size_of

@@ -21,8 +21,9 @@ from modelpool.pool.catalog.estimates.typical_run import typical_call
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.families.definitions.ace_step import COMPANION, SILENCE, SILENCE_CELLS, config, forward, prepare
+from modelpool.pool.families.definitions.ace_step import config, forward, prepare
 from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE, SILENCE_CELLS
 from modelpool.pool.families.parts.music_text import caption_text, lyrics_text
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.components.diffusion.build_diffusion_model import plan_diffusion_model

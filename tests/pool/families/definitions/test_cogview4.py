@@ -34,7 +34,7 @@ from tests.pool.inference.conditioning.test_image_concat import assert_equal
 from tests.pool.models.components.text import cases as texts
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 
-(READING,) = cogview4.FAMILIES[0].texts
+(READING,) = cogview4.FAMILIES[0].text.readings
 
 
 def _model(**more: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import pytest
@@ -15,7 +17,6 @@ from modelpool.pool.families.detection.detect_diffusion_model import find_layout
 from modelpool.pool.families.detection.layouts.shape_sizes import ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.detection.signatures import SIGNATURES
-from modelpool.pool.families.parts.definition import FamilyDefinition
 from modelpool.pool.families.supported import running_families
 from scripts.write_families import read_tests
 from tests.pool.families.definitions.in_tables import families_in_tables, modules_with_tests
@@ -48,26 +49,31 @@ def test_every_module_has_a_test_of_its_name_or_families_that_tables_compare() -
 def test_families_with_one_name_of_readings_read_alike() -> None:
     readings: dict[str, object] = {}
     for family in defined_families():
-        assert readings.setdefault(family.readings_name, family.texts) == family.texts, family.name
+        assert readings.setdefault(family.readings_name, family.text.readings) == family.text.readings, family.name
 
 
 def test_a_family_without_a_field_cannot_be_built() -> None:
     definition = defined_families()[0]
-    fields = {name: getattr(definition, name) for name in FamilyDefinition.__dataclass_fields__}
-    assert FamilyDefinition(**fields) == definition
-    required = {name for name in fields if name not in _optional()}
-    assert {"config", "forward", "texts", "latent", "lora", "pipeline", "facts"} <= required
-    for name in required:
-        with pytest.raises(TypeError, match=name):
-            FamilyDefinition(**{key: value for key, value in fields.items() if key != name})
+    for value, expected in (
+        (definition, {"text", "latent", "lora", "facts", "build", "folder"}),
+        (definition.build, {"module", "config", "convert", "forward"}),
+        (definition.text, {"readings"}),
+        (definition.folder, {"pipeline"}),
+    ):
+        kind: Any = type(value)
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+        assert kind(**fields) == value
+        required = fields.keys() - _optional(kind)
+        assert expected <= required
+        for name in required:
+            with pytest.raises(TypeError, match=name):
+                kind(**{key: each for key, each in fields.items() if key != name})
 
 
-def _optional() -> set[str]:
-    import dataclasses
-
+def _optional(kind: type) -> set[str]:
     return {
         field.name
-        for field in dataclasses.fields(FamilyDefinition)
+        for field in dataclasses.fields(kind)
         if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     }
 
@@ -77,7 +83,7 @@ def test_every_family_runs_and_names_what_diffusers_has() -> None:
     for family in defined_families():
         assert (family.name in running) == (family.name not in WITHOUT_INPUT), family.name
         assert hasattr(diffusers, family.module), family.name
-        is_named = hasattr(diffusers, family.pipeline)
+        is_named = hasattr(diffusers, family.folder.pipeline)
         assert is_named or family.name in WITHOUT_INPUT | WITHOUT_PIPELINE, family.name
         assert [row.name for row in SIGNATURES].count(family.name) == 1
 

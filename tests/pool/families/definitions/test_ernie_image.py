@@ -90,7 +90,7 @@ class TestErnieImage(FamilyTests):
 def test_texts_of_several_lengths_are_read_alone() -> None:
     """An empty one is the first token."""
     module = texts.ministral3(words=words("mistral"))
-    reading, own = ernie_image.FAMILIES[0].texts[0], TextTokenizer(tiny("mistral"), "mistral")
+    reading, own = ernie_image.FAMILIES[0].text.readings[0], TextTokenizer(tiny("mistral"), "mistral")
     prompts = ("a red cat", "", "two dogs on the moon, " * 5)
     for prompt, found in zip(prompts, read_texts(module, own, prompts, torch.device("cpu"), reading), strict=True):
         with torch.no_grad():

@@ -76,7 +76,7 @@ from tests.pool.models.components.text import cases as texts
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
 
-GLYPHS, WRITER = glm_image.FAMILIES[0].texts
+GLYPHS, WRITER = glm_image.FAMILIES[0].text.readings
 #: tokens of images
 CODES = 32
 _BYTES = 384

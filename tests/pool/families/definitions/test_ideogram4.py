@@ -42,7 +42,7 @@ from tests.pool.models.components.vae import published
 from tests.pool.models.text.tiny_tokenizers import for_transformers
 
 (FAMILY,) = ideogram4.FAMILIES
-(READING,) = FAMILY.texts
+(READING,) = FAMILY.text.readings
 LAYERS, MOST_TOKENS = len(READING.layers), 64
 #: the template of the tokenizer, which formats a chat
 CHAT = READING.template.format("{{ messages[-1]['content'][0]['text'] }}").replace("\n", "{{ '\\n' }}")

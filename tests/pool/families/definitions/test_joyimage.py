@@ -52,7 +52,7 @@ from tests.pool.models.components.vae import published
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
 
-(READING,) = joyimage.FAMILIES[0].texts
+(READING,) = joyimage.FAMILIES[0].text.readings
 
 
 def _model() -> Any:

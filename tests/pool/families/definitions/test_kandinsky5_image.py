@@ -116,8 +116,8 @@ def test_the_length_of_a_text_is_that_of_the_encoder_whose_states_are_read() -> 
     """Found: texts of Qwen counted as 77 tokens, the length of CLIP's."""
     assert context_tokens("kandinsky5_image", [77, 12]) == 12
     for family in defined_families():
-        lengths = [100 + place for place in range(len(family.texts))]
-        read = [length for length, text in zip(lengths, family.texts, strict=True) if text.reads_states]
+        lengths = [100 + place for place in range(len(family.text.readings))]
+        read = [length for length, text in zip(lengths, family.text.readings, strict=True) if text.reads_states]
         if family.readings_name != "sd3":  # whose states are concatenated
             assert context_tokens(family.readings_name, lengths) == read[0], family.name
 

@@ -32,7 +32,7 @@ from tests.pool.models.components.diffusion.image_published import File, State
 from tests.pool.models.components.text import cases as texts
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 
-(READING,) = krea2.FAMILIES[0].texts
+(READING,) = krea2.FAMILIES[0].text.readings
 LAYERS = len(READING.layers)
 
 

@@ -103,7 +103,7 @@ class TestLongCatImage(FamilyTests):
 
 def test_quoted_text_is_read_by_character_as_by_the_pipeline() -> None:
     """Of texts with at most one apostrophe in a word: the pipeline confuses several of them."""
-    (reading,) = longcat_image.FAMILIES[0].texts
+    (reading,) = longcat_image.FAMILIES[0].text.readings
     module, own = texts.qwen2(words=words("qwen")), TextTokenizer(tiny("qwen"), "qwen")
     assert reading.template.startswith(_pipeline(None, None, None, None).prompt_template_encode_prefix)
     for prompt in QUOTING:
@@ -115,7 +115,7 @@ def test_quoted_text_is_read_by_character_as_by_the_pipeline() -> None:
 
 
 def test_weights_of_spelled_tokens_are_those_of_their_characters() -> None:
-    (reading,) = longcat_image.FAMILIES[0].texts
+    (reading,) = longcat_image.FAMILIES[0].text.readings
     own = TextTokenizer(tiny("qwen"), "qwen")
     row = whole_text(own, 'a (red "cat":1.5) x', reading)
     ids = [own.encode(piece).ids for piece in ("a red ", *'"cat"', " x")]

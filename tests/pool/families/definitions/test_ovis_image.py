@@ -109,5 +109,5 @@ def test_the_saved_tokenizer_adds_the_instruction_once(tmp_path: Path) -> None:
     save_diffusers(open_checkpoint(tmp_path / "tiny.safetensors"), tmp_path / "folder")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder/tokenizer")
     (message,) = _pipeline(None, tokenizer, None, None)._get_messages("a cat")
-    (reading,) = ovis_image.FAMILIES[0].texts
+    (reading,) = ovis_image.FAMILIES[0].text.readings
     assert message == reading.template.format("a cat")

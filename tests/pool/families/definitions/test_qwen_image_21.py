@@ -41,7 +41,7 @@ from tests.pool.models.components.text import cases as texts
 from tests.pool.models.components.vae import published
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 
-(READING,) = qwen_image_21.FAMILIES[0].texts
+(READING,) = qwen_image_21.FAMILIES[0].text.readings
 
 
 def _model() -> Any:

@@ -45,7 +45,7 @@ from tests.pool.models.components.vae import published
 from tests.pool.models.text.tiny_tokenizers import for_transformers, tiny
 from tests.pool.zoo.case import quiet_libraries
 
-(READING,) = sana.FAMILIES[0].texts
+(READING,) = sana.FAMILIES[0].text.readings
 #: that of the pipeline of Sana Sprint
 SPRINT_STEPS = 2
 

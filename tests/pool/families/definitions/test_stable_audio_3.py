@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.families.definitions import stable_audio_3
-from modelpool.pool.families.definitions.stable_audio_3 import PADDING, PADDING_KEY
+from modelpool.pool.families.definitions.stable_audio_3 import PADDING
+from modelpool.pool.families.parts.inner_models import PADDING_KEY
 from modelpool.pool.inference.pixels.tiled_vae import Tiling, decode_latent, downscales_of, tiled_decode
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table

@@ -17,8 +17,9 @@ from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_blo
 from torch import Tensor, nn
 
 from modelpool.pool.families.option_support import BLOCK_MODELS
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, TeaCacheFacts, teacache_facts
+from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
 from modelpool.pool.inference.extensions.block_runs import ModulatedInputs, polynomial
 from modelpool.pool.inference.extensions.run_extension import check_fits
 from modelpool.pool.inference.extensions.step_clock import StepClock
@@ -254,7 +255,12 @@ def test_models_without_published_coefficients_of_teacache_are_refused() -> None
             check_fits(RunOptions(teacache=TeaCache()), module, row)
     check_fits(RunOptions(teacache=TeaCache()), with_blocks(wan, 40).module, "wan_t2v")
     assert all(len(facts.coefficients) == 5 for each in TEACACHE_FACTS.values() for facts in each)
-    assert set(TEACACHE_FACTS) <= set(running_families())
+    # a family that is derived from one of these inherits its coefficients, unless it says otherwise
+    wan, cogvideox = ("wan_t2v", "wan21_i2v"), ("cogvideox", "cogvideox_2b", "cogvideox_i2v", "cogvideox_15")
+    flux_models = ("flux_dev", "flux_schnell", "flux_fill", "flux_control")
+    others = ("cogvideox_15_i2v", "hunyuan_video", "ltxv", "mochi", "lumina2")
+    assert TEACACHE_FACTS.keys() == {*wan, *cogvideox, *flux_models, *others}
+    assert TEACACHE_FACTS.keys() <= running_families().keys()
 
 
 def test_the_size_of_the_frames_selects_the_coefficients_of_the_image_to_video_model_of_wan() -> None:
