@@ -159,4 +159,3 @@ def test_half_characters_in_refused_names_are_answered(tmp_path: Path) -> None:
         for body in bodies:
             answer = asyncio.run(call(app, "POST", path, body))
             assert answer.status == 400, (path, body, answer.body)
-            assert "?" in answer.body.decode(), "the rest of the name is there"
