@@ -216,6 +216,9 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
                 graph.values[node_id] = kind.build({**_values(graph, node, kind), "node_id": node_id})
             except NodeUnsupported as problem:
                 found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
+            except ArithmeticError:  # powers and quotients of numbers that are permitted each
+                message = "its numbers together have no finite result"
+                found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", message))
             else:
                 listed_levels += sum(len(v.sigmas) for v in graph.values[node_id] if isinstance(v, NoiseLevels))
                 if listed_levels > MAX_LISTED_LEVELS:

@@ -14,6 +14,7 @@ from modelpool.actors.graph.features.schedule_guidance import check_shift, shift
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.inference.sampling.schedules import flow_table, make_sigmas, sd1_sigma_table, sigma_table
@@ -202,6 +203,32 @@ def test_noise_levels_of_nodes_become_schedules_or_lists() -> None:
     graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
     (request,) = made(graph)
     assert (request.steps, request.first_step(rounds_up=False)) == (8, 4)
+
+
+def test_numbers_at_the_ends_of_their_ranges_never_fail_a_server() -> None:
+    """The power of a large level by a small rho overflowed: an answer with 500."""
+    node = examples.node
+    sampler = node("KSamplerSelect", sampler_name="euler")
+    chance, refused = random.Random(1), 0
+    kinds = [name for name, kind in NODE_TYPES.items() if "SIGMAS" in kind.outputs and name.endswith("Scheduler")]
+    assert len(kinds) > 5
+    for name in kinds:
+        given = NODE_TYPES[name].inputs
+        for _ in range(60):
+            numbers = {
+                each.name: (int if each.type == "INT" else float)(
+                    chance.choice((each.least, each.least + 1e-3, each.most))
+                )
+                for each in given
+                if each.type in ("INT", "FLOAT")
+            }
+            links = {"model": ["model", 0]} if any(each.name == "model" for each in given) else {}
+            others = {each.name: each.choices[0] for each in given if each.type == "COMBO" and each.choices}
+            try:
+                made(examples.with_parts(sampler, node(name, **links, **others, **numbers)))
+            except UserError:
+                refused += 1
+    assert refused
 
 
 def test_hypertile_and_skipped_layers_as_nodes_propose_them() -> None:
