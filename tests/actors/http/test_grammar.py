@@ -38,6 +38,7 @@ def answers(folder: Path, seed: int, count: int) -> Answers:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the pool, which tests turn into errors
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.nightly)])
 def test_no_random_call_fails(count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
