@@ -16,12 +16,12 @@ import pytest
 
 from modelpool.actors.client import followed_jobs as jobs_module
 from modelpool.actors.client.client import CHUNK, ModelPool, WorkersFailed
-from modelpool.actors.client.followed_jobs import MOST_REPEATS
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.folder import file_name, pixels_sha256
 from modelpool.actors.outputs.manifest import Manifest
 from modelpool.actors.outputs.open_outputs import existing_outputs
+from modelpool.actors.outputs.results.job_ledger import MOST_REPEATS
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
