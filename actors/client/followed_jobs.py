@@ -13,12 +13,12 @@ import math
 import threading
 import time
 import traceback
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from modelpool.actors.client.output_writer import ImageWriter
@@ -29,6 +29,7 @@ from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, read_sound, samples_per_second
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
+from modelpool.actors.outputs.results.job_ledger import EndState, JobLedger, LostOutputs
 from modelpool.actors.outputs.results.outcomes import (
     AudioResult,
     ImageResult,
@@ -54,12 +55,8 @@ from modelpool.pool.values.core.stage_params import AudioSamples, ImagePixels, V
 from modelpool.pool.values.specs.spec import RunErrorKind
 from modelpool.scheduler.model.messages import Outcome
 
-EndState: TypeAlias = Literal["succeeded", "failed", "cancelled"]
-
 #: ends of written outputs and failures that can be returned again
 MOST_RETURNED = 1000
-#: how often an output is generated again that was lost with the node that stored it
-MOST_REPEATS = 3
 #: maximum delay of Ctrl-C, see `FollowedJobs._settled`
 _SIGNAL_SECONDS = 0.5
 
@@ -121,14 +118,11 @@ class FollowedJobs:
         #: guards everything below; notified when a job ends or no more events will come
         self._changed = threading.Condition()
         self._requests: list[GenerateRequest] = []
-        self._sealed = False
-        #: number of requests that were not queued after their check: they never end
-        self._left_out = 0
+        #: which jobs have ended, and how
+        self._ledger: JobLedger[EndState] = JobLedger(_itself)
         self._waiting: deque[_End] = deque()
         #: jobs whose ends are on their way from there to the program
         self._taking: set[int] = set()
-        self._succeeded = 0
-        self._ended = 0
         self._ended_at = self._started_at
         self._without_image: list[JobFailure] = []
         self._tasks: list[TaskSummary] = []
@@ -136,17 +130,15 @@ class FollowedJobs:
         self._lost: Exception | None = None
         #: why the requests could not be taken to their end
         self._stream_problem: Exception | None = None
-        #: submissions of outputs that were lost, and how often each was, by index
+        #: submissions of outputs that were lost, and how often each was
         self._repeated: list[SubmissionId] = []
-        self._losses: Counter[int] = Counter()
+        self._losses = LostOutputs()
         #: written outputs that the object store still keeps, oldest first, and their size
         self._kept: deque[_ReadyOutput] = deque()
         self._kept_bytes = 0
         #: whether `cancel` was called, and the indexes for which `cancel_job` was
         self._cancelled = False
         self._cancelled_jobs: set[int] = set()
-        #: the states of ended jobs, by index
-        self._states: dict[int, EndState] = {}
         #: ends that were returned and can be returned again, the latest `MOST_RETURNED`; and results that the program
         #: still has
         self._returned: OrderedDict[int, _End] = OrderedDict()
@@ -212,10 +204,10 @@ class FollowedJobs:
             with self._changed:
                 left = None if deadline is None else deadline - time.monotonic()
                 if not self._settled(
-                    lambda: index not in self._taking and (index in self._states or self._stopped), left
+                    lambda: index not in self._taking and (self._ledger.has_ended(index) or self._stopped), left
                 ):
                     raise TimeoutError(f"job {index} has not ended after {timeout} s")
-                if index not in self._states:
+                if not self._ledger.has_ended(index):
                     raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
                 if (known := self._in_use.get(index)) is not None:
                     return known, False
@@ -237,7 +229,7 @@ class FollowedJobs:
         """Return the state of a job, and the task that runs for it: "waiting", "running", or how it ended."""
         with self._changed:
             running = next((task for task in self._running if task.index == index), None)
-            state = self._states.get(index)
+            state = self._ledger.end_of(index)
         return ("running" if running else "waiting") if state is None else state, running
 
     @property
@@ -314,7 +306,7 @@ class FollowedJobs:
         """
         with self._changed:
             if not self._settled(lambda: self._stopped, timeout):
-                raise TimeoutError(f"{self._expected - self._ended} of {self._expected} jobs have not ended")
+                raise TimeoutError(f"{self._ledger.unended} of {self._ledger.expected} jobs have not ended")
             if self._problem is not None:
                 raise self._problem
             return self._summary()
@@ -325,7 +317,7 @@ class FollowedJobs:
             if self._over or self._lost is not None:
                 return
             self._cancelled = True
-            self._sealed = True  # no more requests are accepted
+            self._ledger.seal()  # no more requests are accepted
             withdrawn, self._withdrawn = self._withdrawn, []
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
@@ -336,7 +328,7 @@ class FollowedJobs:
     def cancel_job(self, index: int) -> None:
         """Cancel one job, as `cancel`."""
         with self._changed:
-            if index in self._states or self._lost is not None:
+            if self._ledger.has_ended(index) or self._lost is not None:
                 return
             self._cancelled_jobs.add(index)
             withdrawn = [job for job in self._withdrawn if job.index == index]
@@ -350,12 +342,11 @@ class FollowedJobs:
     def progress(self) -> Progress:
         """Return the current progress."""
         with self._changed:
-            cancelled = sum(f.cancelled for f in self._without_image)
             return Progress(
-                total=self._expected,
-                done=self._succeeded,
-                failed=len(self._without_image) - cancelled,
-                cancelled=cancelled,
+                total=self._ledger.expected,
+                done=self._ledger.count("succeeded"),
+                failed=self._ledger.count("failed"),
+                cancelled=self._ledger.count("cancelled"),
                 running=tuple(self._running_job(task) for task in self._running),
                 held=self._held,
             )
@@ -447,19 +438,21 @@ class FollowedJobs:
             if self._cancelled:
                 return False
             self._requests.extend(requests)
+            self._ledger.add(len(requests))
             return True
 
     def leave_out(self, count: int) -> None:
         """Note that `count` of the registered requests are not queued. Called by `RequestStream`."""
         with self._changed:
-            self._left_out += count
+            self._ledger.leave_out(count)
             self._note_over()
 
     def fail(self, problem: Exception) -> None:
         """Cancel all jobs, since no more requests can be taken; `results` raises `problem`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
-            self._cancelled = self._sealed = True
+            self._cancelled = True
+            self._ledger.seal()
             self._notify()
         with contextlib.suppress(PoolLost):
             self._cancel(withdraw=False)
@@ -479,21 +472,24 @@ class FollowedJobs:
     def unended_count(self) -> int:
         """Number of requests so far whose jobs have not ended."""
         with self._changed:
-            return self._expected - self._ended
+            return self._ledger.unended
 
     @property
     def is_sealed(self) -> bool:
         """Whether no requests will be added."""
-        return self._sealed
+        return self._ledger.sealed
 
     def seal(self) -> None:
         """Note that no requests will be added. Called by `ModelPool.submit`."""
         with self._changed:
-            self._sealed = True
+            self._ledger.seal()
             self._note_over()
 
     def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
+        with self._changed:
+            if self._ledger.has_ended(job.index):
+                return  # from a submission that was repeated, or a second time
         if job.outcome is Outcome.CANCELLED and self._keep_withdrawn(job):
             return
         if job.outcome is not Outcome.SUCCEEDED:
@@ -534,7 +530,7 @@ class FollowedJobs:
 
     @property
     def _over(self) -> bool:
-        return self._sealed and self._ended == self._expected
+        return self._ledger.over
 
     @property
     def _problem(self) -> Exception | None:
@@ -546,20 +542,13 @@ class FollowedJobs:
         """Whether every job has ended, or why the others will not is known."""
         return self._over or self._problem is not None
 
-    @property
-    def _expected(self) -> int:
-        """Number of jobs that end, of the requests so far."""
-        return len(self._requests) - self._left_out
-
     def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
         with self._changed:
+            if not self._ledger.end(_index_of(end), _state_of(end)):
+                return
             self._tasks.extend(task for task in tasks if not task.shared)
             if isinstance(end, JobFailure):
                 self._without_image.append(end)
-            else:
-                self._succeeded += 1
-            self._states[_index_of(end)] = _state_of(end)
-            self._ended += 1
             self._ended_at = time.monotonic()
             self._waiting.append(end)
             self._note_over()
@@ -751,9 +740,8 @@ class FollowedJobs:
             return None
         failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
         with self._changed:
-            self._succeeded -= 1
             self._without_image.append(failure)
-            self._states[job.index] = "failed"
+            self._ledger.replace(job.index, "failed")
         return failure
 
     def _repeat(self, job: JobEnded, ended: bool) -> bool:
@@ -761,14 +749,11 @@ class FollowedJobs:
         the pool is gone. `ended` jobs were counted as such.
         """
         with self._changed:
-            self._losses[job.index] += 1
-            if self._submit_again is None or self._lost is not None or self._losses[job.index] > MOST_REPEATS:
+            if not self._losses.note(job.index) or self._submit_again is None or self._lost is not None:
                 return False
             submission_id = self._new_submission_id()
             if ended:
-                self._succeeded -= 1
-                self._ended -= 1
-                del self._states[job.index]
+                self._ledger.reopen(job.index)
         try:
             self._connection.call(Controller.result_lost, job.wanted)
             problem = self._submitted_again([job.index], submission_id)
@@ -776,9 +761,7 @@ class FollowedJobs:
             problem = str(lost)
         if problem and ended:
             with self._changed:
-                self._succeeded += 1
-                self._ended += 1
-                self._states[job.index] = "succeeded"
+                self._ledger.end(job.index, "succeeded")
         return not problem
 
     def _not_written(self, job: JobEnded, problem: Exception) -> JobFailure:
@@ -812,13 +795,12 @@ class FollowedJobs:
         return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 
     def _summary(self) -> Summary:
-        cancelled = sum(f.cancelled for f in self._without_image)
         until = self._ended_at if self._over else time.monotonic()
         return Summary(
-            jobs=self._expected,
-            succeeded=self._succeeded,
-            failed=len(self._without_image) - cancelled,
-            cancelled=cancelled,
+            jobs=self._ledger.expected,
+            succeeded=self._ledger.count("succeeded"),
+            failed=self._ledger.count("failed"),
+            cancelled=self._ledger.count("cancelled"),
             seconds=until - self._started_at,
             tasks=tuple(self._tasks),
         )
@@ -835,8 +817,8 @@ def _state_of(end: _ReadyOutput | JobFailure) -> EndState:
     return "succeeded"
 
 
-def _itself(array: Any) -> Any:
-    return array
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _content_of(place: OutputPlace, file: str) -> Any:

@@ -389,8 +389,8 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("control.detached.job_previews:MOST_KEPT", "previews of detached jobs", "", _OLDEST),
         Bound(
-            "control.detached.job_service:MOST_LOSSES",
-            "losses of the output of a detached request",
+            "outputs.results.job_ledger:MOST_REPEATS",
+            "runs of a job again since its output was lost",
             "",
             "it counts as failed",
         ),

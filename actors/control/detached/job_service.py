@@ -21,7 +21,6 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -52,6 +51,7 @@ from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
+from modelpool.actors.outputs.results.job_ledger import LostOutputs
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.sharded import ShardedOutputs
@@ -90,8 +90,6 @@ RETRY_SECONDS = 1.0
 FOLDER_RETRY_SECONDS = 10.0
 #: interval of looking for work that nobody announced
 IDLE_SECONDS = 5.0
-#: how often the output of a request may be lost before it counts as failed
-MOST_LOSSES = 3
 #: longest wait of one call
 LONGEST_WAIT_SECONDS = 10.0
 
@@ -150,7 +148,7 @@ class _Feed:
     in_pool: set[int] = field(default_factory=set)
     unwritten: int = 0
     again: list[int] = field(default_factory=list)
-    lost: Counter[int] = field(default_factory=Counter)
+    lost: LostOutputs = field(default_factory=LostOutputs)
 
 
 class JobService:
@@ -622,9 +620,9 @@ class JobService:
         try:
             written = feed.committer.write(link.connection, job, labels_of_request)
         except ResultGone as gone:
-            feed.lost[job.index] += 1
+            runs_again = feed.lost.note(job.index)
             link.connection.call(Controller.result_lost, job.wanted)
-            if feed.lost[job.index] > MOST_LOSSES:
+            if not runs_again:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
         file, sha256 = file_of(written.path), written.pixels_sha256

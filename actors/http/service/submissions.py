@@ -28,6 +28,7 @@ from modelpool.actors.http.service.shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
 from modelpool.actors.outputs.atomic_write import make_private_folder
+from modelpool.actors.outputs.results.job_ledger import JobLedger
 from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.control_video_fields import Frames
@@ -146,9 +147,10 @@ class HttpSubmission:
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._pixels: HeldShare | None = None
-        self._by_index: dict[int, JobEnd] = {}
+        self._ledger: JobLedger[JobEnd] = JobLedger(_state_of)
+        self._ledger.add(total)
+        self._ledger.seal()
         self._by_file: dict[str, JobEnd] = {}
-        self._counts: Counter[str] = Counter()
         self._numbers = itertools.count() if numbers is None else numbers
         self._cancel = cancel
         self._changed = asyncio.Event()
@@ -156,17 +158,17 @@ class HttpSubmission:
     @property
     def over(self) -> bool:
         """Whether nothing more will happen."""
-        return len(self.ends) >= self.total or bool(self.lost)
+        return self._ledger.over or bool(self.lost)
 
     @property
     def unfinished(self) -> int:
         """Jobs that have not ended."""
-        return 0 if self.lost else self.total - len(self.ends)
+        return 0 if self.lost else self._ledger.unended
 
     @property
     def counts(self) -> Counter[str]:
         """Ended jobs by state."""
-        return self._counts.copy()
+        return self._ledger.counts
 
     def request_of(self, index: int) -> GenerateRequest | None:
         """Return the request of a job; None if it is not known."""
@@ -174,7 +176,7 @@ class HttpSubmission:
 
     def end_of(self, index: int) -> JobEnd | None:
         """Return the end of a job; None if it has not ended."""
-        return self._by_index.get(index)
+        return self._ledger.end_of(index)
 
     def end_of_file(self, name: str) -> JobEnd | None:
         """Return the end of the job whose output has this file name; None if there is none."""
@@ -183,12 +185,10 @@ class HttpSubmission:
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
         """Take what happened, and wake the readers."""
         before = self.unfinished
-        new = [end for end in ends if end.index not in self._by_index]
+        new = [end for end in ends if self._ledger.end(end.index, end)]
         self.ends += new
         at = time.time()
         self.end_marks += ((next(self._numbers), at) for _ in new)
-        self._counts.update(end.state for end in new)
-        self._by_index.update((end.index, end) for end in new)
         self._by_file.update((end.path.name, end) for end in new if end.path is not None)
         self.lost = self.lost or shown_message(lost)
         self.running, self.held = (() if self.over else running), shown_message(held)
@@ -284,6 +284,10 @@ class HttpSubmission:
         """Cancel what has not ended."""
         self.cancelled = True
         await asyncio.to_thread(self._cancel)
+
+
+def _state_of(end: JobEnd) -> str:
+    return end.state
 
 
 def _nothing() -> None:

@@ -16,17 +16,19 @@ import pytest
 
 from modelpool.actors.client import followed_jobs as jobs_module
 from modelpool.actors.client.client import CHUNK, ModelPool, WorkersFailed
-from modelpool.actors.client.followed_jobs import MOST_REPEATS
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.folder import file_name, pixels_sha256
 from modelpool.actors.outputs.manifest import Manifest
 from modelpool.actors.outputs.open_outputs import existing_outputs
+from modelpool.actors.outputs.results.job_ledger import MOST_REPEATS
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.worker.wire.messages import JobEnded
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent
-from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, TaskId
+from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, VIDEOS, FakeCatalog, FakeEngine, image_of
 from tests.actors.loop_connection import open_pool
 
@@ -689,6 +691,23 @@ def test_an_image_that_was_lost_is_generated_again(pool) -> None:
     assert images[gone.index].job_id != gone.job_id
     summary = jobs.summary()
     assert (summary.succeeded, summary.failed) == (2, 0)
+
+
+def test_an_end_that_arrives_twice_counts_once(endless_pool) -> None:
+    """While another job runs: the submission is not over, and its program gets each job once."""
+    jobs = endless_pool.submit([request(seed=1), request(ENDLESS)])
+    first = next(iter(jobs.results()))
+    assert isinstance(first, ImageResult)
+    followed = jobs._followed
+    followed.on_job_ended(
+        JobEnded(followed.id, first.index, first.job_id, TaskId("t"), Outcome.CANCELLED, None, None, None, ())
+    )
+    progress = jobs.progress()
+    assert (progress.total, progress.done, progress.cancelled) == (2, 1, 0)
+    assert not followed.is_over
+    assert followed.next_result() is None
+    jobs.cancel()
+    assert [(end.index, end.kind) for end in jobs.results()] == [(1, RunErrorKind.CANCELLED)]
 
 
 def test_a_file_whose_image_was_lost_is_written_after_another_run(pool, tmp_path, monkeypatch) -> None:
