@@ -21,7 +21,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.control.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.http.comfy.comfy_export import is_workflow
-from modelpool.actors.http.service.access import Caller
+from modelpool.actors.http.service.access import Caller, check_number
 from modelpool.actors.http.service.bodies import as_object, json_body
 from modelpool.actors.http.service.caller_images import check_url
 from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with_pings
@@ -68,9 +68,11 @@ class NewJobs:
     detached: bool | None = None
 
     @classmethod
-    def of(cls, body: Any) -> NewJobs:
-        """Parse one request, a list of requests, or {"requests":, "webhook":, "detached":}. Raises HttpProblem."""
+    def of(cls, body: Any, most_requests: int) -> NewJobs:
+        """Parse one request, a list of up to `most_requests`, or {"requests":, "webhook":, "detached":}. Raises
+        HttpProblem."""
         if isinstance(body, list):
+            check_number(len(body), most_requests)  # first: all that follows takes time for each
             return cls(tuple(as_object(each, f"requests[{place}]") for place, each in enumerate(body)))
         fields = as_object(body)
         if is_workflow(fields) or isinstance(fields.get("prompt"), dict):
@@ -90,7 +92,7 @@ class NewJobs:
         if not (detached is None or isinstance(detached, bool)):
             raise HttpProblem(400, f"detached: found {detached!r}, expected true or false")
         webhook = fields.get("webhook") or ""
-        return cls(cls.of(requests).requests, webhook, detached)
+        return cls(cls.of(requests, most_requests).requests, webhook, detached)
 
     @property
     def count(self) -> int:
@@ -160,7 +162,7 @@ def _add_submissions(
     async def submit(request: Request) -> Response:
         caller = caller_of(request)
         body = await json_body(request, max_bytes)
-        new = NewJobs.of(body)
+        new = NewJobs.of(body, services.settings.queued_jobs)
         if new.webhook:
             _check_webhook(services, new.webhook)
         key = request.headers.get("idempotency-key")

@@ -105,13 +105,16 @@ class AccessControl:
 
     def admit_jobs(self, unfinished: int, new: int) -> None:
         """Check that a caller with `unfinished` jobs may submit `new` ones. Raises HttpProblem: 429 if it may later."""
-        if new > self._queued_jobs:
-            raise HttpProblem(
-                400, f"requests: found {new}, expected up to {self._queued_jobs} at a time", limit="queued_jobs"
-            )
+        check_number(new, self._queued_jobs)
         if unfinished + new > self._queued_jobs:
             message = f"{unfinished} jobs wait or run, and {new} more exceed the limit of {self._queued_jobs}"
             raise too_many(message, QUEUE_RETRY_SECONDS, "queued_jobs")
+
+
+def check_number(new: int, most: int) -> None:
+    """Raise HttpProblem for more new jobs than a caller may have at a time."""
+    if new > most:
+        raise HttpProblem(400, f"requests: found {new}, expected up to {most} at a time", limit="queued_jobs")
 
 
 def _hash_of(key: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
+from modelpool.actors.http.native import native_api
 from modelpool.actors.http.native.native_api import MAX_CALL_LORAS
 from modelpool.actors.http.service import unread_bodies
 from modelpool.actors.http.service.access import Caller, CallState
@@ -165,3 +166,14 @@ def test_the_rest_of_a_body_that_never_comes_is_not_awaited(tmp_path: Path, monk
             while part := connection.recv(65536):
                 received += part
     assert received.startswith(b"HTTP/1.1 404")
+
+
+def test_too_many_requests_are_counted_before_any_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400,000 empty requests kept the event loop for most of a second, and were then too many."""
+    looked_at: list[object] = []
+    original = native_api.as_object
+    monkeypatch.setattr(native_api, "as_object", lambda *given: (looked_at.append(given), original(*given))[1])
+    for body in (b"[" + b"{}," * 200_000 + b"{}]", b'{"requests": [' + b"{}," * 200_000 + b"{}]}"):
+        ((status, text),) = answers(tmp_path, ("/api/jobs", body))
+        assert (status, "found 200001, expected up to 10000 at a time" in text) == (400, True)
+    assert len(looked_at) <= 2
