@@ -18,6 +18,8 @@ from modelpool.actors.request.bounds import (
     MAX_NAME_CHARACTERS,
     MAX_PROMPT_CHARACTERS,
     check_characters,
+    over_bound,
+    reworded,
 )
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
@@ -188,12 +190,12 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
     loras = []
     texts = _LORA.findall(prompt)
     if len(texts) > MAX_LORAS:
-        raise unusable_field("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+        raise over_bound("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
     for text in texts:
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))
         except UserError as error:
-            raise UserError(f"prompt: <lora:{text}>: {error}") from None
+            raise reworded(error, f"prompt: <lora:{text}>: {error}") from None
     return _LORA.sub("", prompt).strip(), tuple(loras)
 
 
@@ -273,7 +275,7 @@ def _hires_scale(call: ImageCall) -> float:
 def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
     """Return an error about a field of a request with the name of that field in this interface."""
     name, colon, rest = str(problem).partition(": ")
-    return UserError(f"{names[name]}: {rest}") if colon and name in names else problem
+    return reworded(problem, f"{names[name]}: {rest}") if colon and name in names else problem
 
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
