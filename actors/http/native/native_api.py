@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import shutil
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -28,7 +27,7 @@ from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import ClientGone, Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
-from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
+from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, written_for_submission
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
@@ -397,13 +396,8 @@ async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: 
         return _requests(services, new, jobs_id, caller)
 
     folder = None if jobs_id is None else services.folder / INPUTS_FOLDER / jobs_id
-    is_new = folder is not None and not await asyncio.to_thread(folder.exists)
-    try:
+    async with written_for_submission(folder):
         return await services.submit(caller, build, INTERFACE, new.count, jobs_id)
-    except BaseException:
-        if folder is not None and is_new:  # another submission under this id has the images otherwise
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        raise
 
 
 def _requests(services: Services, new: NewJobs, jobs_id: str | None, caller: Caller) -> Sequence[GenerateRequest]:

@@ -30,7 +30,7 @@ from modelpool.actors.http.service.gate import PAGE_FILES_PATH, PAGE_PATH
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
-from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, with_own_inputs
+from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, with_own_inputs, written_for_submission
 from modelpool.actors.http.service.submissions import HttpSubmission
 from modelpool.actors.outputs.results.history_json import history_json
 from modelpool.actors.request.requests import GenerateRequest
@@ -181,14 +181,14 @@ def page_router(services: Services, live: LiveView) -> Any:
         submission = await services.submissions.find(submission_id, caller.owner)
         requests = retried_requests(submission)
         jobs_id = uuid.uuid4().hex[:16] if submission.detached else None
+        root = services.folder / INPUTS_FOLDER
+        folder = None if jobs_id is None else root / jobs_id
 
         def build() -> Sequence[GenerateRequest]:
-            if jobs_id is None:
-                return requests
-            root = services.folder / INPUTS_FOLDER
-            return [with_own_inputs(each, root, root / jobs_id) for each in requests]
+            return requests if folder is None else [with_own_inputs(each, root, folder) for each in requests]
 
-        again = await services.submit(caller, build, INTERFACE, len(requests), jobs_id)
+        async with written_for_submission(folder):
+            again = await services.submit(caller, build, INTERFACE, len(requests), jobs_id)
         return JSONResponse(submission_json(again), 201, {"Location": f"/api/jobs/{again.id}"})
 
     @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")

@@ -6,11 +6,12 @@ submissions that ended, or were removed from the journal, while no server ran.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,32 @@ def sweep(pool: HttpPool, folder: Path) -> list[str]:
     for name in removed:
         shutil.rmtree(root / name, ignore_errors=True)
     return removed
+
+
+@contextlib.asynccontextmanager
+async def written_for_submission(folder: Path | None) -> AsyncIterator[None]:
+    """Remove `folder`, if it is new, when the block refuses a submission (UserError). After other errors, and when the
+    server ends in the block, the journal may have the submission, and its jobs read the images: `sweep` removes them if
+    it has not. None for a submission without a folder."""
+    is_new = folder is not None and await asyncio.to_thread(_is_new, folder)
+    try:
+        yield
+    except UserError:
+        if folder is not None and is_new:  # another submission under this id has the images otherwise
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        raise
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether there is no such folder. One that exists is young again: a call that failed may have left it, and a sweep
+    must not remove what this call finds in it."""
+    try:
+        os.utime(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def with_own_inputs(request: GenerateRequest, root: Path, folder: Path) -> GenerateRequest:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import threading
 import time
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,7 @@ from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.http.application import application
 from modelpool.actors.http.service.submission_inputs import YOUNG_SECONDS, sweep, unneeded, with_own_inputs
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.control.detached.test_job_service import WAIT_SECONDS, Service, opened
@@ -149,3 +151,91 @@ def test_only_what_no_job_reads_is_unneeded(kinds: list[tuple[bool, bool, int, i
         if (is_known and not others) or (not is_known and is_old):
             expected.add(name)
     assert set(unneeded(folders, records, 2 * YOUNG_SECONDS)) == expected
+
+
+class LosesAnswers:
+    """A pool with a journal whose answers about new submissions are lost: `fault` says where."""
+
+    def __init__(self, pool: Any, fault: str) -> None:
+        self._pool = pool
+        self._fault = fault
+        self.has_journaled = threading.Event()
+        self.may_answer = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit_detached(self, *args: Any, **terms: Any) -> Any:
+        jobs = self._pool.submit_detached(*args, **terms)
+        self.has_journaled.set()
+        match self._fault:
+            case "the server ends":
+                self.may_answer.wait(WAIT_SECONDS)
+            case "no answer":
+                raise PoolLost("the job service is gone")
+        return LosesProgress(jobs) if self._fault == "no progress" else jobs
+
+
+class LosesProgress:
+    def __init__(self, jobs: Any) -> None:
+        self._jobs = jobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    def progress(self) -> Any:
+        raise PoolLost("the job service is gone")
+
+
+@pytest.mark.parametrize("fault", ["no answer", "no progress", "the server ends"])
+def test_images_stay_when_the_journal_has_a_submission_for_which_there_is_no_answer(tmp_path: Path, fault: str) -> None:
+    """They were removed with the failed call, and the jobs of the journal found none."""
+    with opened(tmp_path) as service:
+        pool = LosesAnswers(service.pool, fault)
+        request = {"model": "shapes", "prompt": "a thing", "steps": 2, "image": png(), "strength": 0.5}
+        body = json.dumps({"requests": [request], "detached": True}).encode()
+
+        async def run() -> None:
+            app = application(pool, ServeSection(), service.out)  # type: ignore[arg-type]
+            calling = asyncio.create_task(call(app, "POST", "/api/jobs", body))
+            assert await asyncio.to_thread(pool.has_journaled.wait, WAIT_SECONDS)
+            if fault == "the server ends":
+                calling.cancel()
+            answer = await calling
+            pool.may_answer.set()
+            assert answer.status == 503, answer.body
+
+        asyncio.run(asyncio.wait_for(run(), WAIT_SECONDS))
+        record = service.pool.detached()[0]
+        # what a job that starts later will read
+        assert [len(list(folder.iterdir())) for folder in (service.out / "inputs").iterdir()] == [1]
+        assert service.pool.attach(record.submission_id).wait(WAIT_SECONDS).succeeded == 1
+
+
+def test_a_refused_submission_and_a_refused_retry_leave_no_images(tmp_path: Path) -> None:
+    with opened(tmp_path) as service:
+        inputs = service.out / "inputs"
+
+        async def run() -> None:
+            app = application(service.pool, ServeSection(), service.out)
+
+            async def ask(method: str, path: str, value: Any = None) -> Any:
+                return await call(app, method, path, b"" if value is None else json.dumps(value).encode())
+
+            request = {"model": "shapes", "prompt": FAIL, "steps": 2, "strength": 0.5}
+            wrong = [{**request, "image": png()}, {**request, "image": png("red"), "steps": -1}]
+            refused = await ask("POST", "/api/jobs", {"requests": wrong, "detached": True})
+            assert refused.status == 400, refused.body
+            assert not inputs.exists() or list(inputs.iterdir()) == []
+            both = [{**request, "image": png()}, {**request, "image": png("red"), "seed": 2}]
+            first = (await ask("POST", "/api/jobs", {"requests": both, "detached": True})).json["id"]
+            while (await ask("GET", f"/api/jobs/{first}")).json["state"] != "ended":
+                await asyncio.sleep(0.02)
+            gone = min((inputs / first).iterdir(), key=lambda path: path.name)
+            gone.unlink()
+            refused = await ask("POST", f"/api/jobs/{first}/retry")
+            assert refused.status == 400, refused.body
+            assert f"{gone.name}: this image of the submission was removed" in refused.body.decode()
+            assert [folder.name for folder in inputs.iterdir()] == [first], "the retry left a folder"
+
+        asyncio.run(asyncio.wait_for(run(), WAIT_SECONDS))
