@@ -53,7 +53,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "refiner_checkpoint": (None, "", "None"),
 }
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
-_LORA = re.compile(r"<lora:([^<>]{1,2000})>")
+_LORA = re.compile(r"<lora:([^<>]+)>")
+#: characters of such a text in a message, which ends with what is wrong
+_MOST_SHOWN = 200
 #: fields of requests, by which errors name what a caller has set
 _NAMES: Mapping[str, str] = {
     "cfg": "cfg_scale",
@@ -195,7 +197,8 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))
         except UserError as error:
-            raise reworded(error, f"prompt: <lora:{text}>: {error}") from None
+            shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+            raise reworded(error, f"prompt: <lora:{shown}>: {error}") from None
     return _LORA.sub("", prompt).strip(), tuple(loras)
 
 
