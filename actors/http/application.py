@@ -118,8 +118,13 @@ class _PoolThreads(ThreadPoolExecutor):
 async def _sweep(pool: HttpPool, folder: Path) -> None:
     """Remove images that no submission needs any more, at the start and every hour."""
     while True:
-        if removed := await asyncio.to_thread(sweep, pool, folder):
-            logger.info("removed the images of %d submissions that have ended", len(removed))
+        try:
+            if removed := await asyncio.to_thread(sweep, pool, folder):
+                logger.info("removed the images of %d submissions that have succeeded", len(removed))
+        except Exception:
+            logger.exception(
+                "the images of earlier submissions could not be looked through; the next try is in an hour"
+            )
         await asyncio.sleep(SWEEP_SECONDS)
 
 

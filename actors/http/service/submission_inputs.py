@@ -1,7 +1,7 @@
 """The images of detached submissions on disk: a folder `inputs/ID` for each, from which its jobs read them.
 
 A folder lives as long as jobs may read it. It is removed with its submission (`Submissions`), and by `sweep` for
-submissions that ended, or were removed from the journal, while no server ran.
+submissions that succeeded while no server ran.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,41 +27,35 @@ if TYPE_CHECKING:
 
 #: in the folder of a server
 INPUTS_FOLDER = "inputs"
-#: between two sweeps, and the age of a folder below which its submission may not be in the journal yet
-SWEEP_SECONDS, YOUNG_SECONDS = 3600.0, 3600.0
+#: between two sweeps
+SWEEP_SECONDS = 3600.0
 
 
-def unneeded(folders: Mapping[str, float], records: Iterable[SubmissionRecord], now: float) -> list[str]:
-    """Return the folders, by name with the time of their last change, from which no job will read: of submissions whose
-    jobs have all succeeded, and of those that the journal does not have. Failed jobs may be submitted again."""
-    known = {record.submission_id: record for record in records}
-
-    def is_needed(name: str, changed_at: float) -> bool:
-        record = known.get(name)
-        if record is None:
-            return abs(now - changed_at) < YOUNG_SECONDS
-        return record.succeeded < record.request_count
-
-    return sorted(name for name, changed_at in folders.items() if not is_needed(name, changed_at))
+def unneeded(folders: Collection[str], records: Iterable[SubmissionRecord]) -> list[str]:
+    """Return the folders from which no job will read: of submissions whose jobs have all succeeded. Failed jobs may be
+    submitted again. A folder without a record stays: its submission may be on its way, or in the journal of another
+    pool with the same folder of outputs."""
+    over = {record.submission_id for record in records if 0 < record.request_count == record.succeeded}
+    return sorted(over.intersection(folders))
 
 
 def sweep(pool: HttpPool, folder: Path) -> list[str]:
     """Remove the images of submissions that need none, and return their ids. Does nothing if the pool has no journal,
     or does not answer: without the journal nobody knows which are needed."""
     root = folder / INPUTS_FOLDER
-    found: dict[str, float] = {}
+    found: list[str] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(root):
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
+                    found.append(entry.name)
     if not found:
         return []
     try:
         records: Sequence[SubmissionRecord] = pool.detached()
     except (UserError, PoolLost):
         return []
-    removed = unneeded(found, records, time.time())
+    removed = unneeded(found, records)
     for name in removed:
         shutil.rmtree(root / name, ignore_errors=True)
     return removed
@@ -71,27 +64,15 @@ def sweep(pool: HttpPool, folder: Path) -> list[str]:
 @contextlib.asynccontextmanager
 async def written_for_submission(folder: Path | None) -> AsyncIterator[None]:
     """Remove `folder`, if it is new, when the block refuses a submission (UserError). After other errors, and when the
-    server ends in the block, the journal may have the submission, and its jobs read the images: `sweep` removes them if
-    it has not. None for a submission without a folder."""
-    is_new = folder is not None and await asyncio.to_thread(_is_new, folder)
+    server ends in the block, the journal may have the submission, and its jobs read the images: they stay. None for a
+    submission without a folder."""
+    is_new = folder is not None and not await asyncio.to_thread(folder.exists)
     try:
         yield
     except UserError:
         if folder is not None and is_new:  # another submission under this id has the images otherwise
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         raise
-
-
-def _is_new(folder: Path) -> bool:
-    """Whether there is no such folder. One that exists is young again: a call that failed may have left it, and a sweep
-    must not remove what this call finds in it."""
-    try:
-        os.utime(folder)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def with_own_inputs(request: GenerateRequest, root: Path, folder: Path) -> GenerateRequest:

@@ -20,7 +20,7 @@ from PIL import Image
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.http.application import application
-from modelpool.actors.http.service.submission_inputs import YOUNG_SECONDS, sweep, unneeded, with_own_inputs
+from modelpool.actors.http.service.submission_inputs import sweep, unneeded, with_own_inputs
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
@@ -53,7 +53,7 @@ def submitted(service: Service, *prompts: str) -> str:
 
 
 def made_old(folder: Path) -> None:
-    os.utime(folder, (time.time() - 2 * YOUNG_SECONDS,) * 2)
+    os.utime(folder, (time.time() - 7 * 86400,) * 2)
 
 
 def test_a_server_removes_images_of_submissions_that_ended_without_it(tmp_path: Path) -> None:
@@ -63,14 +63,25 @@ def test_a_server_removes_images_of_submissions_that_ended_without_it(tmp_path: 
         for each in (done, failed):
             service.pool.attach(each).wait(WAIT_SECONDS)
         running = submitted(service, ENDLESS)
-        (inputs / "removed-from-the-journal").mkdir()
         (inputs / "being-sent").mkdir()
         for folder in inputs.iterdir():
-            if folder.name != "being-sent":
-                made_old(folder)
-        assert sweep(service.pool, service.out) == sorted((done, "removed-from-the-journal"))
+            made_old(folder)
+        assert sweep(service.pool, service.out) == [done]
         assert {folder.name for folder in inputs.iterdir()} == {failed, running, "being-sent"}
         service.pool.attach(running).cancel()
+
+
+def test_a_server_leaves_images_of_another_pool_in_the_same_folder(tmp_path: Path) -> None:
+    """Their submissions are in its journal, and not in this one; after an hour they were removed."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "one") as service, opened(tmp_path / "other") as other:
+        other.out = service.out
+        waiting = submitted(other, ENDLESS)
+        made_old(service.out / "inputs" / waiting)
+        assert sweep(service.pool, service.out) == []
+        assert (service.out / "inputs" / waiting).is_dir()
+        other.pool.attach(waiting).cancel()
 
 
 def test_a_pool_without_a_journal_loses_no_images(tmp_path: Path) -> None:
@@ -140,17 +151,17 @@ def test_images_of_every_field_move_with_a_request(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3), st.integers(0, 3))))
 def test_only_what_no_job_reads_is_unneeded(kinds: list[tuple[bool, bool, int, int]]) -> None:
-    folders, records, expected = {}, [], set()
-    for number, (is_known, is_old, succeeded, others) in enumerate(kinds):
+    folders, records, expected = set(), [], set()
+    for number, (is_known, has_folder, succeeded, others) in enumerate(kinds):
         name = str(number)
-        folders[name] = 0.0 if is_old else 2 * YOUNG_SECONDS
+        if has_folder:
+            folders.add(name)
         if is_known:
-            records.append(
-                SubmissionRecord(name, SubmissionState.ACTIVE, "out", "", succeeded + others, 0.0, succeeded=succeeded)
-            )
-        if (is_known and not others) or (not is_known and is_old):
+            count = succeeded + others
+            records.append(SubmissionRecord(name, SubmissionState.ACTIVE, "out", "", count, 0.0, succeeded=succeeded))
+        if is_known and has_folder and succeeded and not others:
             expected.add(name)
-    assert set(unneeded(folders, records, 2 * YOUNG_SECONDS)) == expected
+    assert set(unneeded(folders, records)) == expected
 
 
 class LosesAnswers:
