@@ -24,12 +24,12 @@ What one caller may cost the others is bounded. A refusal names the field, the v
 in the tables; a name in the column "setting" is a key of [`[serve]`](configuration.md#serve), all others are fixed.
 `/metrics` counts how often a limit acts (`modelpool_http_limits_total`, by the name in the column "limit"), and the log
 has a line for each, at most every 10 s; limits without such a name are not counted. Job files, Python and detached
-submissions have the same bounds of a request.
+submissions have the same bounds of a request, and longer prompts.
 """
 FIELDS = """## Fields of a request
 
-Bounds of texts in characters and of lists in entries, with the name of each field; numbers have their range in
-[Requests](requests.md).
+General bounds of texts in characters and of lists in entries, which are checked first; the tables above have tighter
+ones for some of these fields. Numbers have their range in [Requests](requests.md).
 
 | characters | fields |
 | --- | --- |

@@ -19,7 +19,7 @@ CONNECTIONS, CALLS, REQUESTS, KEPT, WORKFLOWS, ANSWERS, JOURNAL = (
     "A connection",
     "A call",
     "A request",
-    "What is kept for a user",
+    "Storage of users",
     "A ComfyUI workflow",
     "An answer, a page, a web socket",
     "Controller and journal",
@@ -77,7 +77,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "serve.connections_per_address",
             "open from an address other than this machine's and `trusted_proxies`",
             "",
-            "those of the address that have waited longest are ended, up to one in 32; if all are in use, 503",
+            "the connections of it that have waited longest are ended, up to one in 32; if all are in use, 503",
             "connections_per_address",
         ),
         Bound(
@@ -97,7 +97,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("serve.idle_seconds", "without a call", "s", "it is ended", "idle_seconds"),
         Bound(
             "serve.unread_seconds",
-            "in which a peer reads nothing of what it is sent, also of a web socket",
+            "without a read by the peer while data waits for it, also of a web socket",
             "s",
             "it is ended",
             "unread_seconds",
@@ -111,12 +111,11 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("http.server:MOST_MESSAGE_BYTES", "message of a web socket's client", "bytes", "it is closed"),
         Bound(
-            "http.service.unread_bodies:MOST_SKIPPED_BYTES",
-            "read of a body that a call did not read, before its connection is closed",
-            "bytes",
+            "http.service.unread_bodies:MOST_SKIPPED_SECONDS",
+            "in which the rest of a body is read after its answer, before its connection is closed",
+            "s",
             "it is closed",
         ),
-        Bound("http.service.unread_bodies:MOST_SKIPPED_SECONDS", "for the same", "s", "it is closed"),
     ),
     CALLS: (
         Bound(
@@ -323,7 +322,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.page.thumbnails:MOST_BYTES", "thumbnails of all users", "bytes", _OLDEST),
         Bound(
             "http.page.live_board:MOST_REMOVED",
-            "removed submissions that pages are told about",
+            "removed submissions in the updates of pages",
             "",
             "pages that have not read so far read all again",
         ),

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.service.access import CALLER, AccessControl, Caller
+from modelpool.actors.http.service.event_stream import EVENT_STREAM
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.problems import HttpProblem, problem_body
 from modelpool.actors.http.service.shown_messages import shown_message
@@ -81,7 +82,7 @@ class Gate:
         return caller
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = is_stream = False
+        started = is_open_stream = False
         left_bytes = self._settings.upload_bound_bytes
 
         async def bounded_receive() -> Message:
@@ -93,10 +94,15 @@ class Gate:
             return message
 
         async def watched_send(message: Message) -> None:
-            nonlocal started, is_stream
+            nonlocal started, is_open_stream
             if message["type"] == "http.response.start":
                 started = True
-                is_stream = not any(name.lower() == b"content-length" for name, _ in message["headers"])
+                is_open_stream = any(
+                    name.lower() == b"content-type" and value.startswith(EVENT_STREAM.encode())
+                    for name, value in message["headers"]
+                )
+            elif not message.get("more_body", False):
+                is_open_stream = False
             await send(message)
 
         try:
@@ -111,7 +117,7 @@ class Gate:
         except asyncio.CancelledError:  # the server ends, and has waited for this call
             if not started:
                 await _refuse(scope, send, HttpProblem(503, "the server ends", {"Connection": "close"}))
-            elif is_stream:  # of events: clients connect again
+            elif is_open_stream:  # clients of events connect again; any other answer must not look complete
                 await send({"type": "http.response.body", "body": b""})
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])

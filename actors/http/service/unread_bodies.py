@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-#: read of a body after its answer, and for how long at most
-MOST_SKIPPED_BYTES, MOST_SKIPPED_SECONDS = 64 << 20, 2.0
+#: how long the rest of a body is read after its answer. Not bounded in bytes, which are not kept: a body that is
+#: refused for its size is larger than any bound of sizes
+MOST_SKIPPED_SECONDS = 2.0
 
 
 class UnreadBody:
@@ -24,16 +25,16 @@ class UnreadBody:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.lower(): value.lower() for name, value in scope["headers"]}
         self._receive, self._send = receive, send
-        self._closes = headers.get(b"connection") == b"close"
-        # a client that asks first sends nothing after a refusal
+        asked = {word.strip() for word in headers.get(b"connection", b"").split(b",")}
+        self._closes = b"close" in asked or (scope["http_version"] == "1.0" and b"keep-alive" not in asked)
+        # a client that asks first sends nothing after a refusal, unless the application has begun to read
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         self._is_read = not has_body or b"expect" in headers
 
     async def receive(self) -> Message:
         """Return the next message of the client."""
         message = await self._receive()
-        if not message.get("more_body", False):
-            self._is_read = True
+        self._is_read = not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
@@ -53,6 +54,5 @@ class UnreadBody:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _skip(self) -> None:
-        left_bytes = MOST_SKIPPED_BYTES
-        while not self._is_read and left_bytes > 0:
-            left_bytes -= len((await self.receive()).get("body", b""))
+        while not self._is_read:
+            await self.receive()

@@ -142,9 +142,11 @@ def test_clients_that_close_read_why_a_large_body_is_refused(tmp_path: Path) -> 
         "a call that reads no body": ("/sdapi/v1/interrupt", 200),
         "no such path": ("/nothing", 404),
     }
+    refused["a body above every bound"] = ("/api/jobs", 413)
     with served(RefusingPool(), tmp_path) as address:
         for name, (path, status) in refused.items():
-            body = b'{"prompt": "' + b"A" * 20_000_000 + b'"}'
+            size = 200_000_000 if status == 413 else 20_000_000
+            body = b'{"prompt": "' + b"A" * size + b'"}'
             call = urllib.request.Request(address + path, body, {"Content-Type": "application/json"}, method="POST")
             try:
                 with urllib.request.urlopen(call, timeout=30) as answer:
