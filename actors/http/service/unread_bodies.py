@@ -52,6 +52,10 @@ class UnreadBody:
                 await self._skip()
         await self._send({"type": "http.response.body", "body": b""})
 
+    def leave(self) -> None:
+        """Read nothing more of the body: the server ends."""
+        self._is_read = True
+
     async def _skip(self) -> None:
         left_bytes = MOST_SKIPPED_BYTES
         while not self._is_read and left_bytes > 0:
