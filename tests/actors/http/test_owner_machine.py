@@ -216,6 +216,7 @@ class OwnerMachine(RuleBasedStateMachine):
         if self.live[name].owner != owner:
             assert self.ask(owner, "DELETE", f"/api/jobs/{name}").status == 404
 
+    @precondition(lambda self: len(self.live) + sum(map(len, self.kept.values())) > MOST_KEPT)
     @rule()
     def restart(self) -> None:
         self.stop()
@@ -241,4 +242,4 @@ class OwnerMachine(RuleBasedStateMachine):
 
 
 TestOwners = OwnerMachine.TestCase
-TestOwners.settings = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
+TestOwners.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
