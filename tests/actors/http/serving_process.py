@@ -1,6 +1,7 @@
 """A process that serves a pool of fake engines until a signal, as `modelpool serve` does: for tests of its end.
 
-`python -m tests.actors.http.serving_process FOLDER` prints its address, and `ended` when the pool is closed.
+`python -m tests.actors.http.serving_process FOLDER [journal]` prints its address, and `ended` when the pool is closed.
+With `journal` it is the pool of `test_job_service.Service`, whose jobs wait for a controller.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.server import listen, serve
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.pool.catalog.registry.listings import FileNames
+from tests.actors.control.detached.test_job_service import Service
 from tests.actors.http.fake_page_pool import open_page_pool
 
 #: a prompt with it keeps the pool from answering until it is closed
@@ -72,13 +74,19 @@ class BusyPool:
         self._pool.close()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, has_journal: bool) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     settings = ServeSection(port=0)
-    pool = BusyPool(open_page_pool(output=folder / "pool"))
+    pool: Any
+    if has_journal:
+        service = Service(folder)
+        service.keep_jobs_waiting()
+        pool, folder = service.pool, service.out
+    else:
+        pool = BusyPool(open_page_pool(output=folder / "pool"))
     try:
         with StoppableCommand(), listen(settings) as listening:
-            serve(pool, settings, folder, listening, lambda address: print(address, flush=True))  # type: ignore[arg-type]
+            serve(pool, settings, folder, listening, lambda address: print(address, flush=True))
     except KeyboardInterrupt:
         pass
     finally:
@@ -87,4 +95,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["journal"])

@@ -9,6 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ import pytest
 import websockets
 from PIL import Image
 
+from tests.actors.control.detached.test_job_service import opened
+from tests.actors.fakes import FAIL
 from tests.actors.http.fake_page_pool import SLOW
 from tests.actors.http.serving_process import BUSY, UPSCALER
 
@@ -110,9 +116,10 @@ KINDS = (
 )
 
 
-def ended(folder: Path, kinds: tuple[str, ...], signal_number: int) -> tuple[str, str]:
-    """What a server with open calls has printed after its address, and logged, when it has ended after a signal."""
-    command = (sys.executable, "-m", "tests.actors.http.serving_process", str(folder))
+@contextmanager
+def server_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process with a server, and its address; killed at the end if it still runs."""
+    command = (sys.executable, "-m", "tests.actors.http.serving_process", *arguments)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
@@ -121,6 +128,16 @@ def ended(folder: Path, kinds: tuple[str, ...], signal_number: int) -> tuple[str
     try:
         address = process.stdout.readline().strip()
         assert address, process.communicate()
+        yield process, address
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def ended(folder: Path, kinds: tuple[str, ...], signal_number: int) -> tuple[str, str]:
+    """What a server with open calls has printed after its address, and logged, when it has ended after a signal."""
+    with server_process(str(folder)) as (process, address):
 
         async def run() -> None:
             calls = OpenCalls(address)
@@ -134,10 +151,6 @@ def ended(folder: Path, kinds: tuple[str, ...], signal_number: int) -> tuple[str
 
         asyncio.run(run())
         return process.communicate()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
@@ -149,3 +162,26 @@ def test_a_server_with_open_calls_closes_its_pool_and_says_nothing(tmp_path: Pat
     printed, logged = ended(tmp_path, KINDS, signal_number)
     assert logged == ""
     assert printed == "ended\n"
+
+
+def test_images_that_a_killed_server_left_are_removed_when_no_job_needs_them(tmp_path: Path) -> None:
+    """It is killed before the jobs of two submissions run; those of one run while there is no server."""
+    inputs = tmp_path / "out" / "inputs"
+    made = []
+    with server_process(str(tmp_path), "journal") as (process, address):
+        for prompt in ("a thing", FAIL):
+            request = {"model": "shapes", "prompt": prompt, "steps": 2, "image": png(), "strength": 0.5}
+            body = json.dumps({"requests": [request], "detached": True}).encode()
+            call = urllib.request.Request(f"{address}/api/jobs", body, {"Content-Type": "application/json"})
+            made.append(json.loads(urllib.request.urlopen(call).read())["id"])
+        process.kill()
+        process.communicate()
+    assert {folder.name for folder in inputs.iterdir()} == set(made)
+    with opened(tmp_path) as service:
+        assert [service.pool.attach(each).wait(WAIT_SECONDS).succeeded for each in made] == [1, 0]
+    with server_process(str(tmp_path), "journal"):
+        for _ in range(int(WAIT_SECONDS * 100)):
+            if not (inputs / made[0]).exists():
+                break
+            time.sleep(0.01)
+        assert [folder.name for folder in inputs.iterdir()] == [made[1]], "a failed job may be submitted again"
