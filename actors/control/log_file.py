@@ -80,17 +80,13 @@ class _LockedFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         """See `logging.FileHandler`; also called when the file is rotated."""
-        # the handler closes it
-        stream = open(  # noqa: SIM115
-            self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=self._opened
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.baseFilename, flags, self._permissions)
+        stream = TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, errors=self.errors)
         self._permissions = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         with contextlib.suppress(OSError):  # file systems without locks
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return stream
-
-    def _opened(self, path: str, flags: int) -> int:
-        return os.open(path, flags, self._permissions)
 
 
 class JsonLines(logging.Formatter):
