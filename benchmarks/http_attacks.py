@@ -5,7 +5,8 @@
 
 Runs `modelpool serve` with the model of shapes on the CPU, in processes of its own and on loopback. Each kind of call
 is repeated by some connections for some seconds; meanwhile another caller asks for `GET /` and submits jobs of two
-steps. The memory is that of the server and its children. At the end, SIGINT is sent during the last kind.
+steps. The memory is that of the server, the controller and their other processes, without workers. At the end, SIGINT
+is sent during the last kind.
 """
 
 from __future__ import annotations
@@ -223,11 +224,18 @@ def family(pid: int) -> list[int]:
     return found
 
 
+#: beginnings of the titles of processes that run what was accepted: their memory has its own limits
+RUNNERS = ("ray::GpuWorkerActor", "ray::OutputWriterActor")
+
+
 def memory_bytes(pid: int) -> int:
-    """The memory of a process and its children that no other process has."""
+    """The memory of a server and its children that no other process has: of the controller and the catalog, too, but
+    not of workers."""
     total = 0
     for each in family(pid):
         with suppress(OSError):
+            if Path("/proc", str(each), "cmdline").read_text().startswith(RUNNERS):
+                continue
             for line in Path("/proc", str(each), "smaps_rollup").read_text().splitlines():
                 if line.startswith(("Private_Clean", "Private_Dirty")):
                     total += int(line.split()[1]) * 1024

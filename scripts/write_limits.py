@@ -23,7 +23,8 @@ HEAD = """# Limits
 What one caller may cost the others is bounded. A refusal names the field, the value found and the bound. Defaults are
 in the tables; a name in the column "setting" is a key of [`[serve]`](configuration.md#serve), all others are fixed.
 `/metrics` counts how often a limit acts (`modelpool_http_limits_total`, by the name in the column "limit"), and the log
-has a line for each, at most every 10 s. Job files, Python and detached submissions have the same bounds of a request.
+has a line for each, at most every 10 s; limits without such a name are not counted. Job files, Python and detached
+submissions have the same bounds of a request.
 """
 FIELDS = """## Fields of a request
 

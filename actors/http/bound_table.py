@@ -35,8 +35,8 @@ class Bound:
     what    what it bounds, for users
     unit    of its value; "" for a number of things
     acts    what happens to more; "" for a refusal that names the field, the value found and the bound
-    limit   the label of `modelpool_http_limits_total` and of the line in the log; "" if it only divides work into parts
-            or is not a server's
+    limit   the label of `modelpool_http_limits_total` and of the line in the log; "" if it is not counted: it divides
+            work into parts, forgets what is old, is checked by the schema of a field, or is not a server's
     """
 
     place: str
@@ -70,14 +70,14 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "serve.connections",
             "open in all; the number of open files is raised at start",
             "",
-            "the one that has waited longest is ended; if all are answered, 503",
+            "those that have waited longest are ended, up to one in 32; if all are in use, 503",
             "connections",
         ),
         Bound(
             "serve.connections_per_address",
             "open from an address other than this machine's and `trusted_proxies`",
             "",
-            "the one of the address that has waited longest is ended",
+            "those of the address that have waited longest are ended, up to one in 32; if all are in use, 503",
             "connections_per_address",
         ),
         Bound(
@@ -102,7 +102,14 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "it is ended",
             "unread_seconds",
         ),
-        Bound("http.service.header_limit:MOST_HEADER_BYTES", "head of a call", "bytes", "400, and it is ended"),
+        Bound(
+            "http.service.header_limit:MOST_HEADER_BYTES",
+            "head of a call, and trailers of its body",
+            "bytes",
+            "400, and it is ended",
+            "header_bytes",
+        ),
+        Bound("http.server:MOST_MESSAGE_BYTES", "message of a web socket's client", "bytes", "it is closed"),
         Bound(
             "http.service.unread_bodies:MOST_SKIPPED_BYTES",
             "read of a body that a call did not read, before its connection is closed",
@@ -123,7 +130,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "serve.queued_jobs",
             "jobs of a user that wait or run at a time, and requests in a call",
             "",
-            "429 with `Retry-After`",
+            "429 with `Retry-After`; 400 for a call with more",
             "queued_jobs",
         ),
         Bound("serve.upload_bytes", "body", "bytes", "413", "upload_bytes"),
@@ -143,7 +150,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "body_values",
         ),
         Bound("request.json_text:MAX_DEPTH", "lists and objects in each other", "", "", "body_values"),
-        Bound("http.service.bodies:MAX_PARTS", "parts of a form"),
+        Bound("http.service.bodies:MAX_PARTS", "texts of a form, and as many files"),
         Bound("http.service.bodies:MOST_PARSED", "bodies above 1 MiB that are parsed at a time", "", _WAITS),
         Bound("http.service.bodies:MOST_PARSED_OF_OWNER", "the same of a user", "", _WAITS),
         Bound(
@@ -176,6 +183,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.page.thumbnails:MOST_DECODED", "outputs that are decoded for thumbnails at a time", "", _WAITS),
         Bound("http.page.thumbnails:MOST_DECODED_OF_OWNER", "the same of a user", "", _WAITS),
         Bound("http.page.page_api:MOST_SEARCHED", "ended jobs that a search looks at", "", "the search ends there"),
+        Bound("http.server:MOST_HEAPS", "heaps of memory of the threads of a server (glibc)", "", "threads share them"),
         Bound("http.ray_serve.ingress:MAX_ONGOING_CALLS", "calls of a replica of Ray Serve at a time", "", _WAITS),
     ),
     REQUESTS: (
@@ -244,7 +252,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "http.service.uploads:MOST_BYTES",
             "uploads of all users",
             "bytes",
-            "413 for a larger file; otherwise " + _OLDEST,
+            "413 for a larger file; otherwise the oldest of the user who has most is removed",
             "stored_bytes",
         ),
         Bound(
@@ -269,7 +277,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound(
             "http.comfy.comfy_prompts:MOST_ACTIVE_CHARACTERS",
-            "workflows that wait or run",
+            "workflows of a user that wait or run, when another one comes",
             "characters",
             "429 with `Retry-After`",
             "workflows",
@@ -288,9 +296,9 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound(
             "http.comfy.comfy_server_api:MOST_SETTINGS_BYTES",
-            "settings of ComfyUI's page",
+            "settings of a user of ComfyUI's page",
             "bytes",
-            "413",
+            "413; 400 for a larger body (`body_bytes`)",
             "settings_bytes",
         ),
         Bound(
@@ -317,14 +325,21 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "http.page.live_board:MOST_REMOVED",
             "removed submissions that pages are told about",
             "",
-            "later pages read all again",
+            "pages that have not read so far read all again",
         ),
     ),
     WORKFLOWS: (
-        Bound("http.comfy.comfy_graph:MAX_NODES", "nodes"),
-        Bound("http.comfy.comfy_graph:MAX_OUTPUT_NODES", "nodes that save or preview images"),
-        Bound("http.comfy.comfy_graph:MAX_LISTED_LEVELS", "noise levels that nodes list, in all"),
-        Bound("http.comfy.comfy_api:MAX_ID_LENGTH", "`prompt_id`, `client_id`", "characters"),
+        Bound("http.comfy.comfy_graph:MAX_NODES", "nodes", "", "", "request_fields"),
+        Bound("http.comfy.comfy_graph:MAX_OUTPUT_NODES", "nodes that save or preview images", "", "", "request_fields"),
+        Bound(
+            "http.comfy.comfy_graph:MAX_LISTED_LEVELS", "noise levels that nodes list, in all", "", "", "request_fields"
+        ),
+        Bound(
+            "http.comfy.comfy_api:MAX_ID_LENGTH",
+            "`prompt_id`, `client_id`",
+            "characters",
+            "refused; `clientId` of a web socket is cut",
+        ),
         Bound("http.comfy.comfy_images:MOST_PIXELS", "image that nodes change", "pixels"),
         Bound("http.comfy.comfy_node_types:MAX_SIDE", "width and height", "pixels"),
         Bound("http.comfy.comfy_node_types:MAX_BATCH", "images of a batch"),
@@ -383,7 +398,12 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "others are kept for each job",
         ),
         Bound("control.detached.records:MAX_ID_LENGTH", "id of a submission", "characters"),
-        Bound("control.detached.journal:MOST_REQUESTS", "requests of a detached submission"),
+        Bound(
+            "control.detached.journal:MOST_REQUESTS",
+            "requests of all submissions in the journal",
+            "",
+            "the oldest submissions that have ended are removed",
+        ),
         Bound(
             "control.detached.journal:MOST_IN_TRANSACTION", "rows of the journal that are written at a time", "", _WAITS
         ),
@@ -405,7 +425,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "control.task_store:MOST_LOST",
             "lost runs of a task that are kept with their reason",
             "",
-            "the oldest is forgotten",
+            "the first are kept",
         ),
         Bound(
             "control.recorder:MOST_WAITING",

@@ -30,6 +30,8 @@ PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
 SWITCH_SECONDS = 0.001
 #: blocks of this size and above are returned to the system when they are freed
 MAPPED_BYTES = 1 << 17
+#: a message of a web socket's client, which says nothing but its features
+MOST_MESSAGE_BYTES = 1 << 16
 #: heaps that the threads of a server share
 MOST_HEAPS = 2
 #: options of glibc's mallopt
@@ -76,7 +78,7 @@ def server_config(app: ASGIApp, settings: ServeSection, log: LimitLog) -> uvicor
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         ws=sockets,
-        ws_max_size=1 << 16,
+        ws_max_size=MOST_MESSAGE_BYTES,
         server_header=False,
         timeout_keep_alive=math.ceil(settings.idle_seconds),
     )

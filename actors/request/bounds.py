@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
 
 #: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
 #: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s
@@ -37,6 +37,11 @@ class OverBound(UnusableField):
 def over_bound(name: str, found: str, most: str) -> OverBound:
     """An `OverBound` that names the field, the amount found in it and the bound."""
     return OverBound(str(unusable_field(name, found, most)))
+
+
+def reworded(problem: UserError, message: str) -> UserError:
+    """An error with another message than `problem`, which servers count as they count `problem`."""
+    return OverBound(message) if isinstance(problem, OverBound) else UserError(message)
 
 
 def check_characters(name: str, text: str, most: int) -> None:

@@ -43,7 +43,8 @@ class NameTemplate:
         """Parse a template. Raises UserError naming `field`: for a field that does not exist it lists those that do."""
         if not isinstance(text, str) or not 0 < len(text) <= MAX_TEMPLATE_CHARACTERS:
             found = f"{len(text)} characters" if isinstance(text, str) else text
-            raise unusable_field(field, found, 'a text with fields, such as "{id}-{seed}"')
+            expected = f'a text with fields, such as "{{id}}-{{seed}}", of up to {MAX_TEMPLATE_CHARACTERS} characters'
+            raise unusable_field(field, found, expected)
         try:
             parsed = list(string.Formatter().parse(text))
         except ValueError as problem:

@@ -18,6 +18,8 @@ from modelpool.actors.request.bounds import (
     MAX_NAME_CHARACTERS,
     MAX_PROMPT_CHARACTERS,
     check_characters,
+    over_bound,
+    reworded,
 )
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
@@ -51,7 +53,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "refiner_checkpoint": (None, "", "None"),
 }
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
-_LORA = re.compile(r"<lora:([^<>]{1,2000})>")
+_LORA = re.compile(r"<lora:([^<>]+)>")
+#: characters of such a text in a message, which ends with what is wrong
+_MOST_SHOWN = 200
 #: fields of requests, by which errors name what a caller has set
 _NAMES: Mapping[str, str] = {
     "cfg": "cfg_scale",
@@ -188,12 +192,13 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
     loras = []
     texts = _LORA.findall(prompt)
     if len(texts) > MAX_LORAS:
-        raise unusable_field("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+        raise over_bound("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
     for text in texts:
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))
         except UserError as error:
-            raise UserError(f"prompt: <lora:{text}>: {error}") from None
+            shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+            raise reworded(error, f"prompt: <lora:{shown}>: {error}") from None
     return _LORA.sub("", prompt).strip(), tuple(loras)
 
 
@@ -273,7 +278,7 @@ def _hires_scale(call: ImageCall) -> float:
 def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
     """Return an error about a field of a request with the name of that field in this interface."""
     name, colon, rest = str(problem).partition(": ")
-    return UserError(f"{names[name]}: {rest}") if colon and name in names else problem
+    return reworded(problem, f"{names[name]}: {rest}") if colon and name in names else problem
 
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         try:
             prompt = await _submitted(services, prompts, uploads, request, body)
         except WorkflowRejected as rejected:
+            if rejected.is_over_bound:
+                services.limits.acted("request_fields", "refused a workflow that has too much")
             return JSONResponse(rejected.as_json(), 400)
         return JSONResponse({"prompt_id": prompt.prompt_id, "number": prompt.number, "node_errors": {}})
 
@@ -234,7 +236,8 @@ async def _submitted(
     prompt_id = uuid.uuid4().hex if prompt_id is None else prompt_id
     for name, value in (("client_id", client_id or "-"), ("prompt_id", prompt_id)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
-            raise HttpProblem(400, f"{name}: expected a text of 1 to {MAX_ID_LENGTH} characters")
+            found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+            raise HttpProblem(400, f"{name}: found {found}, expected a text of 1 to {MAX_ID_LENGTH} characters")
     extra_data = body.get("extra_data") or {}
     if not isinstance(extra_data, dict):
         raise HttpProblem(400, "extra_data: expected a table")

@@ -81,7 +81,9 @@ class _Scope:
         """Return the subgraph that `node` stands for. Raises WorkflowRejected if subgraphs contain themselves."""
         definition = self.definitions[node["type"]]
         if self.prefix.count(":") >= _MOST_LEVELS:
-            raise WorkflowRejected("invalid_prompt", f"found more than {_MOST_LEVELS} subgraphs in each other")
+            raise WorkflowRejected(
+                "invalid_prompt", f"found more than {_MOST_LEVELS} subgraphs in each other", is_over_bound=True
+            )
         return _Scope(
             {str(each["id"]): each for each in definition["nodes"]},
             _links_by_id(definition["links"]),
@@ -134,7 +136,7 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     for place, (node_scope, node) in enumerate(_nodes_of(scope)):
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
-            raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes")
+            raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
         if kind not in NODE_TYPES:
             errors.append(NodeError(node_id, str(kind)[:100], "missing_node_type", "unknown node", str(kind)[:100]))
         else:
@@ -156,7 +158,9 @@ def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
             if node["type"] in each.definitions:
                 count += 1
                 if count > MAX_NODES:
-                    raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} subgraphs")
+                    raise WorkflowRejected(
+                        "invalid_prompt", f"found more than {MAX_NODES} subgraphs", is_over_bound=True
+                    )
                 waiting.append(each.inner(node))
             else:
                 yield each, node

@@ -129,14 +129,15 @@ class NodeError:
 
 
 class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are those of its nodes."""
+    """A workflow that cannot be run. `errors` are those of its nodes; `is_over_bound`: it has too much of something."""
 
-    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = ()) -> None:
+    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
         named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
         super().__init__(f"{message}: {named}" if named else message)
         self.kind = kind
         self.headline = message
         self.errors = tuple(errors)
+        self.is_over_bound = is_over_bound
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer that ComfyUI's clients expect."""
@@ -204,7 +205,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
         message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
-        raise WorkflowRejected("invalid_prompt", message)
+        raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     listed_levels = 0
     for node_id in _in_order(graph, outputs):
@@ -223,7 +224,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
                 listed_levels += sum(len(v.sigmas) for v in graph.values[node_id] if isinstance(v, NoiseLevels))
                 if listed_levels > MAX_LISTED_LEVELS:
                     message = f"prompt: found more than {MAX_LISTED_LEVELS} noise levels in all nodes together"
-                    raise WorkflowRejected("invalid_prompt", message)
+                    raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
         errors += found
     if errors:
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
@@ -279,7 +280,8 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
         found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
         raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
     if len(prompt) > MAX_NODES:
-        raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
+        message = f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}"
+        raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
     nodes: dict[str, Mapping[str, Any]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import NodeError, WorkflowOutput, WorkflowRejected, known_nodes, link_of
 from modelpool.actors.http.comfy.comfy_node_types import file_stem
+from modelpool.actors.request.bounds import OverBound
 from modelpool.pool.values.core.errors import UnknownName, UserError
 
 _TEXTS = ("text", "prompt", "t5xxl", "clip_l", "text_g")
@@ -75,7 +76,8 @@ def rejection(prompt: Any, outputs: Sequence[WorkflowOutput], problem: UserError
         else ("unsupported_value", "not supported by the pool")
     )
     error = NodeError(node_id, nodes[node_id]["class_type"], kind, message, str(problem), input_name)
-    return WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", [error])
+    is_over_bound = isinstance(problem, OverBound)
+    return WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", [error], is_over_bound)
 
 
 def _needed(nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str]) -> Iterator[str]:

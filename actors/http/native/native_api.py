@@ -34,7 +34,7 @@ from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.history_json import history_json
 from modelpool.actors.outputs.results.previews import ImagePreview
-from modelpool.actors.request.bounds import over_bound
+from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
@@ -433,7 +433,7 @@ def _requests(services: Services, new: NewJobs, jobs_id: str | None, caller: Cal
         except UserError as problem:
             if len(new.requests) == 1:
                 raise
-            raise UserError(f"requests[{place}]: {problem}") from None
+            raise reworded(problem, f"requests[{place}]: {problem}") from None
     return [one for request in requests for one in request.expanded()]
 
 

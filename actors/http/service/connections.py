@@ -150,6 +150,10 @@ class Connections:
         if not self._by_address[found.address]:
             del self._by_address[found.address]
 
+    def note_long_head(self) -> None:
+        """Count a connection that is ended for the bytes of a head."""
+        self._log.acted("header_bytes", "ended a connection whose head had too many bytes")
+
     def _has_room(self, address: str, now: float) -> bool:
         limits = self.limits
         bound = limits.most_of_address

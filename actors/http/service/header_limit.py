@@ -23,7 +23,11 @@ class HeaderLimit(HttpToolsProtocol):
         self._open_bytes += len(data)
         super().data_received(data)
         if self._open_bytes > MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.on_long_head()
             self.send_400_response(f"The headers have more than {MOST_HEADER_BYTES} bytes.")
+
+    def on_long_head(self) -> None:
+        """Note that a head, or the trailers, have too many bytes; by default, nothing."""
 
     def on_headers_complete(self) -> None:
         """See httptools."""

@@ -91,6 +91,10 @@ class WatchedCalls(_Http):
         if self.cycle is not before:
             self.head_began_at = None
 
+    def on_long_head(self) -> None:
+        """See `HeaderLimit`."""
+        self.watching.note_long_head()
+
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self.is_unread = True

@@ -105,7 +105,7 @@ FAMILIES = (
         comfyui="Kandinsky5Image",
         build=ModelBuild("Kandinsky5Transformer3DModel", config, unchanged(), forward),
         latent="flux",
-        # # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
+        # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
         shifts_latent=False,
         text=TextInputs(
             (

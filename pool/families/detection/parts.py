@@ -62,7 +62,7 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
     """Return the diffusion model of a file, with its sizes."""
     own = [key for key in contents.shapes if key.startswith(facts.prefix)]
     if not facts.prefix:
-        # # all keys that no other component has
+        # all keys that no other component has
         others = {key for found in split(contents.shapes).values() for key in found}
         own = [key for key in own if key not in others and not key.startswith(LOW_NOISE_PREFIX)]
     measured = component(Kind.DIFFUSION_MODEL, facts.prefix, own, contents)

@@ -286,7 +286,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
 }
 #: encoders that can replace a member of another name
 _STANDS_FOR: Mapping[str, tuple[str, ...]] = {
-    # # UMT5 has T5's layout; a partial key list may not distinguish them
+    # UMT5 has T5's layout; a partial key list may not distinguish them
     "t5xxl": ("umt5_xxl",),
     "umt5_xxl": ("t5xxl",),
     "mistral3_24b_pruned": ("mistral3_24b",),

@@ -107,7 +107,7 @@ class Family:
         """Return the component's part of `shapes`, with the keys of the file."""
         prefix, extra = self.prefixes[role], self.extra_prefixes.get(role, ())
         kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
-        # # a diffusion model without prefix gets all keys that no other component has
+        # a diffusion model without prefix gets all keys that no other component has
         outside = (other for part, other in self.prefixes.items() if part not in self.inside)
         others = () if prefix else tuple(other for other in outside if other)
         others += tuple(other for own, more in self.extra_prefixes.items() if own is not role for other in more)
@@ -131,7 +131,7 @@ class Family:
     def bare_key(self, role: Role, key: str) -> str:
         """Return a component's `key` without its prefix."""
         bare = key.removeprefix(self.prefixes[role])
-        # # some files have this level before CLIP's keys, some do not
+        # some files have this level before CLIP's keys, some do not
         return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
 
 

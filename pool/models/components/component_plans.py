@@ -97,7 +97,7 @@ def plan_component(
         case Architecture.AUDIO_TRANSFORMER:
             return _audio_plan(shapes, prefix, family.configs.get(role))
         case Architecture.TEXT_MODEL:
-            # # its role in the family determines the encoder, whatever its size
+            # its role in the family determines the encoder, whatever its size
             is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))

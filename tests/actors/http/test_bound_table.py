@@ -223,3 +223,28 @@ def test_what_a_field_has_too_much_of_is_counted(tmp_path: Path) -> None:
         answer = asyncio.run(call(app, "POST", path, json.dumps(body).encode()))
         assert 400 <= answer.status < 500, (limit, answer.body[:300])
         assert log.count(limit) == before + 1, (limit, answer.body[:300])
+
+
+def test_a_bound_is_counted_in_every_interface(tmp_path: Path) -> None:
+    """Interfaces say the errors of requests in words of their own; the limit was not counted then."""
+    long = "x" * 100_000
+    text = {"class_type": "CLIPTextEncode", "inputs": {"text": long, "clip": ["1", 1]}}
+    many = {f"n{place}": text for place in range(1001)}
+    cases = {
+        "one of several requests": ("/api/jobs", [{"model": "shapes", "prompt": "x"}, {"prompt": long * 2}]),
+        "text of a node": ("/prompt", {"prompt": graph(**{"3": text})}),
+        "nodes": ("/prompt", {"prompt": {key: {"class_type": "VAEDecode", "inputs": {}} for key in many}}),
+        "text of A1111": ("/sdapi/v1/txt2img", {"prompt": long}),
+        "another text of A1111": ("/sdapi/v1/txt2img", {"prompt": "x", "negative_prompt": long * 2}),
+        "LoRAs of A1111": ("/sdapi/v1/txt2img", {"prompt": "<lora:light:1>" * 101}),
+        "text of a LoRA": ("/sdapi/v1/txt2img", {"prompt": f"<lora:{'x' * 9000}:1>"}),
+        "text of OpenAI": ("/v1/images/generations", {"prompt": long}),
+    }
+    found = []
+    for name, (path, body) in cases.items():
+        log = LimitLog()
+        app = application(RefusingPool(), ServeSection(), tmp_path, limits=log)
+        answer = asyncio.run(call(app, "POST", path, json.dumps(body).encode()))
+        if answer.status != 400 or NOT_REFUSED in answer.body.decode() or log.count("request_fields") != 1:
+            found.append(f"{name}: {answer.status} {log.count('request_fields')} {answer.body[:200]!r}")
+    assert found == []

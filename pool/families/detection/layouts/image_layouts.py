@@ -251,7 +251,7 @@ QWEN_IMAGE = Layout(
                 num_layers=count("transformer_blocks."),
                 num_attention_heads=heads(("img_in.weight", 0), "transformer_blocks.0.attn.norm_q.weight"),
                 layered=has("time_text_embed.addition_t_embedding.weight"),
-                # # a marker that some programs put into files of the edit model of November 2025
+                # a marker that some programs put into files of the edit model of November 2025
                 clean_reference=has("__index_timestep_zero__"),
             ),
         ),

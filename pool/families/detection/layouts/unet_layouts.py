@@ -132,7 +132,7 @@ def _cascade(reader: ShapeReader) -> Config:
     """Return the sizes of a stage of Stable Cascade: C (prior) reads texts, B (decoder) the output of C."""
     is_c = reader.has("clip_txt_mapper.weight")
     if not is_c and not reader.has("clip_txt_pooled_mapper.weight"):
-        # # name of stage B's weight in the published naming
+        # name of stage B's weight in the published naming
         reader.shape("clip_mapper.weight")
     widths: list[int] = []
     head_counts: list[int] = []
@@ -171,14 +171,14 @@ LDM_UNET = Layout(
             "down_blocks.0.resnets.0.conv1.weight",
             "time_embedding.linear_1.weight",
             measure=_diffusers,
-            # # a ControlNet, AnimateDiff's motion, and video UNets older than Stable Video Diffusion
+            # a ControlNet, AnimateDiff's motion, and video UNets older than Stable Video Diffusion
             without=(
                 "controlnet_cond_embedding.conv_in.weight",
                 "down_blocks.0.motion_modules.0.norm.weight",
                 "transformer_in.norm.weight",
             ),
         ),
-        # # video: each residual block is a spatial and a temporal one
+        # video: each residual block is a spatial and a temporal one
         diffusers("conv_in.weight", "down_blocks.0.resnets.0.spatial_res_block.norm1.weight", measure=_diffusers),
     ),
 )

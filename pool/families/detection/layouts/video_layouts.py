@@ -173,7 +173,7 @@ WAN = Layout(
             "patch_embedding.weight",
             "condition_embedder.time_embedder.linear_1.weight",
             "blocks.0.attn2.to_k.weight",
-            # # AnyFlow and Helios are derived from it
+            # AnyFlow and Helios are derived from it
             without=("condition_embedder.delta_embedder.linear_1.weight", "patch_short.weight"),
             measure=sizes(
                 model_type=_wan_kind_in_diffusers,

@@ -79,7 +79,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
                 convert_ldm_unet_checkpoint(_moved(tensors, prefix, _UNET_PREFIX), config)
             )
         case Architecture.CLIP_TEXT:
-            # # transformers dropped the text_model level; the module computes its position table
+            # transformers dropped the text_model level; the module computes its position table
             return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
         case Architecture.CLIP_TEXT_PROJECTED:
             return lambda tensors: _projected_text(_moved(tensors, prefix, ""))

@@ -80,7 +80,7 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
         "use_linear_projection": is_linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
         "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in up_depths),
-        # # the middle block uses the first entry of the last level
+        # the middle block uses the first entry of the last level
         "transformer_layers_per_block": (*(depth or 1 for depth in depths[:-1]), depths[-1] or middle_depth or 1),
         "norm_num_groups": _norm_groups("UNet", channels),
     }
@@ -271,7 +271,7 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
         means=family.latent_means,
         deviations=family.latent_deviations,
         vae=vae.name,
-        # # videos of some models are encoded and decoded by an image VAE
+        # videos of some models are encoded and decoded by an image VAE
         dimensions=vae.dimensions if family.sampling.video is None else 3,
         frames_per_cell=vae.temporal_ratio,
         audio=family.sampling.audio,

@@ -83,7 +83,7 @@ def _pairs(config: Config) -> Measures:
 
 
 def _hunyuan_video(config: Config) -> Measures:
-    # # default of the class: the published four frames per cell
+    # default of the class: the published four frames per cell
     return config["latent_channels"], config["spatial_compression_ratio"], 4
 
 

@@ -277,7 +277,7 @@ def cascade_a_config(shapes: Shapes) -> Config:
     up_blocks = count(shapes, r"up_blocks\.(\d+)\.")
     return {
         "levels": levels,
-        # # in addition to the first convolution, one at each up step, and a block of each level after the first
+        # in addition to the first convolution, one at each up step, and a block of each level after the first
         "bottleneck_blocks": up_blocks - 1 - 2 * (levels - 1),
         "embed_dim": size_of(shapes, "up_blocks.0.0.weight"),
         "latent_channels": channels,

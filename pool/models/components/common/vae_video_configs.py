@@ -42,7 +42,7 @@ def hunyuan_video_15_config(shapes: Shapes) -> Config:
     widths = _widths(shapes, "encoder.down")
     folds = [size_of(shapes, f"decoder.up.{i}.upsample.conv.conv.weight") for i in range(len(widths) - 1)]
     going_up = tuple(reversed(widths))
-    # # a spatial fold produces 4 channels per output channel, a spatio-temporal one 8
+    # a spatial fold produces 4 channels per output channel, a spatio-temporal one 8
     in_time = sum(fold == 8 * after for fold, after in zip(folds, going_up[1:], strict=True))
     return {
         "latent_channels": size_of(shapes, "decoder.conv_in.conv.weight", 1),
@@ -137,7 +137,7 @@ def _mochi_decoder(shapes: Shapes) -> _Mochi | None:
     )
     factors = [size_of(shapes, f"{half}{i}.proj.weight") // after
                for i, after in zip(range(1, levels + 1), [*widths[1:], last], strict=True)]  # fmt: skip
-    # # each fold doubles the sides; the remaining channel factor is time
+    # each fold doubles the sides; the remaining channel factor is time
     temporal = tuple(factor // 4 for factor in reversed(factors))
     return (
         (last, *reversed(widths)), layers, temporal, (2,) * levels, size_of(shapes, f"{half}0.0.weight", 1),
@@ -191,12 +191,12 @@ def ltx2_config(shapes: Shapes) -> Config:
     config = ltx_config(shapes)
     levels, folds = len(config["decoder_block_out_channels"]), config["downsample_type"]
     return config | {
-        # # the first convolution is as wide as a latent
+        # the first convolution is as wide as a latent
         "block_out_channels": config["block_out_channels"][1:],
         "down_block_types": ("LTX2VideoDownBlock3D",) * len(config["down_block_types"]),
         "upsample_type": ("spatiotemporal",) * levels,
         "decoder_causal": False,
-        # # the class counts all folds for both
+        # the class counts all folds for both
         "spatial_compression_ratio": config["patch_size"] * 2 ** sum(fold != "temporal" for fold in folds),
         "temporal_compression_ratio": 2 ** sum(fold != "spatial" for fold in folds),
     }

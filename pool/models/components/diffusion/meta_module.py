@@ -36,7 +36,7 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
     """
     try:
         with warnings.catch_warnings():
-            # # diffusers' classes use names that diffusers has deprecated
+            # diffusers' classes use names that diffusers has deprecated
             warnings.filterwarnings("ignore", message=".* is deprecated and will be removed", category=FutureWarning)
             with uninitialised_on_meta():
                 module = cls(**config)
@@ -58,7 +58,7 @@ def tables_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if buffer is not None and key in part._non_persistent_buffers_set:
                 yield f"{name}.{key}", buffer
         for key, value in vars(part).items():
-            # # most attributes are flags and empty hook dictionaries
+            # most attributes are flags and empty hook dictionaries
             if isinstance(value, Tensor | list | tuple | dict) and key not in _HELD:
                 yield from ((f"{name}.{key}", tensor) for tensor in _tensors_in(value))
 

@@ -72,7 +72,7 @@ FACTS: Mapping[str, Config] = {
             "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
         },
     },
-    # # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three position axes are equal for text
+    # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three position axes are equal for text
     "qwen2": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 128000,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
@@ -186,7 +186,7 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
         "num_key_value_heads": _heads(facts, keys, head),
         "head_dim": head,
         "use_cache": False,
-        # # token ids of the published vocabulary may not exist in a smaller model
+        # token ids of the published vocabulary may not exist in a smaller model
         "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
         **FACTS[kind],
     }  # fmt: skip

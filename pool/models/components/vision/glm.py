@@ -119,7 +119,7 @@ def glm_tokens(module: GlmImageVision, patches_NP: Tensor, grid: tuple[int, int]
     visual, vqmodel, device = module.visual, module.vqmodel, patches_NP.device
     sizes = torch.tensor([[1, *grid]])
     places_N2 = get_vision_position_ids(sizes, 1)
-    # # lengths are read as numbers by its layers, and compared on the device by its positions
+    # lengths are read as numbers by its layers, and compared on the device by its positions
     ends = torch.tensor([0, len(patches_NP)], dtype=torch.int32)
     x_ND = visual.patch_embed(patches_NP)
     x_ND = visual.embeddings(

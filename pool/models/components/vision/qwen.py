@@ -146,7 +146,7 @@ def grid_of(size: tuple[int, int], form: ImageForm = QWEN_25) -> tuple[int, int]
     (width, height), step = size, form.step
     rows, columns = round(height / step), round(width / step)
     if rows * columns * step**2 > form.most_pixels:
-        # # same order of operations as theirs: rounding could add a row otherwise
+        # same order of operations as theirs: rounding could add a row otherwise
         shrink = math.sqrt(height * width / form.most_pixels)
         rows, columns = (max(1, math.floor(side / shrink / step)) for side in (height, width))
     elif rows * columns * step**2 < form.least_pixels:
@@ -171,13 +171,13 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
     """Return the states that `module` computes for an image with a `grid` of states, [L, D], row by row."""
     config: Any = module.config  # transformers is not typed
     merged = int(config.spatial_merge_size)
-    # # sizes are read as numbers: they stay on the CPU, whatever the module's device
+    # sizes are read as numbers: they stay on the CPU, whatever the module's device
     sizes = torch.tensor([[1, grid[0] * merged, grid[1] * merged]])
     if isinstance(module, Qwen3VLVisionModel):
         return _read_patches_3(module, patches_NP, sizes)
     windows, window_ends = get_vision_window_index(sizes, merged, int(config.window_size), int(config.patch_size))
     if patches_NP.is_meta:
-        # # nothing is computed: two windows need as much memory as all of them, in a hundredth of the time
+        # nothing is computed: two windows need as much memory as all of them, in a hundredth of the time
         window_ends = torch.tensor([0, len(patches_NP) // 2, len(patches_NP)], dtype=window_ends.dtype)
     encoded: Any = module(
         patches_NP,

@@ -24,7 +24,7 @@ _TABLES: Mapping[str, str] = MappingProxyType(
         "class_embedding": "vision_model.embeddings.class_embedding",
         "conv1.weight": "vision_model.embeddings.patch_embedding.weight",
         "positional_embedding": "vision_model.embeddings.position_embedding.weight",
-        # # transformers' spelling
+        # transformers' spelling
         "ln_pre.weight": "vision_model.pre_layrnorm.weight",
         "ln_pre.bias": "vision_model.pre_layrnorm.bias",
         "ln_post.weight": "vision_model.post_layernorm.weight",
@@ -53,7 +53,7 @@ def convert_vision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         named = {key: tensor for key, tensor in leveled.items() if _is_weight(key)}
     if _PROJECTION in named:
         return named
-    # # the module without a projection has one level less
+    # the module without a projection has one level less
     return {key.removeprefix(_LEVEL): tensor for key, tensor in named.items()}
 
 

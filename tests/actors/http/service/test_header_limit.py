@@ -68,7 +68,8 @@ def test_a_caller_without_a_key_cannot_fill_the_memory(run: Any) -> None:
     """httptools kept 100 MiB of headers; h11, which was used before, ends such a connection after 64 KiB."""
 
     async def talk() -> None:
-        protocol = server_config(count_body, ServeSection(), LimitLog()).http
+        log = LimitLog()
+        protocol = server_config(count_body, ServeSection(), log).http
         assert issubclass(protocol, HeaderLimit)
         config = uvicorn.Config(count_body, http=protocol, log_level="critical", lifespan="off", ws="none")
         config.load()
@@ -77,12 +78,14 @@ def test_a_caller_without_a_key_cannot_fill_the_memory(run: Any) -> None:
         server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         for name, parts, expected in cases():
+            before = log.count("header_bytes")
             answer, sent = await answer_to(port, parts)
             if expected:
                 assert expected in answer, name
             else:
                 assert b" 200 " not in answer, name
                 assert sent < sum(map(len, parts)) / 2, name
+            assert log.count("header_bytes") == before + (not expected), name
         server.close()
 
     run(talk())
