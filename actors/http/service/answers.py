@@ -32,20 +32,25 @@ def json_parts(pieces: Iterable[str]) -> StreamingResponse:
     return StreamingResponse(encoded(), media_type=JSON_TYPE)
 
 
-def object_parts(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Yield a JSON object field by field."""
+def json_text(value: Any) -> str:
+    """Return a JSON value as the server writes it."""
+    return _ENCODER.encode(value)
+
+
+def object_parts(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a JSON object field by field; the values are JSON texts."""
     begin = "{"
-    for name, value in fields:
-        yield f"{begin}{_ENCODER.encode(name)}:{_ENCODER.encode(value)}"
+    for name, text in fields:
+        yield f"{begin}{json_text(name)}:{text}"
         begin = ","
     yield "{}" if begin == "{" else "}"
 
 
-def list_parts(values: Iterable[Any]) -> Iterator[str]:
-    """Yield a JSON list value by value."""
+def list_parts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield a JSON list value by value; the values are JSON texts."""
     begin = "["
-    for value in values:
-        yield f"{begin}{_ENCODER.encode(value)}"
+    for text in texts:
+        yield f"{begin}{text}"
         begin = ","
     yield "[]" if begin == "[" else "]"
 
