@@ -99,6 +99,7 @@ def application(
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
+    app.state.making_parts = asyncio.Lock()
     app.state.parsing_in_memory = Turns(MOST_PARSED_IN_MEMORY, MOST_PARSED_IN_MEMORY_OF_OWNER)
     app.state.arriving = shares_of_bodies(settings.upload_bound_bytes)
     webhooks = Webhooks(settings.webhook_secret)
