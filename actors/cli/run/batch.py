@@ -69,6 +69,7 @@ def batch(
     shards: options.Shards = 0,
     shard_format: options.ShardFormat = "webdataset",
     thumbnails: options.Thumbnails = False,
+    why: options.Why = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,
@@ -116,7 +117,7 @@ def batch(
         wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
-            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True, name=name)
+            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=why, name=name)
             raise typer.Exit(run_requests(run, running, console))
 
 

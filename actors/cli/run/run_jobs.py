@@ -109,9 +109,10 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
             try:
                 failures, summary, whys = _make(run, pool, checked, stop, report)
             except PoolLost:
-                _print_summary(console, run, checked.noun, (), None)
-                _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
+                place = place or opened_if_exists(run.output)
+                _print_place(console, run, checked.noun, place)
                 say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
+                _print_sheet(console, place)
                 if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
                     return stop.exit_code
                 raise
@@ -120,14 +121,11 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
         _print_summary(console, run, checked.noun, failures, summary)
-        _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
-    if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
-        say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
-        return EXIT_FAILED
-    if stop.requested and (not checked.is_complete or (summary is not None and summary.cancelled)):
-        say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
-        return stop.exit_code
-    return EXIT_FAILED if failures or checked.failed_count else 0
+        place = place or opened_if_exists(run.output)
+        _print_place(console, run, checked.noun, place)
+        code = _print_end(console, run, checked, failures, summary, stop)
+        _print_sheet(console, place)
+    return code
 
 
 class _Report:
@@ -336,12 +334,38 @@ def _print_summary(
     _print_internal_error(console, failures)
 
 
-def _print_sheet(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:
-    """Draw the contact sheet and print where it is, or why there is none: it never hides what happened before."""
-    try:
+def _print_end(
+    console: Console,
+    run: CommandRun,
+    checked: CheckedRequests,
+    failures: Sequence[JobFailure],
+    summary: Summary | None,
+    stop: StopRequest,
+) -> int:
+    """Print how to resume if something is missing; return the exit code."""
+    if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
+        say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
+        return EXIT_FAILED
+    if stop.requested and (not checked.is_complete or (summary is not None and summary.cancelled)):
+        say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
+        return stop.exit_code
+    return EXIT_FAILED if failures or checked.failed_count else 0
+
+
+def _print_place(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:
+    """Print where the outputs are."""
+    with contextlib.suppress(OutputFailed):  # the contact sheet fails in the same way, and its line says so
         if place is not None and place.has_outputs():
-            sheet = place.contact_sheet()
-            say(console, f"{noun}s: {run.output}" + ("" if sheet is None else f"   contact sheet: {sheet}"))
+            say(console, f"{noun}s: {run.output}")
+
+
+def _print_sheet(console: Console, place: OutputPlace | None) -> None:
+    """Draw the contact sheet and print where it is, or why there is none. Call it after everything else is printed:
+    drawing takes seconds.
+    """
+    try:
+        if place is not None and place.has_outputs() and (sheet := place.contact_sheet()) is not None:
+            say(console, f"contact sheet: {sheet}")
     except OutputFailed as problem:
         say(console, f"no contact sheet: {problem}", "yellow")
 
