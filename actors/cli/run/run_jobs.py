@@ -120,7 +120,7 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
             place.finish()  # nothing was written, but the last run may have ended before its last shard
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
-        _print_summary(console, run, checked.noun, failures, summary)
+        _print_summary(console, checked, failures, summary)
         place = place or opened_if_exists(run.output)
         _print_place(console, run, checked.noun, place)
         code = _print_end(console, run, checked, failures, summary, stop)
@@ -154,7 +154,7 @@ class _Report:
         say(self.console, f"{one.origin}{problem}", "red")
 
     def checked(self, requests: CheckedRequests) -> None:
-        """Print how many outputs existed already."""
+        """Print how many outputs existed already, and how many lines are invalid."""
         if requests.kept_count:
             already = "is" if requests.kept_count == 1 else "are"
             kept = counted(requests.kept_count, requests.noun)
@@ -163,6 +163,10 @@ class _Report:
             failed = counted(requests.tried_again_count, requests.noun)
             again = "is" if requests.tried_again_count == 1 else "are"
             say(self.console, f"{failed} failed in an earlier run and {again} tried again")
+
+        if requests.invalid_lines:
+            valid = requests.valid_line_count
+            say(self.console, f"{requests.source}: {requests.invalid_lines}, {valid} valid", "red")
 
     def _print(self, value: Mapping[str, Any]) -> None:
         assert self._stream is not None, "JSON is printed to a stream"
@@ -321,14 +325,16 @@ def _watched(
 
 
 def _print_summary(
-    console: Console, run: CommandRun, noun: str, failures: Sequence[JobFailure], summary: Summary | None
+    console: Console, checked: CheckedRequests, failures: Sequence[JobFailure], summary: Summary | None
 ) -> None:
-    """Print the summary."""
+    """Print the summary. Invalid lines are counted in it: what was printed about them is far above."""
+    if summary is None and checked.invalid_lines:
+        say(console, f"nothing to generate, {checked.invalid_lines}", "bold")
     if summary is not None:
         if summary.tasks:
             show(console, summary_table(summary))
             console.print()
-        say(console, _headline(summary, noun), "bold")
+        say(console, ", ".join(filter(None, (_headline(summary, checked.noun), checked.invalid_lines))), "bold")
         for line in (*memory_lines(summary.tasks), *lost_lines(summary), *resumed_lines(summary.tasks)):
             say(console, line, "yellow")
     _print_internal_error(console, failures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -109,7 +110,11 @@ def test_broken_and_refused_lines_are_told_by_number_and_the_others_are_made(com
     assert sorted(o["prompt"] for o in ended.objects) == ["a", "d"]
     assert "jobs.jsonl:2: unknown field of GenerateRequest 'promt'; did you mean 'prompt'?" in ended.err
     assert "jobs.jsonl:3: unknown LoRA 'ligth'; did you mean 'light'?" in ended.err
-    assert "jobs.jsonl: 1 invalid line, 3 valid" in ended.err
+    assert "jobs.jsonl: 2 invalid lines, 2 valid" in ended.err, "when the pool has checked all"
+    assert re.search(r"^2 images in .*, 2 invalid lines$", ended.err, re.MULTILINE)
+    again = command(*ARGUMENTS, pool=FakePool())
+    assert again.code == 1
+    assert "nothing to generate, 2 invalid lines" in again.err
 
 
 def test_a_line_without_a_model_needs_the_option(command: Command) -> None:
@@ -346,7 +351,19 @@ def test_of_very_many_invalid_lines_the_first_are_printed(
     ]
 
 
-def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(command: Command, jobs: Path) -> None:
+def test_a_line_of_several_images_is_one_line(command: Command, jobs: Path) -> None:
+    """It was reported and counted once for each image."""
+    jobs.write_text(
+        '{"prompt": "a", "n": 3}\n{"prompt": "b", "n": 3, "loras": ["ligth"]}\n{"prompt": "c", "model": "x", "n": 3}\n'
+    )
+    ended = command(*ARGUMENTS, pool=FakePool(), names=KnownNames("shapes"))
+    assert ended.err.count("jobs.jsonl:3: unknown model 'x'") == 1
+    assert "jobs.jsonl: 2 invalid lines, 1 valid" in ended.err
+    assert re.search(r"^3 images in .*, 2 invalid lines$", ended.err, re.MULTILINE)
+
+
+def test_the_names_of_all_lines_of_a_file_are_checked_before_a_pool_starts(command: Command, jobs: Path) -> None:
+    """Only the first line was: the others waited for a pool to tell them."""
     jobs.write_text('{"prompt": "a", "model": "shapse"}\n{"prompt": "b"}\n{"prompt": "c", "model": "portrait"}\n')
     pool = FakePool()
     ended = command(*ARGUMENTS, pool=pool, names=KnownNames("shapes"))
@@ -354,6 +371,7 @@ def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(comman
     assert [request.prompt for request in pool.submitted] == ["b"]
     assert "jobs.jsonl:1: unknown model 'shapse'" in ended.err
     assert "jobs.jsonl:3: unknown model 'portrait'" in ended.err
+    assert ended.err.index("jobs.jsonl:3: ") < ended.err.index("starting the pool")
 
 
 def test_a_line_far_down_is_reported_when_it_is_read_and_the_others_are_rendered(command: Command, jobs: Path) -> None:
