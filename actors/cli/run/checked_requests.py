@@ -177,9 +177,14 @@ class CheckedRequests:
         return max(self.accepted_count, self._wanted.expected - self.kept_count - self.failed_count)
 
     @property
+    def waits_for(self) -> str:
+        """What the check of the first requests waits for; "" once one is decided."""
+        return "" if self._decided or self.is_complete else "waiting: the catalog loads torch and reads the models"
+
+    @property
     def words(self) -> str:
-        """How far the check is: "checked 12,000 of 50,000"; "" once it is complete."""
-        if self.is_complete:
+        """How far the check is: "checked 12,000 of 50,000"; "" before the first decision and once it is complete."""
+        if self.is_complete or not self._decided:
             return ""
         checked, expected = self._decided + self._wanted.invalid_count(), self._wanted.expected
         of_all = "" if expected is None else f" of {max(expected, checked):,}"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.terminal.options import PoolOptions
     from modelpool.actors.cli.terminal.session import Session
     from modelpool.actors.config.output_address import OutputAddress
+    from modelpool.actors.control.status_values import WorkerStatus
     from modelpool.actors.outputs.place import KeptImage, OutputPlace
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
     from modelpool.actors.outputs.results.progress import Progress
@@ -76,7 +77,7 @@ def started(session: Session, options: PoolOptions, console: Console | None = No
     if other threads print there meanwhile.
     """
     console = console or user_console()
-    text = f"joining pool {options.pool}" if options.pool else "starting the pool"
+    text = f"joining pool {options.pool}" if options.pool else "starting the pool (Ray, then its controller)"
     if not console.is_terminal:
         say(console, text)
     with console.status(text) if console.is_terminal else contextlib.nullcontext():
@@ -232,14 +233,33 @@ def _make(
         hold=run.all_or_nothing,
         on_preview=None if run.preview is None else writer_of(run.preview),
     )
-    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, lambda: waiting_for(pool))
+
+    def waiting() -> str:
+        return waiting_for(pool, checked.waits_for)
+
+    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, waiting)
     return failures, jobs.summary() if checked.accepted_count else None, whys
 
 
-def waiting_for(pool: Pool) -> str:
-    """Return what the pool waits for if no worker is up; "" if one is, and if nothing is known."""
+def waiting_for(pool: Pool, check_waits_for: str = "") -> str:
+    """Return what a submission of which nothing runs yet waits for: GPUs, the check of its requests, which itself waits
+    for `check_waits_for`, or the start of a worker. "" if one is up, and if nothing is known.
+    """
     status = pool.status()
-    return "" if any(worker.state in ("idle", "busy") for worker in status.workers) else status.waiting_for
+    is_up = any(worker.state in ("idle", "busy") for worker in status.workers)
+    if not is_up and status.waiting_for:
+        return status.waiting_for
+    return check_waits_for or ("" if is_up else _start_of_workers(status.workers))
+
+
+def _start_of_workers(workers: Sequence[WorkerStatus]) -> str:
+    """Return how far the workers of a pool without any that is up are; "" if none starts."""
+    starting = [worker for worker in workers if worker.state == "starting"]
+    if not starting:
+        return ""
+    which = "the worker loads" if len(workers) == 1 else f"worker 1 of {len(workers)} loads"
+    troubles = "".join(f"; {worker.id}: {worker.not_up}" for worker in starting if worker.trouble)
+    return f"waiting: {which} torch and opens its device{troubles}"
 
 
 def _follow(
