@@ -18,7 +18,16 @@ from modelpool.actors.cli.run.checked_requests import CheckedRequests, WantedOut
 from modelpool.actors.cli.run.preview_file import writer_of
 from modelpool.actors.cli.run.progress_view import View, view_for
 from modelpool.actors.cli.terminal.interrupts import StopRequest
-from modelpool.actors.cli.terminal.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
+from modelpool.actors.cli.terminal.screen import (
+    counted,
+    duration,
+    json_on_stdout,
+    print_json,
+    say,
+    show,
+    spinner,
+    user_console,
+)
 from modelpool.actors.cli.terminal.tables import summary_table
 from modelpool.actors.request.labels import labels_of
 from modelpool.pool.values.core.errors import OutputFailed, UserError
@@ -80,7 +89,7 @@ def started(session: Session, options: PoolOptions, console: Console | None = No
     text = f"joining pool {options.pool}" if options.pool else "starting the pool (Ray, then its controller)"
     if not console.is_terminal:
         say(console, text)
-    with console.status(text) if console.is_terminal else contextlib.nullcontext():
+    with spinner(console, text) if console.is_terminal else contextlib.nullcontext():
         pool = session.open_pool(options)
     try:
         with pool:
@@ -234,10 +243,10 @@ def _make(
         on_preview=None if run.preview is None else writer_of(run.preview),
     )
 
-    def waiting() -> str:
+    def reason() -> str:
         return waiting_for(pool, checked.waits_for)
 
-    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, waiting)
+    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, reason)
     return failures, jobs.summary() if checked.accepted_count else None, whys
 
 
