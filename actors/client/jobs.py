@@ -26,7 +26,7 @@ from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import SubmissionId, job_id_for
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS
 from modelpool.pool.values.specs.spec import JobId
 
@@ -140,7 +140,7 @@ class Jobs:
         if isinstance(position, slice):
             return tuple(JobHandle(self._followed, place) for place in range(*position.indices(count)))
         if not -count <= position < count:
-            raise IndexError(f"jobs[{position}]: the submission has {count} jobs")
+            raise IndexError(f"jobs[{position}]: the submission has {counted(count, 'job')}")
         return JobHandle(self._followed, position % count)
 
     def __iter__(self) -> Iterator[ImageResult]:

@@ -1,5 +1,5 @@
-"""Checks requests against the headers of their models, before a pool starts: fields that a model does not support, and a
-memory limit in which not even one layer fits. Torch-free.
+"""Checks requests against the headers of their models, before a pool starts: fields that a model does not support,
+and a memory limit in which not even one layer fits. Torch-free.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelChecks:
         """Raise UserError naming the field that the model of `request` does not support, or a memory limit that is too
         small for it. Checks no request with images that are not read yet, nor one of a model that cannot be described.
         """
-        from modelpool.actors.graph.all_features import check_request
+        from modelpool.actors.graph.all_features import check_all_fields
         from modelpool.actors.graph.common.output_shape import duration_of, size_of
 
         facts = self._facts.get(request.model, lambda: self._read(request.model))
@@ -71,7 +71,7 @@ class ModelChecks:
                 f"`modelpool plan {request.model}` shows how much is needed",
             )
         if not has_unread_inputs(request):
-            check_request(request, facts.defaults.sampling)
+            check_all_fields(request, facts.defaults.sampling)
             size_of(request, request.model, facts.defaults)
             duration_of(request, request.model, facts.defaults.sampling)
 

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.preview_image import first_image
+from modelpool.pool.values.core.errors import counted
 
 #: more would make a sheet that cannot be opened; the sheet notes how many are left out
 MOST_IMAGES = 400
@@ -160,7 +161,7 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int, font: 
 def _length(recipe: Recipe) -> list[str]:
     """Return the length of a video or an audio clip, or the number of layers."""
     if recipe.is_layers:
-        return [f"{recipe.frames} layers"]
+        return [counted(recipe.frames, "layer")]
     if recipe.frames and recipe.frame_rate:
         return [f"{recipe.frames / recipe.frame_rate:.1f} s video"]
     return [f"{recipe.seconds:g} s audio"] if recipe.seconds else []

@@ -15,7 +15,7 @@ from rich.text import Text
 from modelpool.actors.cli.terminal.fitted_table import FittedColumn, FittedTable
 from modelpool.actors.cli.terminal.screen import duration, visible
 from modelpool.actors.cli.terminal.tables import facts_table, qos_facts, rows_table, worker_facts
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import NodeCosts, PoolStatus, WorkerStatus
@@ -205,7 +205,8 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
         ),
         (
             "hit rate",
-            f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks had all weights resident",
+            f"{_share(now.tasks_resident, now.tasks_total)} of {counted(now.tasks_total, 'task')} "
+            "had all weights resident",
         ),
     ]
     facts += qos_facts(now)

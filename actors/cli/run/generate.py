@@ -14,7 +14,7 @@ from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import missing_value, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.client.start_checks import NameCheck
@@ -104,7 +104,7 @@ class _PromptBatch:
         has one."""
         if described is None:
             if not prompts:
-                raise unusable_field("PROMPT", "nothing", "a text, or --like FILE")
+                raise missing_value("PROMPT", "a text, or --like FILE")
             return cls(tuple(prompts), n, _seed(seed), model, fields)
         found = described.request(**{"prompt": "", **fields, **({} if model is None else {"model": model})})
         known = {name: getattr(found, name) for name in found.model_fields_set} | fields

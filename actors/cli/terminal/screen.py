@@ -16,6 +16,8 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from modelpool.pool.values.core.errors import counted as counted
+
 #: categories: control characters, surrogates, line and paragraph separators
 _OBEYED = frozenset({"Cc", "Cs", "Zl", "Zp"})
 #: bidirectional controls, and the marks that act like them
@@ -110,8 +112,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Format a count: '1 image', '8 images'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from modelpool.actors.cli.terminal.fitted_table import FittedColumn, FittedTable
 from modelpool.actors.cli.terminal.screen import duration, visible
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus, WorkerStatus
@@ -49,7 +49,7 @@ def lora_description(lora: LoraListing) -> str:
     """Return what a pool knows of a LoRA, in a few words."""
     ranks = ", ".join(map(str, lora.ranks)) or "none"
     words = f"; trigger words: {', '.join(lora.trigger_words)}" if lora.trigger_words else ""
-    return f"{lora.modules} modules, rank {ranks}{words}"
+    return f"{counted(lora.modules, 'module')}, rank {ranks}{words}"
 
 
 def loras_table(loras: Iterable[LoraListing]) -> Table:

@@ -61,6 +61,8 @@ def test_fields_that_a_model_does_not_support_are_found_without_a_pool() -> None
             names.check_supported(request(**fields))
         found[name] = str(problem.value)
     assert {name: text[: len(wrong[name][1])] for name, text in found.items()} == {n: w[1] for n, w in wrong.items()}
+    with pytest.raises(UserError, match=r"^frames: .* not videos; also format: found 'mp4'|^format: .*; also "):
+        names.check_supported(request(frames=9, format="mp4", lyrics="la"))
     names.check_supported(request(width=64, height=72, loras=["light"]))
     names.check_supported(request(image=ROOT / "docs/contact_sheet.png", strength=0.5))  # a pool reads them first
 

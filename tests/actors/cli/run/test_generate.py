@@ -439,4 +439,4 @@ def test_an_image_of_another_program_gives_the_settings_and_options_change_them(
 
 def test_without_a_prompt_there_is_nothing_to_generate(command: Command) -> None:
     ended = command("generate", "--model", "shapes", pool=FakePool())
-    assert (ended.code, "PROMPT: found 'nothing', expected a text, or --like FILE" in ended.err) == (2, True)
+    assert (ended.code, "PROMPT: missing, expected a text, or --like FILE" in ended.err) == (2, True)
