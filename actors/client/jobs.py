@@ -146,13 +146,13 @@ class Jobs:
     def __iter__(self) -> Iterator[ImageResult]:
         for result in self.results():
             if isinstance(result, OutputResult):
-                yield _image(result)
+                yield image_of(result)
         _raise_failure(self.failures)
 
     async def __aiter__(self) -> AsyncIterator[ImageResult]:
         async for result in self._results_async():
             if isinstance(result, OutputResult):
-                yield _image(result)
+                yield image_of(result)
         _raise_failure(self.failures)
 
     def __await__(self) -> Generator[Any, None, list[ImageResult]]:
@@ -384,7 +384,7 @@ async def _in_thread(fetch: Callable[[], Fetched], give_back: Callable[[Fetched]
         raise
 
 
-def _image(result: OutputResult) -> ImageResult:
+def image_of(result: OutputResult) -> ImageResult:
     """Return an output as an image. Raises UserError for another one."""
     if isinstance(result, ImageResult):
         return result

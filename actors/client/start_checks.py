@@ -58,6 +58,19 @@ def check_device(config: PoolConfig) -> None:
         raise unusable_field("workers", pool.workers, one_worker(kind))
 
 
+def simulates_gpus(config: PoolConfig) -> bool:
+    """Whether it is certain that the pool has simulated GPUs: they are configured, or this machine has no GPU. A
+    cluster may have other machines.
+    """
+    pool = config.pool
+    if pool.policy is VramPolicy.DISABLED or pool.device not in (AUTO, DeviceKind.SIM.value):
+        return False
+    if pool.device == DeviceKind.SIM.value:
+        return True
+    is_local = chosen_address(config.cluster.address, os.environ) == LOCAL
+    return is_local and sys.platform == "linux" and not any(map(os.path.exists, GPU_FILES))
+
+
 class NameCheck:
     """Checks the names of models and other files as the catalog of a pool would that is started here."""
 

@@ -52,6 +52,8 @@ EXIT_FAILED = 1
 _CHECK_SECONDS = 0.1
 #: interval of asking what the pool waits for while nothing runs yet
 _WAITING_SECONDS = 2.0
+#: what users of a pool without GPUs must know: its images are right, and its times are not those of a GPU
+SIMULATED = "The GPUs of this pool are simulated: the CPU computes, slowly (`modelpool doctor` shows why)."
 #: number of jobs whose placement is printed, the first that end; the manifest has all
 MOST_WHYS = 40
 
@@ -93,10 +95,17 @@ def started(session: Session, options: PoolOptions, console: Console | None = No
         pool = session.open_pool(options)
     try:
         with pool:
+            if session.simulates(options) or (options.pool and _has_simulated_gpus(pool)):
+                say(console, SIMULATED, "yellow")
             yield pool
     except KeyboardInterrupt:
         say(console, "modelpool: interrupted", "yellow")
         raise
+
+
+def _has_simulated_gpus(pool: Pool) -> bool:
+    devices = [worker.device for worker in pool.status().workers if worker.device]
+    return bool(devices) and all(device.startswith("sim:") for device in devices)
 
 
 def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) -> int:

@@ -14,7 +14,7 @@ import pytest
 from modelpool.actors.client import start_checks
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.early_reading import EarlyReading
-from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders
+from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders, simulates_gpus
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.outputs.output_check import check_outputs
@@ -125,6 +125,19 @@ def test_devices_that_this_machine_lacks_are_errors_before_anything_starts(
             with pytest.raises(UserError, match=problem):
                 plan_pool(wanted, gpu_count=0, can_grow=False)
             check_device(wanted.override(address="10.0.0.1:6379"))
+
+
+def test_a_pool_without_gpus_is_known_to_simulate_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, gpu = PoolConfig.load(LAPTOP), tmp_path / "gpu"
+    monkeypatch.setattr(start_checks, "GPU_FILES", (str(gpu),))
+    found = {}
+    for device in ("sim", "auto", "cpu", "cuda"):
+        for has_gpu in (False, True):
+            gpu.touch() if has_gpu else gpu.unlink(missing_ok=True)
+            found[device, has_gpu] = simulates_gpus(config.override(device=device))
+    assert {case for case, simulates in found.items() if simulates} == {("sim", False), ("sim", True), ("auto", False)}
+    gpu.unlink()
+    assert not simulates_gpus(config.override(device="auto", address="10.0.0.1:6379")), "its nodes may have some"
 
 
 def test_an_output_folder_that_cannot_be_created_is_reported_before_a_pool_starts(tmp_path: Path) -> None:

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelpool.actors.cli.main import run
 from modelpool.actors.cli.run.generate import prompts_and_seeds, resume_command
+from modelpool.actors.cli.run.run_jobs import SIMULATED
+from modelpool.actors.cli.terminal.session import Session
+from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -167,6 +171,22 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
     assert re.search(r"^total +4 +3 \(75%\)", ended.err, re.MULTILINE)
     assert ended.err.endswith("images: p\ncontact sheet: p/contact_sheet.png\n")
     assert Path("p/contact_sheet.png").exists()
+
+
+def test_simulated_gpus_are_named(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a pool that runs already by its workers; of one that is started, before it is."""
+
+    class OnGpus(FakePool):
+        def status(self) -> PoolStatus:
+            known = super().status()
+            return replace(known, workers=tuple(replace(each, device="NVIDIA L4") for each in known.workers))
+
+    joined = [command("generate", "a", "--pool", "mine", pool=pool).err for pool in (FakePool(), OnGpus())]
+    assert [SIMULATED in err for err in joined] == [True, False]
+    for is_so in (True, False):
+        session = Session((), lambda options: OnGpus(), simulates=lambda options, is_so=is_so: is_so)
+        assert run(["generate", "a"], session) == 0
+        assert (SIMULATED in capfd.readouterr().err) is is_so
 
 
 class ChangedPool(FakePool):
