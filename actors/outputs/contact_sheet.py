@@ -17,6 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.outputs.image_metadata import text_before_pixels
 from modelpool.actors.outputs.preview_image import first_image
 from modelpool.pool.values.core.errors import counted
 
@@ -82,11 +83,7 @@ def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "") -> bytes
 
 def mark_of(path: Path) -> str:
     """Return the mark of the sheet in a file; "" if there is no such file, or none that can be read."""
-    try:
-        with Image.open(path) as sheet:
-            return str(sheet.info.get(_MARK, ""))
-    except (OSError, SyntaxError, ValueError):  # Pillow raises each of them for damaged files
-        return ""
+    return text_before_pixels(path, _MARK)
 
 
 def columns_for(count: int) -> int:
