@@ -14,11 +14,12 @@ from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import missing_value, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.client.start_checks import NameCheck
     from modelpool.actors.http.service.read_fields import ReadFields
+    from modelpool.actors.request.requests import GenerateRequest
 
 Like = Annotated[
     str | None,
@@ -103,7 +104,7 @@ class _PromptBatch:
         has one."""
         if described is None:
             if not prompts:
-                raise unusable_field("PROMPT", "nothing", "a text, or --like FILE")
+                raise missing_value("PROMPT", "a text, or --like FILE")
             return cls(tuple(prompts), n, _seed(seed), model, fields)
         found = described.request(**{"prompt": "", **fields, **({} if model is None else {"model": model})})
         known = {name: getattr(found, name) for name in found.model_fields_set} | fields
@@ -137,7 +138,9 @@ def _make(
         raise unusable_field("-n", wanted.n, "a whole number from 1")
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
-    first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    first = GenerateRequest(
+        model=wanted.model or "any", prompt=wanted.prompts[0], seed=wanted.first_seed, **wanted.fields
+    )
     if file_name is not None:
         NameTemplate.of(file_name, "--name").check(first, "a prompt of the command line")
     shown = None if preview is None else preview_file(preview)
@@ -147,7 +150,9 @@ def _make(
     known = names.model_names() if wanted.model is None else None
     model = wanted.model if known is None else options.only_model(known)
     if model is not None:
-        names.check(first.model_copy(update={"model": model}))
+        first = first.model_copy(update={"model": model})
+        names.check(first)
+        names.check_supported(_with_images_read(first))
     with started(session, where) as running:
         name = model or options.only_model([listing.name for listing in running.models()])
         requests = tuple(
@@ -168,6 +173,18 @@ def _make(
             ),
             running,
         )
+
+
+def _with_images_read(request: GenerateRequest) -> GenerateRequest:
+    """Return `request` with its images and videos read, as a pool gets them. Raises UserError for files that cannot be
+    read."""
+    from modelpool.actors.client.model_checks import has_unread_inputs
+
+    if not has_unread_inputs(request):
+        return request
+    from modelpool.actors.control.inputs.input_images import InputImages
+
+    return InputImages(lambda image: None).bring(request)[0]
 
 
 def _seed(seed: int | None) -> int:

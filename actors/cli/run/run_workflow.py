@@ -141,6 +141,7 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     requests = _requests(graph, place, PoolNames(families, loras))
     for request in requests:
         names.check(request)
+        names.check_supported(request)
     return requests
 
 

@@ -77,6 +77,13 @@ def name_check(options: PoolOptions) -> NameCheck:
     return NameCheck.of(settings, EarlyReading().add)
 
 
+def simulates(options: PoolOptions) -> bool:
+    """Whether it is certain that the pool that `open_pool` starts has simulated GPUs. Raises UserError."""
+    from modelpool.actors.client.start_checks import simulates_gpus
+
+    return options.pool is None and simulates_gpus(settings_for(options))
+
+
 def ask_status(name: str) -> PoolStatus | None:
     """Return the status of a pool that a process of this machine runs, from that process; None if it cannot say.
     Raises UserError if its controller does not answer.

@@ -70,6 +70,9 @@ ShardFormat = Annotated[
     str, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
 ]
 Thumbnails = Annotated[bool, _option("--thumbnails", "Also write a small WebP of each image.", _OUTPUT, _NO_VALUE)]
+Why = Annotated[
+    bool, _option("--why", "Print at the end where each job ran and why (always in the manifest).", _OUTPUT, _NO_VALUE)
+]
 Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
 Preview = Annotated[
     str | None,
