@@ -28,7 +28,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
-from modelpool.actors.control.catalog_service import CatalogQueries, ListingCatalog
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView

@@ -17,7 +17,8 @@ from typing import Any
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.output_writer import HOLD_SECONDS
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records
