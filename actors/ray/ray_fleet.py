@@ -29,7 +29,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
@@ -42,7 +42,6 @@ from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     ResultRef,
-    RunRequest,
     StartedWorker,
     StillDecodes,
 )
@@ -82,10 +81,9 @@ class _Worker:
 
     handle: ActorHandle[Any]
     trace: str
-    #: the remote method that runs a task, bound once
-    run: Any
-    #: the remote method that runs several, bound once for each number of tasks: at most `send_ahead.MOST_IN_CALL`
-    run_in_order: dict[int, Any] = field(default_factory=dict, repr=False)
+    #: the remote method that runs tasks, bound once for each number of tasks: at most `send_ahead.MOST_IN_CALL`, or the
+    #: most members of a batch
+    run: dict[int, Any] = field(default_factory=dict, repr=False)
     node: NodeId = NO_NODE
     #: its process, once it has answered
     process: WorkerProcess | None = None
@@ -364,24 +362,29 @@ class RayFleet:
         worker.is_silent = True
         return await self._examiner.silence_cause(worker.process, silent_seconds, self._neighbour(worker))
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
-        """See `WorkerFleet`. The inputs are arguments of the call: Ray transfers their bytes to the worker, not
-        here.
+    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
+        """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value. Ray transfers
+        their bytes to the worker, not here.
         """
         worker = self._workers[worker_id, incarnation]
-        report, result = worker.run.remote(packed(request), *inputs)
-        sent = SentRun(report, result)
-        sent.report = self._report(worker, report, request.run, sent)
-        return sent
+        method = worker.run.get(len(calls))
+        if method is None:
+            method = worker.handle.run_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
+            worker.run[len(calls)] = method
+        refs = [ref for _, inputs in calls for ref in inputs]
+        reports, *results = method.remote(packed((tuple(request for request, _ in calls), as_batch)), *refs)
+        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
 
-    async def _report(self, worker: _Worker, report: Any, run: int, sent: SentRun) -> TaskReport | None:
-        """Wait for the report of a run. If that decodes while the next runs begin, another call waits for its end."""
-        found = await self._awaited(worker, report)
-        if isinstance(found, StillDecodes):
-            later, sent.result = self._ended(worker, run)
-            found = await later
-        ended: TaskReport | None = found
-        return ended
+    async def _reports(
+        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
+    ) -> Sequence[TaskReport | None]:
+        """Wait for the reports of a call. If its last run decodes while the next ones begin, another call waits for
+        its end."""
+        *found, last = await self._awaited(worker, reports)
+        if isinstance(last, StillDecodes):
+            later, results[-1] = self._ended(worker, last_run)
+            last = await later
+        return [*found, last]
 
     def _ended(self, worker: _Worker, run: int) -> tuple[Awaitable[Any], ResultRef]:
         """Ask a worker for the report of a run that still decodes, and for its result."""
@@ -389,42 +392,12 @@ class RayFleet:
         report, result = call.remote(run, self._epoch)
         return self._awaited(worker, report), result
 
-    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        """See `WorkerFleet`. One call, as `run_batch`."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.run_in_order.get(len(calls))
-        if call is None:
-            method = worker.handle.run_in_order_packed
-            call = method.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
-            worker.run_in_order[len(calls)] = call
-        refs = [ref for _, inputs in calls for ref in inputs]
-        reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
-        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
-
-    async def _reports(
-        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
-    ) -> Sequence[TaskReport | None]:
-        """Wait for the reports of a call, as `_report` for the last run."""
-        *found, last = await self._awaited(worker, reports)
-        if isinstance(last, StillDecodes):
-            later, results[-1] = self._ended(worker, last_run)
-            last = await later
-        return [*found, last]
-
-    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""
         worker = self._workers[worker_id, incarnation]
-        call = worker.handle.over_in_order_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
+        call = worker.handle.over_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
         reports, *results = call.remote(tuple(runs), self._epoch)
         return SentRuns(self._awaited(worker, reports), results)
-
-    def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
-        """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.handle.run_batch_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
-        refs = [ref for _, inputs in calls for ref in inputs]
-        reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
-        return SentBatch(self._awaited(worker, reports), results)
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """See `WorkerFleet`."""
@@ -602,7 +575,7 @@ class RayFleet:
 
 
 def _worker(handle: ActorHandle[Any], trace: str) -> _Worker:
-    return _Worker(handle, trace, handle.run_packed.options(concurrency_group=COMPUTE, num_returns=2))
+    return _Worker(handle, trace)
 
 
 async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:

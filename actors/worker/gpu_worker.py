@@ -4,8 +4,8 @@ Rules
 1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
    accepted raises (rule 4).
 2. One thread uses the engine: that of Ray's `compute` group, which has one, so that runs begin in the order in which
-   they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `begin_unless_revoked`
-   returns while the device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
+   they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `run` returns while the
+   device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
    requests arrive on other threads, too, and touch only the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
    by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
@@ -299,7 +299,7 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
-        #: the answers of the runs that are over of each call of several that is under way, by its epoch and runs;
+        #: the answers of the runs that are over of each call that is under way, by its epoch and runs;
         #: changed by single atomic operations
         self._in_order: dict[tuple[int, ...], list[_Answer]] = {}
         #: the ends of decodes that the device may still compute, by epoch and run; likewise
@@ -379,8 +379,8 @@ class GpuWorker:
 
     def may_start(self, request: RunRequest) -> bool:
         """Return whether a run may start: it was not revoked, and the runs of this worker that make its inputs have
-        succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
-        OlderEpoch."""
+        succeeded. Waits for a decode that makes one of them. Called before each run, once, on the thread of the runs.
+        Raises OlderEpoch."""
         self._lease.check(request.epoch)
         for run in request.own:
             ending = self._endings.get((request.epoch, run))
@@ -394,27 +394,30 @@ class GpuWorker:
         self._lease.check(epoch)
         return self._revoked.revoke(run)
 
-    def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
-        """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
-        that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
-        begun = self._in_turn(lambda: self._begin(request, inputs))
-        return self._end(request.epoch, request.run, begun) if isinstance(begun, _Ending) else begun
+    def run(
+        self, requests: Sequence[RunRequest], *inputs: Result, as_batch: bool = False
+    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
+        """Run one attempt of each request, one after the other, or `as_batch` if possible.
 
-    def run_unless_revoked(self, request: RunRequest, *inputs: Result) -> _Answer:
-        """As `run`, if `may_start`, at its turn; otherwise None. Raises OlderEpoch."""
-        report, result = self.begin_unless_revoked(request, *inputs)
-        return self.ended(request.run, request.epoch) if isinstance(report, StillDecodes) else (report, result)
-
-    def begin_unless_revoked(
-        self, request: RunRequest, *inputs: Result
-    ) -> tuple[TaskReport | StillDecodes | None, Result | None]:
-        """As `run_unless_revoked`, except that it does not wait for a decode that overlaps with the next runs: then the
-        answer is StillDecodes, and `ended` has to be called."""
-        begun = self._in_turn(lambda: self._begin_unless_revoked(request, inputs))
-        return (STILL_DECODES, None) if isinstance(begun, _Ending) else begun
-
-    def _begin_unless_revoked(self, request: RunRequest, inputs: tuple[Result, ...]) -> _Answer | _Ending:
-        return self._begin(request, inputs) if self.may_start(request) else (None, None)
+        `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
+        result for each. A result is None exactly if its report has an error, except that it is the state of a run that
+        was stopped with it (`TaskReport.has_state`). Without a report are runs that were not started: those that may
+        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
+        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        """
+        if as_batch:
+            return self._in_turn(lambda: self._run_batch(requests, inputs))
+        answers: list[_Answer] = []
+        last: _Ending | None = None
+        call = (requests[0].epoch, *[request.run for request in requests])
+        self._in_order[call] = answers
+        try:
+            last = self._in_turn(lambda: self._run_in_order(requests, inputs, answers))
+        finally:
+            if last is None:
+                self._in_order.pop(call, None)
+        found = answers if last is None else [*answers, (STILL_DECODES, None)]
+        return tuple(report for report, _ in found), tuple(result for _, result in found)
 
     def ended(self, run: int, epoch: int = 0) -> tuple[TaskReport, Result | None]:
         """Wait for the end of a decode that was begun; return its report and its result. Once for each, on any thread.
@@ -487,36 +490,7 @@ class GpuWorker:
         ending = self._endings[request.epoch, request.run] = _Ending(end)
         return ending
 
-    def run_in_order(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
-        """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
-        `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
-        after the loss of the GPU, which do not start. Raises OlderEpoch."""
-        reports, results = self.begin_in_order(requests, *inputs)
-        if reports and isinstance(reports[-1], StillDecodes):
-            last, result = self.ended(requests[-1].run, requests[-1].epoch)
-            reports, results = (*reports[:-1], last), (*results[:-1], result)
-        return tuple(report for report in reports if not isinstance(report, StillDecodes)), results
-
-    def begin_in_order(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
-        """As `run_in_order`, except that it does not wait for a last run that still decodes, as
-        `begin_unless_revoked`."""
-        answers: list[_Answer] = []
-        last: _Ending | None = None
-        call = (requests[0].epoch, *[request.run for request in requests])
-        self._in_order[call] = answers
-        try:
-            last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
-        finally:
-            if last is None:
-                self._in_order.pop(call, None)
-        found = answers if last is None else [*answers, (STILL_DECODES, None)]
-        return tuple(report for report, _ in found), tuple(result for _, result in found)
-
-    def _begin_in_order(
+    def _run_in_order(
         self, requests: Sequence[RunRequest], inputs: tuple[Result, ...], answers: list[_Answer]
     ) -> _Ending | None:
         """Run the requests, each decode overlapping with the next one, unless that reads its result. Returns the end of
@@ -541,29 +515,21 @@ class GpuWorker:
                 answers.append(begun)
         return pending
 
-    def over_in_order(
+    def over(
         self, runs: Sequence[int], epoch: int = 0
     ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
-        """Return what `run_in_order` will return for the first of these runs, those that are over by now. Returns at
+        """Return what `run` will return for the first runs of a call of these, as many as are over by now. Returns at
         once, on any thread. Raises OlderEpoch."""
         self._lease.check(epoch)
         answers = tuple(self._in_order.get((epoch, *runs), ()))
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
-    def run_batch(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
-        """Run one attempt of each request, as a batch if possible.
-
-        `inputs` are those of the first request, then those of the second, and so on. Returns a report and a result for
-        each, as `run`. Raises OlderEpoch.
-        """
-        return self._in_turn(lambda: self._run_batch(requests, inputs))
-
     def _run_batch(
         self, requests: Sequence[RunRequest], inputs: tuple[Result, ...]
     ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
-        self._lease.check(requests[0].epoch)
+        """Run the requests as a batch. It is never sent ahead, and so was not revoked."""
+        for request in requests:
+            self.may_start(request)
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
