@@ -743,6 +743,8 @@ def _starts_first(commands: list[Command]) -> tuple[Sequence[Command | list[RunT
 
 def _one_by_one(command: RunTask) -> list[RunTask]:
     """Split `command` into one command for its task and each batch mate."""
+    if not command.batch_mates:
+        return [command]
     alone = replace(command, batch_mates=())
     return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.batch_mates)]
 

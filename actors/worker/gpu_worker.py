@@ -417,7 +417,8 @@ class GpuWorker:
             if last is None:
                 self._in_order.pop(call, None)
         found = answers if last is None else [*answers, (STILL_DECODES, None)]
-        return tuple(report for report, _ in found), tuple(result for _, result in found)
+        reports, results = zip(*found, strict=True)
+        return reports, results
 
     def ended(self, run: int, epoch: int = 0) -> tuple[TaskReport, Result | None]:
         """Wait for the end of a decode that was begun; return its report and its result. Once for each, on any thread.
