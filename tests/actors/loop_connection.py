@@ -96,13 +96,13 @@ class ThreadFleet:
             for origin, worker, thread in before.surrender():
                 worker.change_controller(self.epoch)
                 worker._on_step = self.on_step
-                worker._on_judged = partial(self._judged, worker)
+                worker._files._on_judged = partial(self._judged, worker)
                 self._left.append((origin, worker, thread))
             before = before._predecessor
         return len(self._left)
 
-    def _judged(self, worker: GpuWorker, files: tuple[JudgedFile, ...], epoch: int) -> None:
-        self.on_judged(worker._worker_id, worker._incarnation, files, epoch)
+    def _judged(self, worker: GpuWorker, files: tuple[JudgedFile, ...]) -> None:
+        self.on_judged(worker._worker_id, worker._incarnation, files, worker._lease.epoch)
 
     def surrender(self) -> list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]]:
         """Return its workers, also those that it had not adopted yet. Its process is gone: it starts none any more."""
@@ -140,7 +140,7 @@ class ThreadFleet:
             lease=WorkerLease(self.epoch),
             on_preview=lambda made: self.on_preview(made),
         )
-        worker._on_judged = partial(self._judged, worker)
+        worker._files._on_judged = partial(self._judged, worker)
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)

@@ -339,7 +339,7 @@ def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path
     bench = Bench()
     closed: list[bool] = []
     bench.engine.close_unused_models = lambda: closed.append(True)
-    bench.worker._verifier, bench.worker._on_judged = watch.verifier, lambda files, epoch: None
+    bench.worker._files._verifier, bench.worker._files._on_judged = watch.verifier, lambda files: None
     bench.worker.start()
     file = expected(path, bench.task.uses[0].component, b"expected")
     report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
