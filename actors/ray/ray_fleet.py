@@ -18,8 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -33,10 +32,11 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, Worker
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
-from modelpool.actors.ray.demand_watch import end_watch, start_watch
+from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
-from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
+from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, take_over
+from modelpool.actors.ray.worker_ends import WorkerEnds
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.wire.messages import (
     LoadReport,
@@ -71,8 +71,6 @@ LEAST_START_SECONDS = 120.0
 ADOPT_SECONDS = 60.0
 #: calls in the time of a lease, so that a few may fail
 CALLS_PER_LEASE = 6.0
-#: limit of all ends of a pool that closes
-CLOSE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ class RayFleet:
         self._start_timeout_seconds = start_timeout_seconds
         self._longest_start_seconds: float | None = None
         self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
-        self._ends = ThreadPoolExecutor(ENDS, "ray ends")
+        self._ends = WorkerEnds(succession)
         #: background tasks; kept here because the event loop only has weak references
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[tuple[WorkerId, int], _Worker] = {}
@@ -129,11 +127,8 @@ class RayFleet:
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
-        #: ends the workers that wait for a node if this controller is lost; None while none has waited
-        self._demand_watch: ActorHandle[Any] | None = None
-        self._starting_watch = asyncio.Lock()
-        #: ends that are under way
-        self._ending: set[Future[bool]] = set()
+        #: ends the workers that wait for a node if this controller is lost
+        self._demand = None if succession is None else DemandWatch(succession, self._creations, self._note_epoch)
 
     async def take_over(self) -> int:
         """See `WorkerFleet`."""
@@ -152,7 +147,7 @@ class RayFleet:
             succession.on_replaced()
             raise
         for handle in others:
-            self._end(handle)
+            self._ends.end(handle)
         self._lease_keeper = asyncio.ensure_future(self._keep_leases(succession.lease_seconds / CALLS_PER_LEASE))
         return len(self._survivors)
 
@@ -164,7 +159,7 @@ class RayFleet:
         trace = f"{worker_id}-{incarnation}-{secrets.token_hex(8)}"
         kind = "" if self._succession is None else self._succession.kind_of(group) or ""
         handle = await self._created(WorkerOrigin(worker_id, incarnation, group, trace, self._epoch, kind))
-        worker = self._workers[worker_id, incarnation] = _worker(handle, trace)
+        worker = self._workers[worker_id, incarnation] = _Worker(handle, trace)
         try:
             worker.process = await self._placed(handle, group)
             worker.node = worker.process.node
@@ -184,7 +179,7 @@ class RayFleet:
         if place is None:
             return None
         survivor = self._survivors.pop(place)
-        worker = self._workers[worker_id, incarnation] = _worker(survivor.handle, survivor.origin.trace)
+        worker = self._workers[worker_id, incarnation] = _Worker(survivor.handle, survivor.origin.trace)
         worker.process, worker.node = survivor.process, survivor.process.node
         adoption = survivor.handle.adopt.options(concurrency_group=COMPUTE)
         try:
@@ -206,17 +201,12 @@ class RayFleet:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(creation), CREATE_SECONDS)
         except TimeoutError:
-            creation.add_done_callback(self._end_created)
+            creation.add_done_callback(self._ends.end_created)
             reason = f"Ray did not create its process within {CREATE_SECONDS:.0f} s: its control service may be gone"
             raise WorkerLost(reason, LossCause.NO_NODE) from None
         except asyncio.CancelledError:
-            creation.add_done_callback(self._end_created)
+            creation.add_done_callback(self._ends.end_created)
             raise
-
-    def _end_created(self, creation: Future[ActorHandle[Any]]) -> None:
-        """End a worker that nobody waits for any more."""
-        with suppress(Exception):  # its creation may have failed
-            self._end(creation.result())
 
     async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
         """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
@@ -244,7 +234,7 @@ class RayFleet:
         worker = self._workers.pop((worker_id, incarnation), None)
         if worker is None:
             return
-        ending = self._end(worker.handle)
+        ending = self._ends.end(worker.handle)
         if worker.is_silent and worker.process is not None:
             self._spawn(self._kill_process(ending, worker.process, self._neighbour(worker)))
 
@@ -260,25 +250,6 @@ class RayFleet:
         if may_end:
             await self._examiner.kill(process, neighbour)
 
-    def _end(self, handle: ActorHandle[Any]) -> Future[bool]:
-        """End a worker in a thread; the answer says whether it may end."""
-        ending = self._ends.submit(self._end_own, handle)
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-        return ending
-
-    def _end_own(self, handle: ActorHandle[Any]) -> bool:
-        """End a worker, started or starting; False if it has outlived this controller and serves a newer one."""
-        if self._succession is None:
-            ray.kill(handle)
-            return True
-        try:
-            end_own(handle, self._epoch)
-        except OlderEpoch:
-            self._succession.on_replaced()
-            return False
-        return True
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -292,36 +263,8 @@ class RayFleet:
                 if worker.process is not None:
                     ping = worker.handle.ping.options(concurrency_group=CONTROL)
                     self._spawn(self._renewed(ping.remote(self._epoch)))
-            if self._demand_watch is not None:
-                self._spawn(self._renewed_watch(self._demand_watch))
-
-    async def _renewed_watch(self, watch: ActorHandle[Any]) -> None:
-        try:
-            await watch.renew.remote(self._epoch)
-        except RayError as failed:
-            self._note_epoch(failed)
-            # the watch was lost with its node: the next start that has to wait creates another one
-            if self._demand_watch is watch:
-                self._demand_watch = None
-
-    async def _watch_demand(self) -> None:
-        """Have the workers that wait for a node end with the pool, also if this process is killed. Does not wait for
-        the process that does it."""
-        if self._succession is None:
-            return
-        try:
-            async with self._starting_watch:
-                if self._demand_watch is None:
-                    start = asyncio.get_running_loop().run_in_executor(self._creations, start_watch, self._succession)
-                    self._demand_watch = await asyncio.wait_for(start, CREATE_SECONDS)
-        except (TimeoutError, RayError, ValueError) as failed:  # tried again while it waits
-            logger.info("nothing watches the workers that wait for a node yet: %s", failed or "Ray does not answer")
-
-    def _end_watch(self) -> bool:
-        assert self._succession is not None, "only then there is a watch"
-        with suppress(RayError):
-            end_watch(self._succession.namespace, self._succession.pool)
-        return True
+            if self._demand is not None:
+                self._spawn(self._demand.renew())
 
     async def _renewed(self, answer: Any) -> None:
         try:
@@ -339,13 +282,12 @@ class RayFleet:
         if self._lease_keeper is not None:
             self._lease_keeper.cancel()
         for survivor in self._survivors:
-            self._end(survivor.handle)
+            self._ends.end(survivor.handle)
         self._survivors.clear()
-        if self._succession is not None:  # others end with this process
-            if self._demand_watch is not None:
-                self._ending.add(self._ends.submit(self._end_watch))
-            ending = tuple(self._ending)
-            await asyncio.get_running_loop().run_in_executor(None, partial(wait, ending, timeout=CLOSE_SECONDS))
+        if self._demand is not None:  # others end with this process
+            if self._demand.actor is not None:
+                self._ends.submit(self._demand.end)
+            await self._ends.settled()
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
         """See `WorkerFleet`."""
@@ -508,7 +450,8 @@ class RayFleet:
                 now = time.monotonic()
                 if view is None or view.waits_for(bundle, labels):
                     waited_at = now
-                    await self._watch_demand()
+                    if self._demand is not None:
+                        await self._demand.start(CREATE_SECONDS)
                 if limit is None:
                     if now - waited_at >= self._start_timeout_seconds:
                         text = f"its process has not answered within {self._start_timeout_seconds:.0f} s of its start"
@@ -572,10 +515,6 @@ class RayFleet:
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
             self._note_epoch(raised)
             raise raised.cause from raised
-
-
-def _worker(handle: ActorHandle[Any], trace: str) -> _Worker:
-    return _Worker(handle, trace)
 
 
 async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:
