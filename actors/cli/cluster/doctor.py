@@ -10,11 +10,12 @@ import dataclasses
 import sys
 from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.option_groups import Without, with_option_groups
 from modelpool.actors.cli.terminal.options import PoolOptions
 
 if TYPE_CHECKING:
@@ -48,12 +49,10 @@ class Report:
     diagnosis: Diagnosis
 
 
+@with_option_groups
 def doctor(
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
+    *,
+    where: Annotated[PoolOptions, Without.of("gpus", "allow_pickle", "pool")],
     as_json: options.AsJson = False,
 ) -> None:
     """Show the devices of this machine, the settings chosen for them with reasons, and suggestions. Exits with 1 if
@@ -61,7 +60,7 @@ def doctor(
     """
     from modelpool.actors.cli.terminal.screen import print_json, show, user_console
 
-    report = make_report(PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram))
+    report = make_report(where)
     if as_json:
         print_json(sys.stdout, as_plain(report))
     else:
