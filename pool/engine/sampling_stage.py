@@ -16,11 +16,11 @@ from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.inference.conditioning.run_parts import (
     NO_RESOURCES,
     CallInputs,
+    DenoisingRun,
     PreparePart,
     RunPart,
     RunResources,
     RunResults,
-    SamplingRun,
 )
 from modelpool.pool.inference.conditioning.starts import StartLatent, start_of
 from modelpool.pool.inference.guidance.call_model import call_model, tokens_of
@@ -85,7 +85,7 @@ def sample_batch(
         return _unsampled(works, start, shape_CHW, latent)
     # a model for one of the texts, and another one for the negative text
     max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
-    run = SamplingRun(
+    run = DenoisingRun(
         works,
         inputs,
         diffusion_model,
@@ -110,7 +110,7 @@ def sample_batch(
     return _latents(samples_BCHW, work)
 
 
-def _sampled(run: SamplingRun, parts: Sequence[RunPart], start: StartLatent) -> Tensor:
+def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) -> Tensor:
     """Return the latents after the last step of a run with the parts that act in it."""
     work, facts, model, partial_run, clock = run.work, run.facts, run.model, run.partial_run, run.clock
     dtype, device = model.compute_dtype, model.device

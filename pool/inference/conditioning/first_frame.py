@@ -16,7 +16,7 @@ from torch import Tensor
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.inference.conditioning.image_concat import repeats_image
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
-from modelpool.pool.inference.conditioning.run_parts import RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.predictions import input_scale
@@ -33,7 +33,7 @@ FIRST_FRAME_SIGMA = 0.001
 LEADING_NOISE_SHARE = 0.999
 
 
-def first_frame_part(run: SamplingRun) -> RunPart | None:
+def first_frame_part(run: DenoisingRun) -> RunPart | None:
     """Add the first frame of a video to the inputs of its model."""
     image, video = run.work.image, run.facts.video
     if image is None or video is None or repeats_image(run.facts):

@@ -30,7 +30,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     IMAGE_LATENT,
     IMAGE_PLACES,
 )
-from modelpool.pool.inference.conditioning.run_parts import RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.inference.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
@@ -74,7 +74,7 @@ class ImageInputs:
     without: Mapping[str, Tensor] | None = None
 
 
-def image_inputs_part(run: SamplingRun) -> RunPart | None:
+def image_inputs_part(run: DenoisingRun) -> RunPart | None:
     """Add the images that the model reads to its inputs."""
     cells = run.latent.sides(run.work.shape.width, run.work.shape.height)
     found = image_inputs(run.works, run.inputs, run.facts, run.latent, cells)

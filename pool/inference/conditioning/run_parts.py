@@ -58,7 +58,7 @@ NO_RESOURCES = RunResources()
 
 
 @dataclass(slots=True, eq=False)
-class SamplingRun:
+class DenoisingRun:
     """One run of a diffusion model for a batch. The fields from `prompts` on are for the parts to change.
 
     works, inputs  of each task; the works differ in seeds and texts
@@ -139,4 +139,4 @@ class RunPart:
 
 
 #: changes the run; returns the part that a feature has in it, None if it has none
-PreparePart: TypeAlias = Callable[[SamplingRun], RunPart | None]
+PreparePart: TypeAlias = Callable[[DenoisingRun], RunPart | None]

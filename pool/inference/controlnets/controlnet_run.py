@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs, Residuals
-from modelpool.pool.inference.conditioning.run_parts import CallInputs, RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
 from modelpool.pool.inference.controlnets.calls import ControlInputs
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
@@ -176,7 +176,7 @@ class RunControlNets:
             return ControlResiduals(kind.call(module, scaled_inputs.to(dtype)), kind)
 
 
-def controlnets_part(run: SamplingRun) -> RunPart | None:
+def controlnets_part(run: DenoisingRun) -> RunPart | None:
     """Add the residuals of the ControlNets to the inputs of each call. Behind the parts that change the prompts, which
     ControlNets read, and the weights or inputs of a call."""
     if not run.work.controls:

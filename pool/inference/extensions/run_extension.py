@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
-from modelpool.pool.inference.conditioning.run_parts import RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.inference.extensions.block_runs import check_published, unknown_blocks, with_block_runs
 from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_layers
@@ -119,7 +119,7 @@ def check_rope(option: RotaryPositions, module: nn.Module) -> None:
             raise unusable_field(f"options.rope.{name}", getattr(option, name), expected)
 
 
-def run_options_part(run: SamplingRun) -> RunPart | None:
+def run_options_part(run: DenoisingRun) -> RunPart | None:
     """Give the model and the hooks of the run its options. Raises UnusableField."""
     work = run.work
     if work.options.is_empty:

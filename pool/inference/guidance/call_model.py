@@ -26,7 +26,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     Residuals,
     call_unet,
 )
-from modelpool.pool.inference.conditioning.run_parts import CallInputs, RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.conditioning.video_numbers import NUMBERS, numbers_of_video
 from modelpool.pool.inference.guidance.controlled_transformer import ControlledTransformer
 from modelpool.pool.inference.sampling.schedules import FlowTable, levels_of
@@ -119,7 +119,7 @@ def step_input(levels: tuple[float, float], shift: float, count: int) -> Tensor:
     return torch.tensor([[*levels, shift]], dtype=torch.float32).repeat(count, 1)
 
 
-def step_levels_part(run: SamplingRun) -> RunPart | None:
+def step_levels_part(run: DenoisingRun) -> RunPart | None:
     """Pass the levels at the start and at the end of each step to models that read them."""
     if not run.facts.knows_steps:
         return None

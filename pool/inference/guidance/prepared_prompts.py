@@ -15,20 +15,20 @@ from torch import nn
 
 from modelpool.pool.inference.conditioning.micro_conditioning import CONTEXT, NO_KWARGS, SILENCE, ModelKwargs
 from modelpool.pool.inference.conditioning.prompts import Prompts
-from modelpool.pool.inference.conditioning.run_parts import RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.guidance.call_model import as_input
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 
-def learned_negative_part(run: SamplingRun) -> RunPart | None:
+def learned_negative_part(run: DenoisingRun) -> RunPart | None:
     """Give a run whose model learned its negative prompt the prompt in place of it, until the model replaces it."""
     if run.facts.learned_negative and run.work.reads_negative:
         run.prompts = replace(run.prompts, uncond=run.prompts.cond)
     return None
 
 
-def prepared_prompts_part(run: SamplingRun) -> RunPart | None:
+def prepared_prompts_part(run: DenoisingRun) -> RunPart | None:
     """Let the model prepare the prompts before the first step, with the latent of silence if it reads one. Behind all
     parts that change the prompts or the model."""
     if not run.facts.model or ARCHITECTURES[run.facts.model].prepare is None:

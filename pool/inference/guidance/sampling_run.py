@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.inference.conditioning.inpainting import Inpainting, masked_denoiser
 from modelpool.pool.inference.conditioning.prompts import Prompts
-from modelpool.pool.inference.conditioning.run_parts import RunPart, RunResults, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart, RunResults
 from modelpool.pool.inference.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.inference.guidance.guided_steps import ModelCall, Unconditional, guided_denoiser
 from modelpool.pool.inference.guidance.guiders import Guider
@@ -105,7 +105,7 @@ def denoise_images(
         return latent_BCHW.to("cpu")
 
 
-def partial_run_part(run: SamplingRun) -> RunPart:
+def partial_run_part(run: DenoisingRun) -> RunPart:
     """Let a run pause as its hooks say, and return its state if it pauses, or for the expert that continues it. A run
     that fails forgets its tensors."""
     partial_run, work = run.partial_run, run.work

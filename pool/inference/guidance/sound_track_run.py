@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
-from modelpool.pool.inference.conditioning.run_parts import RunPart, RunResults, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart, RunResults
 from modelpool.pool.values.core.stage_params import Latent
 
 
-def sound_track_part(run: SamplingRun) -> RunPart | None:
+def sound_track_part(run: DenoisingRun) -> RunPart | None:
     """Separate the audio behind the frames from them, in previews and in the results."""
     shape = run.work.shape
     track = SoundTrack.of(run.facts.video, shape.frames, shape.frame_rate)

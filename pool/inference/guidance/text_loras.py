@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from modelpool.pool.inference.conditioning.prompts import Prompts
-from modelpool.pool.inference.conditioning.run_parts import CallInputs, RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.values.core.lora_texts import NEGATIVE, PROMPT, acts_for, region_text
 from modelpool.pool.values.core.stage_params import SampleParams
 from modelpool.pool.weights.patcher.scheduled_patches import ScheduledPatches
@@ -26,7 +26,7 @@ class TextLoras:
         return cls(tuple(place for place, lora in enumerate(work.loras) if acts_for(lora.only, text)))
 
 
-def changing_loras_part(run: SamplingRun) -> RunPart | None:
+def changing_loras_part(run: DenoisingRun) -> RunPart | None:
     """Give the model the patches of each step and text."""
     resources, clock = run.resources, run.clock
     has_text_loras = any(lora.only for lora in run.work.loras)

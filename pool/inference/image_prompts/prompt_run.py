@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.prompts import Prompts
-from modelpool.pool.inference.conditioning.run_parts import RunPart, SamplingRun
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.image_prompts.adapter import ImagePromptAdapter
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.pixels.image_ops import stretched
@@ -163,7 +163,7 @@ class RunImagePrompts:
         return self._shares[key]
 
 
-def image_prompts_part(run: SamplingRun) -> RunPart | None:
+def image_prompts_part(run: DenoisingRun) -> RunPart | None:
     """Call the adapters of the image prompts, and let the model read their tokens."""
     if not run.work.image_prompts:
         return None

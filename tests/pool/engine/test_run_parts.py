@@ -27,10 +27,10 @@ from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.inference.conditioning.run_parts import (
     CallInputs,
+    DenoisingRun,
     PreparePart,
     RunPart,
     RunResults,
-    SamplingRun,
 )
 from modelpool.pool.inference.guidance.text_loras import changing_loras_part
 from modelpool.pool.values.core.stage_params import Latent, Result, SampleParams
@@ -78,17 +78,19 @@ class Raised(Exception):
 
 @dataclass
 class Failing:
-    """A part that raises in one stage of a run, and notes the runs that it has seen."""
+    """A part that raises in one stage of a run, and notes the runs that it has seen, and the patches before them."""
 
     stage: str
-    runs: list[SamplingRun] = field(default_factory=list)
+    runs: list[DenoisingRun] = field(default_factory=list)
+    patches: list[str] = field(default_factory=list)
 
-    def __call__(self, run: SamplingRun) -> RunPart:
+    def __call__(self, run: DenoisingRun) -> RunPart:
         self.runs.append(run)
+        self.patches.append(run.model.patches.digest)
         self._reach("prepare")
         return RunPart(self._around, lambda call: self._reach("third call", run), self._results)
 
-    def _reach(self, stage: str, run: SamplingRun | None = None) -> None:
+    def _reach(self, stage: str, run: DenoisingRun | None = None) -> None:
         if self.stage == stage and (run is None or run.partial_run.done == 2):
             raise Raised(stage)
 
@@ -169,7 +171,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampled]:
     found.tiny.close()
 
 
-def halved_part(run: SamplingRun) -> RunPart:
+def halved_part(run: DenoisingRun) -> RunPart:
     """A feature of one's own: halves the text states, and everything that the first convolution returns."""
     first = run.model.module.get_submodule("conv_in")
 
@@ -188,7 +190,7 @@ def halved_part(run: SamplingRun) -> RunPart:
     return RunPart(hooked, halve, lambda samples_BCHW: tuple(Latent(each.numpy() + 1) for each in samples_BCHW))
 
 
-def quiet_halved_part(run: SamplingRun) -> RunPart:
+def quiet_halved_part(run: DenoisingRun) -> RunPart:
     """The same, which leaves the results to others."""
     return replace(halved_part(run), results=None)
 
@@ -228,6 +230,8 @@ def test_each_part_is_undone_whatever_raises_at_each_stage(sampled: Sampled) -> 
                 if sampled.left() != left:
                     failures.append(f"{name}, {stage} at {place}: {sampled.left()}")
                 (run,) = failing.runs
+                if [run.model.patches.digest] != failing.patches:
+                    failures.append(f"{name}, {stage} at {place}: the patcher has the patches of a step")
                 # behind it, the part of the partial run is entered when the failing one is; it is left before "results"
                 if stage in ("third call", "exit") and place and run.partial_run.latent_BCHW is not None:
                     failures.append(f"{name}, {stage} at {place}: the state of the run still has its tensors")
