@@ -36,9 +36,9 @@ from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.installed_versions import installed_versions
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt

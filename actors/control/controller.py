@@ -28,6 +28,7 @@ from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
+from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
@@ -126,10 +127,6 @@ PLACES_KEPT = 4096
 FAILURES_KEPT = 8
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
-
-
-class UnknownDriver(RuntimeError):
-    """The pool does not know this driver: it was silent for too long, or the pool was restarted."""
 
 
 class PoolBroken(RuntimeError):

@@ -22,7 +22,7 @@ from modelpool.actors.worker.wire.messages import (
     RunRequest,
     StateSaved,
 )
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import (

@@ -61,9 +61,10 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS
 from modelpool.pool.files.formats.byte_ranges import ByteRange
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,

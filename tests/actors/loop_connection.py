@@ -39,7 +39,7 @@ from modelpool.actors.worker.wire.messages import (
     StepDone,
 )
 from modelpool.actors.worker.worker_lease import WorkerLease
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, TaskId, TaskReport, WorkerId
