@@ -23,8 +23,7 @@ from weakref import WeakValueDictionary
 
 from modelpool.actors.client.output_writer import ImageWriter
 from modelpool.actors.config.output_address import file_of
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, read_sound, samples_per_second
@@ -337,7 +336,7 @@ class FollowedJobs:
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
         for submission_id in submissions:
-            self._connection.call(Controller.cancel_jobs, self._client_id, submission_id, (index,))
+            self._connection.call(CONTROLLER.cancel_jobs, self._client_id, submission_id, (index,))
 
     def progress(self) -> Progress:
         """Return the current progress."""
@@ -360,7 +359,7 @@ class FollowedJobs:
         with self._changed:
             submissions = () if self._over else (self._submission_id, *self._repeated)
         for submission_id in submissions:
-            self._connection.call(Controller.want_previews, self._client_id, submission_id, wish)
+            self._connection.call(CONTROLLER.want_previews, self._client_id, submission_id, wish)
 
     def preview(self, index: int) -> ImagePreview | None:
         """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
@@ -624,7 +623,7 @@ class FollowedJobs:
             submissions = (self._submission_id, *self._repeated)
         for submission_id in submissions:
             try:
-                self._connection.call(Controller.cancel, self._client_id, submission_id, withdraw)
+                self._connection.call(CONTROLLER.cancel, self._client_id, submission_id, withdraw)
             except PoolLost:
                 if not withdraw:
                     raise
@@ -755,7 +754,7 @@ class FollowedJobs:
             if ended:
                 self._ledger.reopen(job.index)
         try:
-            self._connection.call(Controller.result_lost, job.wanted)
+            self._connection.call(CONTROLLER.result_lost, job.wanted)
             problem = self._submitted_again([job.index], submission_id)
         except PoolLost as lost:
             problem = str(lost)

@@ -23,18 +23,13 @@ from typing import TypeVar, TypeVarTuple
 
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.build_requests import build_requests
-from modelpool.actors.control.catalog_questions import (
-    BUILD_STAGE,
-    TINY_DECODERS,
-    WEIGHTS,
-    CatalogQuestion,
-    PinnableModel,
-)
+from modelpool.actors.control.catalog_questions import BUILD_STAGE, TINY_DECODERS, WEIGHTS, CatalogQuestion
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
+from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
@@ -44,6 +39,7 @@ from modelpool.actors.control.metrics.gauges import PoolGauges
 from modelpool.actors.control.metrics.pool_metrics import PoolMetrics
 from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
+from modelpool.actors.control.opened_catalog import PinnableModel
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.preview_wishes import PreviewWishes
@@ -133,10 +129,6 @@ PLACES_KEPT = 4096
 FAILURES_KEPT = 8
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
-
-
-class UnknownDriver(RuntimeError):
-    """The pool does not know this driver: it was silent for too long, or the pool was restarted."""
 
 
 class PoolBroken(RuntimeError):

@@ -28,7 +28,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
-from modelpool.actors.control.catalog_questions import ListingCatalog
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
@@ -36,6 +35,7 @@ from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records, WatchedCluster
 from modelpool.actors.control.log_file import open_log_file
 from modelpool.actors.control.metrics.trace_export import open_traces
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder

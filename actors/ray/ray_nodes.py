@@ -256,8 +256,9 @@ def _draining_nodes(gcs: Any) -> Mapping[str, int]:
     before Ray 2.60, whose client lacks it, from the table of the state, which knows no limit of time."""
     if hasattr(gcs, "get_draining_nodes"):
         found: Mapping[str, int] = gcs.get_draining_nodes(timeout=CALL_SECONDS)
-        return found
-    return ray._private.state.state.get_draining_nodes()
+    else:
+        found = ray._private.state.state.get_draining_nodes()
+    return found
 
 
 def this_node() -> NodeId:

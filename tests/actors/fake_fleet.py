@@ -32,7 +32,7 @@ from modelpool.actors.worker.wire.messages import (
     Submission,
     SubmissionId,
 )
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.values.core.task_inputs import TaskInputs

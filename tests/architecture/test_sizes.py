@@ -26,7 +26,6 @@ PARAMETERS = {
     "scheduler/model/messages.py:__init__": 14,
     "scheduler/model/placement_record.py:__init__": 12,
     "actors/client/client.py:sample": 14,
-    "pool/engine/stages.py:sample_batch": 13,
     "pool/engine/engine.py:__init__": 13,
     "pool/models/text/encode.py:read_texts": 11,
 }

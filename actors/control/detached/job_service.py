@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.config.output_address import file_of, output_address
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
 from modelpool.actors.control.detached.job_previews import DetachedPreviews
 from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed
 from modelpool.actors.control.detached.records import (
@@ -284,7 +283,7 @@ class JobService:
         with self._pinning:
             connection = self._connect()
             try:
-                pinned = connection.call(Controller.pin, tuple(models), replicas)
+                pinned = connection.call(CONTROLLER.pin, tuple(models), replicas)
             except UnknownName:
                 if replicas:
                     raise
@@ -296,12 +295,12 @@ class JobService:
         """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
         gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
         UnknownName for any other; nothing changes then."""
-        known = {pinned.model for pinned in connection.call(Controller.status).pins}
+        known = {pinned.model for pinned in connection.call(CONTROLLER.status).pins}
         kept = self._journal.pins()
         unknown = next((model for model in models if model not in known and model not in kept), None)
         if unknown is not None:
             raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
-        return connection.call(Controller.pin, tuple(model for model in models if model in known), 0)
+        return connection.call(CONTROLLER.pin, tuple(model for model in models if model in known), 0)
 
     def pin_again(self, connection: Connection) -> None:
         """Have a controller pin what users have pinned, in place of what its configuration says. A model whose file is
@@ -309,7 +308,7 @@ class JobService:
         with self._pinning:
             for model, replicas in self._journal.pins().items():
                 try:
-                    connection.call(Controller.pin, (model,), replicas)
+                    connection.call(CONTROLLER.pin, (model,), replicas)
                 except UserError as problem:
                     if replicas:  # else it is not pinned, as it should be
                         logger.warning("model %s is not pinned again: %s", model, problem)
@@ -621,7 +620,7 @@ class JobService:
             written = feed.committer.write(link.connection, job, labels_of_request)
         except ResultGone as gone:
             runs_again = feed.lost.note(job.index)
-            link.connection.call(Controller.result_lost, job.wanted)
+            link.connection.call(CONTROLLER.result_lost, job.wanted)
             if not runs_again:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
@@ -678,9 +677,9 @@ class _Link:
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
-        self.connection.call(Controller.leave, CLIENT)
+        self.connection.call(CONTROLLER.leave, CLIENT)
         self._service.pin_again(self.connection)  # first: it may take long, and a driver that has entered must poll
-        self.connection.call(Controller.enter, CLIENT)
+        self.connection.call(CONTROLLER.enter, CLIENT)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()
@@ -690,7 +689,7 @@ class _Link:
 
         def wake() -> None:
             with suppress(PoolLost):
-                self.connection.call(Controller.leave, CLIENT)
+                self.connection.call(CONTROLLER.leave, CLIENT)
 
         self._reader.stop(wake)
 
@@ -702,22 +701,22 @@ class _Link:
             ids.append(self._service.new_id(record.submission_id))
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
-        self.connection.call(Controller.submit, sent)
+        self.connection.call(CONTROLLER.submit, sent)
         self._previewed.discard(ids[-1])  # the controller forgets it whenever all jobs of an id have ended
 
     def want_previews(self, names: Container[str]) -> None:
         """Have previews made of these submissions, and of no others."""
         wanted = {each for name, ids in self._ids.items() if name in names for each in ids}
         for submission_id in wanted - self._previewed:
-            self.connection.call(Controller.want_previews, CLIENT, submission_id, PreviewWish())
+            self.connection.call(CONTROLLER.want_previews, CLIENT, submission_id, PreviewWish())
         for submission_id in self._previewed - wanted:
-            self.connection.call(Controller.want_previews, CLIENT, submission_id, None)
+            self.connection.call(CONTROLLER.want_previews, CLIENT, submission_id, None)
         self._previewed = wanted
 
     def cancel(self, name: str) -> None:
         """Cancel what is in the pool of a submission."""
         for submission_id in self.forget(name):
-            self.connection.call(Controller.cancel, CLIENT, submission_id)
+            self.connection.call(CONTROLLER.cancel, CLIENT, submission_id)
 
     def forget(self, name: str) -> list[SubmissionId]:
         """Listen to a submission no longer; return its ids."""
@@ -781,7 +780,7 @@ def _without_finished(
     ended: list[RequestOutcome] = []
     brought = images.bring_each([request for _, request in usable])
     checked = tuple(request for request in brought if not isinstance(request, UserError))
-    recipes = iter(link.connection.call(Controller.recipes, checked))
+    recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
     for (place, request), one in zip(usable, brought, strict=True):
         recipe = one if isinstance(one, UserError) else next(recipes)
         kept = None if isinstance(recipe, UserError) else feed.kept.get(output_key(recipe.digest, request.id or ""))

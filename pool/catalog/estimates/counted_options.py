@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
 from modelpool.pool.inference.conditioning.conditions import COND, UNCOND
 from modelpool.pool.inference.extensions.run_extension import RunExtension, run_extension
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.sampling.partial_run import PartialRun
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.run_options import RUN_OPTIONS, RunOptions, limits_of
 from modelpool.pool.values.core.stage_params import SampleParams
 from modelpool.pool.weights.options.model_options import ModelOptions

@@ -1,7 +1,8 @@
 """Peak device bytes of each stage without weights, in full and divided execution, by dry runs of the stage's own code.
 
-Mirrors the device calls of `pool.engine.stages`: the text encoder over all chunks of a text, the sampler loop around
-the diffusion model, the VAE over a latent or one tile. Device-independent, without margin.
+Mirrors the device calls of `pool.engine.stages` and `pool.engine.sampling_stage`: the text encoder over all chunks of a
+text, the sampler loop around the diffusion model, the VAE over a latent or one tile. Device-independent, without
+margin.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent, L tokens, D text width.
 """
@@ -36,6 +37,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     Residuals,
     empty_micro_conditioning,
 )
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.regions import Regions
 from modelpool.pool.inference.conditioning.starts import StartLatent
 from modelpool.pool.inference.controlnets.calls import ControlInputs
@@ -46,7 +48,7 @@ from modelpool.pool.inference.controlnets.controlnet_bytes import (
     reads_prompt_only,
 )
 from modelpool.pool.inference.guidance.call_model import call_model, number_inputs
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of

@@ -27,8 +27,8 @@ from modelpool.pool.catalog.registry.hashes import FileHashes, hash_file
 from modelpool.pool.catalog.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.catalog.registry.registry import SETTLED_NS
 from modelpool.pool.catalog.registry.registry_store import RegistryStore, open_store
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile, OutputFailed
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.user_folders import machine_folder
 from modelpool.pool.weights.patches.adapter_config import config_beside

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, UnknownDriver
+from modelpool.actors.control.connection import UnknownDriver
+from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
