@@ -25,6 +25,7 @@ from modelpool.actors.client.request_stream import Decide, RequestStream
 from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
+from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
@@ -469,16 +470,16 @@ class ModelPool:
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
-        return self._connection.call(Controller.listings)[0]
+        return self._connection.call(Controller.ask_catalog, MODELS)
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Return the LoRAs in the pool's folders."""
-        return self._connection.call(Controller.listings)[1]
+        return self._connection.call(Controller.ask_catalog, LORAS)
 
     def file_names(self) -> FileNames:
         """Return the names of the ControlNets, upscalers, image prompt adapters and embeddings in the pool's
         folders."""
-        return self._connection.call(Controller.file_names)
+        return self._connection.call(Controller.ask_catalog, FILE_NAMES)
 
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
         """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers

@@ -95,7 +95,7 @@ def plan_memory(
 
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
-    where = PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram)
+    where = PoolOptions(config=config, device=device, vram=vram, vram_policy=vram_policy, reserve_vram=reserve_vram)
     found = memory_plan(model, prompt, dict(fields), batch, link, where)
     if as_json:
         print_json(sys.stdout, as_plain(found))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import PlainPoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.actors.request.field_table import REQUEST_FIELDS
@@ -40,6 +41,7 @@ BATCH_HELP = (
 
 
 @with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
+@with_option_groups
 def batch(
     context: typer.Context,
     job_file: Annotated[
@@ -74,13 +76,8 @@ def batch(
     why: options.Why = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    where: PlainPoolOptions,
 ) -> None:
     """Read the file, start a pool once a line can be generated, and generate what is missing while later lines are
     read. Exits with 2 if no line is valid.
@@ -105,7 +102,6 @@ def batch(
     check_outputs(output)
     session = session_of(context)
     layout = layout_of(shards, shard_format, thumbnails)
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     names = session.check_names(where)
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line

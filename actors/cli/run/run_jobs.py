@@ -1,4 +1,4 @@
-"""Runs requests and reports the results; shared by `generate` and `batch`.
+"""Runs requests and reports the results; shared by all commands that generate.
 
 Knows the pool through its protocol, and what users and programs read; not where requests come from. Rules
 1. An image is safe as soon as it is finished: stopping loses only what is running.
@@ -8,16 +8,18 @@ Knows the pool through its protocol, and what users and programs read; not where
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelpool.actors.cli.run.checked_requests import CheckedRequests, WantedOutput, WantedOutputs
-from modelpool.actors.cli.run.preview_file import writer_of
+from modelpool.actors.cli.run.preview_file import preview_file, writer_of
 from modelpool.actors.cli.run.progress_view import View, view_for
 from modelpool.actors.cli.terminal.interrupts import StopRequest
+from modelpool.actors.cli.terminal.open_pool import checked_output
 from modelpool.actors.cli.terminal.screen import (
     counted,
     duration,
@@ -39,13 +41,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from modelpool.actors.cli.terminal.command_ports import Pool, PoolJobs
-    from modelpool.actors.cli.terminal.options import PoolOptions
+    from modelpool.actors.cli.terminal.options import OutputOptions, PoolOptions
     from modelpool.actors.cli.terminal.session import Session
     from modelpool.actors.config.output_address import OutputAddress
     from modelpool.actors.control.status_values import WorkerStatus
     from modelpool.actors.outputs.place import KeptImage, OutputPlace
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
     from modelpool.actors.outputs.results.progress import Progress
+    from modelpool.actors.request.requests import GenerateRequest
 
 EXIT_FAILED = 1
 #: interval of drawing a display and of noticing a stop request
@@ -80,6 +83,38 @@ class CommandRun:
     print_reasons: bool = False
     name: str | None = None
     preview: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """How a command outputs requests that it knows completely before it generates any; checked before a pool is
+    started."""
+
+    options: OutputOptions
+    output: OutputAddress
+    preview: Path | None
+
+    @classmethod
+    def of(cls, options: OutputOptions, where: PoolOptions) -> OutputPlan:
+        """Check the options but for the template of names, which needs a request. Raises UserError, and
+        OutputFailed."""
+        preview = None if options.preview is None else preview_file(options.preview)
+        return cls(options, checked_output(where, options.out), preview)
+
+    def run(self, requests: Iterable[GenerateRequest], resume_command: str, pool: Pool) -> int:
+        """Generate all of these requests, or none if one is impossible; see `run_requests`."""
+        wanted = WantedOutputs.of(tuple(itertools.starmap(WantedOutput, enumerate(requests))))
+        run = CommandRun(
+            wanted,
+            self.output,
+            self.options.resume,
+            self.options.as_json,
+            resume_command,
+            all_or_nothing=True,
+            name=self.options.name,
+            preview=self.preview,
+        )
+        return run_requests(run, pool)
 
 
 @contextlib.contextmanager
