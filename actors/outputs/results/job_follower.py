@@ -78,7 +78,6 @@ class JobFollower(Generic[E]):
         """Note that jobs are being sent under an id. Call it first: an end may come before the pool has answered."""
         for index in indexes:
             self._again.pop(index, None)
-            self._arrived.discard(index)
             self._sent[index] = submission_id
 
     def refused(self, indexes: Iterable[int]) -> None:
