@@ -353,10 +353,10 @@ class Submissions:
             requests=requests,
             numbers=self._end_numbers,
         )
-        follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
+        reader = _Reader(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
-        jobs.watch(follower.wake)
-        follower.read()
+        jobs.watch(reader.wake)
+        reader.read()
         return submission
 
     async def submit_detached(
@@ -493,7 +493,7 @@ async def _removed(folder: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-class _Follower:
+class _Reader:
     """Reads the results of a submission on the loop whenever the pool has changed something."""
 
     def __init__(
