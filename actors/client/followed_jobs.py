@@ -341,7 +341,7 @@ class FollowedJobs:
                 done=self._ledger.count("succeeded"),
                 failed=self._ledger.count("failed"),
                 cancelled=self._ledger.count("cancelled"),
-                running=tuple(self._running_job(task) for task in self._running),
+                running=tuple(_running_job(task, self._requests[task.index]) for task in self._running),
                 held=self._held,
             )
 
@@ -381,7 +381,7 @@ class FollowedJobs:
         if isinstance(outcome, WrittenOutput):
             self._finish(self._ready(job, outcome), job.tasks)
         elif not (isinstance(outcome, ResultGone) and self._repeat(job)):
-            failure = self._not_written(job, outcome)
+            failure = _not_written(job, self._requests[job.index], outcome)
             if not isinstance(outcome, FolderFailed):
                 self._note_failure(job, failure)
             self._finish(failure, job.tasks)
@@ -591,7 +591,9 @@ class FollowedJobs:
         problem = self._submitted_again(indexes, submission_id)
         if problem:
             for job in jobs:
-                failure = self._no_image(job, RunErrorKind.CANCELLED, f"not started again: {problem}")
+                failure = _no_image(
+                    job, self._requests[job.index], RunErrorKind.CANCELLED, f"not started again: {problem}"
+                )
                 self._finish(failure, job.tasks)
 
     @property
@@ -746,7 +748,7 @@ class FollowedJobs:
         """Generate an output again that was lost with its node; return its failure if that is impossible."""
         if self._repeat(job):
             return None
-        failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
+        failure = _no_image(job, self._requests[job.index], RunErrorKind.INPUT_LOST, str(gone))
         with self._changed:
             self._without_image.append(failure)
             if self._ledger.has_ended(job.index):
@@ -771,19 +773,11 @@ class FollowedJobs:
             problem = str(lost)
         return not problem
 
-    def _not_written(self, job: JobEnded, problem: Exception) -> JobFailure:
-        message = f"the output could not be written: {problem}"
-        if isinstance(problem, UserError):
-            return self._no_image(job, RunErrorKind.OUTPUT, message)
-        if isinstance(problem, (ResultGone, PoolLost)):
-            return self._no_image(job, RunErrorKind.INPUT_LOST, message)
-        return self._no_image(job, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
-
     def _failure(self, job: JobEnded) -> JobFailure:
         if job.error is None:
             message = f"not started: {self._given_up}" if self._given_up else "cancelled"
-            return self._no_image(job, RunErrorKind.CANCELLED, message)
-        return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
+            return _no_image(job, self._requests[job.index], RunErrorKind.CANCELLED, message)
+        return _no_image(job, self._requests[job.index], job.error.kind, job.error.message, job.error.traceback_text)
 
     def _note_failure(self, job: JobEnded, failure: JobFailure) -> None:
         """Remember a failure where the output would have been written. A cancelled job has not failed."""
@@ -792,14 +786,6 @@ class FollowedJobs:
         labels = labels_of(self._requests[job.index])
         about = job.index, job.job_id, failure.kind.value, failure.message
         self._writer.note_failure(FailedOutput.of(job.recipe, labels, *about, at=time.time()))
-
-    def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
-        request = self._requests[job.index]
-        return JobFailure(job.index, job.job_id, request, kind, message, traceback_text)
-
-    def _running_job(self, task: TaskProgress) -> RunningJob:
-        prompt = self._requests[task.index].prompt
-        return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 
     def _summary(self) -> Summary:
         until = self._ended_at if self._over else time.monotonic()
@@ -822,6 +808,25 @@ def _state_of(end: _ReadyOutput | JobFailure) -> EndState:
     if isinstance(end, JobFailure):
         return "cancelled" if end.cancelled else "failed"
     return "succeeded"
+
+
+def _no_image(
+    job: JobEnded, request: GenerateRequest, kind: RunErrorKind, message: str, traceback_text: str = ""
+) -> JobFailure:
+    return JobFailure(job.index, job.job_id, request, kind, message, traceback_text)
+
+
+def _not_written(job: JobEnded, request: GenerateRequest, problem: Exception) -> JobFailure:
+    message = f"the output could not be written: {problem}"
+    if isinstance(problem, UserError):
+        return _no_image(job, request, RunErrorKind.OUTPUT, message)
+    if isinstance(problem, (ResultGone, PoolLost)):
+        return _no_image(job, request, RunErrorKind.INPUT_LOST, message)
+    return _no_image(job, request, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
+
+
+def _running_job(task: TaskProgress, request: GenerateRequest) -> RunningJob:
+    return RunningJob(task.job_id, task.index, request.prompt, task.worker, task.stage, task.step, task.steps)
 
 
 def _itself(value: Any) -> Any:
