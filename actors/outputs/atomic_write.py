@@ -52,7 +52,7 @@ def temporary_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove those of some temporary files that no process holds: their writers have ended. A file that cannot be
+    """Remove the temporary files among `paths` that no process holds: their writers have ended. A file that cannot be
     opened stays."""
     for path in paths:
         with contextlib.suppress(OSError), path.open("rb+") as file:  # a lock over a network needs write access

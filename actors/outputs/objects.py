@@ -200,8 +200,8 @@ class ObjectPrefix:
         return f"{TEMPORARY_FOLDER}{name}{TEMPORARY_SUFFIX}"
 
     def _remove_leftovers(self) -> None:
-        """Remove old temporary objects, if the library knows how old they are, and in a folder those that no process
-        holds. s3fs may take one that another writer has just removed for a folder.
+        """Remove old temporary objects, if the library knows how old they are; in a folder every temporary file that no
+        process holds. s3fs may take one that another writer has just removed for a folder.
         """
         if self._is_folder:
             remove_leftovers(temporary_files(Path(self._root)))  # marks (`place_writer.PlaceMark`)

@@ -140,7 +140,7 @@ class JobFollower(Generic[E]):
     # ---- the driver, and the place of outputs ---------------------------------------------------------------------
 
     def cancel(self) -> list[int]:
-        """Cancel all jobs. Return those to be sent again: they are not, and end as cancelled."""
+        """Cancel all jobs. Return the jobs that waited to be sent again: they are not, and end as cancelled."""
         self.is_cancelled = True
         if self._ledger is not None:
             self._ledger.seal()
@@ -174,6 +174,6 @@ class JobFollower(Generic[E]):
         self._held = self._given_up = False
 
     def give_up(self) -> list[int]:
-        """Note that outputs could not be written for too long. Return those to be sent again, as `cancel`."""
+        """Note that outputs could not be written for too long. Return what waited to be sent again, as `cancel`."""
         self._held, self._given_up = False, True
         return self.take_again()
