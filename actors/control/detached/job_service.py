@@ -50,7 +50,7 @@ from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
-from modelpool.actors.outputs.results.job_ledger import LostOutputs
+from modelpool.actors.outputs.results.job_follower import JobFollower
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.sharded import ShardedOutputs
@@ -124,13 +124,11 @@ class _Feed:
     window      requests that may be in the pool
     was_full    whether so many were in the pool since the window changed
     last_place  everything up to it was sent or has an outcome
-    in_pool     places that were sent and have no outcome
-    unwritten   those of them that have ended
-    again       places to send again, soonest first
+    jobs        which places are in the pool or have to be sent again; outcomes are in the journal
+    unwritten   places in the pool that have ended and wait for a thread that writes
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
     committer    writes outputs there
-    lost         how often the output of a place was lost
     name         template of the names of its outputs; None for the usual ones
     committing   held while outcomes are committed that may be the last ones
     """
@@ -140,14 +138,12 @@ class _Feed:
     kept: dict[str, KeptImage]
     window: int
     committer: OutputCommitter
+    jobs: JobFollower[RequestOutcome]
     name: NameTemplate | None = None
     committing: threading.Lock = field(default_factory=threading.Lock)
     was_full: bool = False
     last_place: int = -1
-    in_pool: set[int] = field(default_factory=set)
     unwritten: int = 0
-    again: list[int] = field(default_factory=list)
-    lost: LostOutputs = field(default_factory=LostOutputs)
 
 
 class JobService:
@@ -232,7 +228,7 @@ class JobService:
             return JobsProgress(
                 record=record,
                 running=running if record.pending else (),
-                in_pool=0 if feed is None else len(feed.in_pool),
+                in_pool=0 if feed is None else feed.jobs.in_pool,
                 waiting_for="" if running or not record.pending else record.trouble or self._trouble or opening,
             )
 
@@ -410,7 +406,7 @@ class JobService:
             for name in [name for name in self._opening if name not in active]:
                 self._opening.pop(name).cancel()
         for name, feed in ended.items():
-            if feed.in_pool:  # it was cancelled in the journal a moment ago
+            if feed.jobs.in_pool:  # it was cancelled in the journal a moment ago
                 link.cancel(name)
             else:
                 link.forget(name)
@@ -464,12 +460,12 @@ class JobService:
         pool has enough.
         """
         with self._changed:
-            total = sum(len(each.in_pool) for each in self._feeds.values())
-            if (window := window_after(feed.window, feed.was_full, len(feed.in_pool), feed.unwritten)) != feed.window:
+            total = sum(each.jobs.in_pool for each in self._feeds.values())
+            if (window := window_after(feed.window, feed.was_full, feed.jobs.in_pool, feed.unwritten)) != feed.window:
                 feed.window, feed.was_full = window, False
-            room = min(feed.window - len(feed.in_pool), TOTAL_WINDOW - total)
+            room = min(feed.window - feed.jobs.in_pool, TOTAL_WINDOW - total)
             feed.was_full = feed.was_full or room < CHUNK
-            again, feed.again = feed.again[:CHUNK], feed.again[CHUNK:]
+            again = feed.jobs.take_again(CHUNK)
         if room < CHUNK and not again:
             return
         for place in again:
@@ -491,11 +487,12 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end those that cannot run, and those whose output exists."""
-        name, passed_seconds = feed.record.submission_id, time.time() - feed.record.created_at
+        name, now = feed.record.submission_id, time.time()
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:
             try:
+                passed_seconds = feed.jobs.passed_seconds(each.place, now)
                 usable.append((each.place, with_deadline(restored_request(each.text), passed_seconds)))
             except ValueError as problem:
                 ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
@@ -512,14 +509,15 @@ class JobService:
         self, link: _Link, feed: _Feed, part: Sequence[tuple[int, GenerateRequest]], is_again: bool
     ) -> list[RequestOutcome]:
         """Send requests at consecutive places; return the outcomes of those that are refused."""
-        places = {place for place, _ in part}
+        places = [place for place, _ in part]
+        submission_id = link.id_for(feed.record.submission_id, is_again)
         with self._changed:
-            feed.in_pool |= places
+            feed.jobs.sent(places, submission_id)
         try:
-            link.submit(feed.record, part, is_again)
+            link.submit(submission_id, feed.record.user, part)
         except UserError as problem:
             with self._changed:
-                feed.in_pool -= places
+                feed.jobs.refused(places)
             if len(part) == 1:
                 return [_failed(feed.record.submission_id, part[0][0], RunErrorKind.BAD_INPUT, str(problem))]
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
@@ -545,8 +543,9 @@ class JobService:
         """A job ended; called by the reader's thread, which must not wait."""
         with self._changed:
             feed = self._feeds.get(name_of(job.submission_id))
-            if feed is not None:
-                feed.unwritten += 1
+            if feed is None or not feed.jobs.arrived(job.index, job.submission_id):
+                return  # cancelled, or from before the controller was lost
+            feed.unwritten += 1
         with suppress(RuntimeError):  # the service stops: the request runs again
             self._writers.submit(self._finish, link, feed, job)
 
@@ -560,14 +559,12 @@ class JobService:
         """The controller is gone."""
         self._wake.set()
 
-    def _finish(self, link: _Link, feed: _Feed | None, job: JobEnded) -> None:
+    def _finish(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
         """Write the output of a job that ended, and commit it."""
-        if feed is None:
-            return
         with self._changed:
             feed.unwritten -= 1
-            if self._feeds.get(feed.record.submission_id) is not feed or job.index not in feed.in_pool:
-                return  # cancelled, or from before the controller was lost
+            if self._feeds.get(feed.record.submission_id) is not feed:
+                return  # cancelled meanwhile, or the controller was lost
         self._write_and_commit(link, feed, job)
 
     def _write_and_commit(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
@@ -585,10 +582,8 @@ class JobService:
                 outcome = _failed(name, job.index, RunErrorKind.INTERNAL, text)
             if outcome is not None:
                 self._commit(feed, [outcome])
-            with self._changed:
-                feed.in_pool.discard(job.index)
-                if outcome is None:
-                    feed.again.append(job.index)
+                with self._changed:
+                    feed.jobs.end(job.index, outcome)
             self._wake.set()
         except (PoolLost, UnknownDriver, Fenced):
             return  # the service's thread notices, too; the request has no outcome
@@ -601,7 +596,9 @@ class JobService:
         """
         name = feed.record.submission_id
         if job.outcome is Outcome.CANCELLED:
-            return None  # not by the submission's driver, since it is still known here
+            with self._changed:  # not by the submission's driver, since it is still known here
+                feed.jobs.withdrawn(job.index, job.submission_id)
+            return None
         if job.outcome is Outcome.FAILED:
             kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
             message = "" if job.error is None else job.error.message
@@ -619,8 +616,9 @@ class JobService:
         try:
             written = feed.committer.write(link.connection, job, labels_of_request)
         except ResultGone as gone:
-            runs_again = feed.lost.note(job.index)
-            link.connection.call(CONTROLLER.result_lost, job.wanted)
+            link.connection.call(CONTROLLER.result_lost, job.wanted)  # first: it may be sent again at once
+            with self._changed:
+                runs_again = feed.jobs.output_lost(job.index)
             if not runs_again:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
@@ -693,16 +691,20 @@ class _Link:
 
         self._reader.stop(wake)
 
-    def submit(self, record: SubmissionRecord, part: Sequence[tuple[int, GenerateRequest]], is_again: bool) -> None:
+    def id_for(self, name: str, is_again: bool) -> SubmissionId:
+        """Return the id under which the next requests of a submission are sent, and listen to it."""
+        ids = self._ids.setdefault(name, [])
+        if is_again or not ids:
+            ids.append(self._service.new_id(name))
+            self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
+        return ids[-1]
+
+    def submit(self, submission_id: SubmissionId, user: str, part: Sequence[tuple[int, GenerateRequest]]) -> None:
         """Send requests at consecutive places. Raises UserError if one of them cannot run: then none was sent."""
         requests, given = self._images.bring_all([request for _, request in part])
-        ids = self._ids.setdefault(record.submission_id, [])
-        if is_again or not ids:
-            ids.append(self._service.new_id(record.submission_id))
-            self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
-        sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
+        sent = Submission(CLIENT, submission_id, part[0][0], tuple(requests), False, user, given)
         self.connection.call(CONTROLLER.submit, sent)
-        self._previewed.discard(ids[-1])  # the controller forgets it whenever all jobs of an id have ended
+        self._previewed.discard(submission_id)  # the controller forgets it whenever all jobs of an id have ended
 
     def want_previews(self, names: Container[str]) -> None:
         """Have previews made of these submissions, and of no others."""
@@ -755,7 +757,9 @@ def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> 
     """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
-    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), name)
+    jobs: JobFollower[RequestOutcome] = JobFollower()
+    jobs.submit(record.request_count, record.created_at)
+    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, name)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:

@@ -9,6 +9,9 @@ import errno
 import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -505,6 +508,38 @@ def test_an_output_that_was_written_before_the_crash_is_committed_without_a_run(
     require_complete(service, service.submit(prompts(6)), 6)
     assert (service.out / "manifest.jsonl").read_bytes() == before
     assert "submit" not in service.line.asked[asked:]
+
+
+#: a process with a pool and its job service, which is killed after the fifth output
+KILLED_SERVICE = """
+import os, signal, sys
+from pathlib import Path
+from modelpool.actors.control.detached import job_service
+from tests.actors.control.detached.test_job_service import opened, prompts
+job_service.CHUNK = 4
+with opened(Path(sys.argv[1])) as service:
+    jobs = service.submit(prompts(24), jobs_id="lasting")
+    service.until(lambda: jobs.progress().record.succeeded >= 5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_service_whose_process_is_killed_commits_each_output_once(tmp_path: Path) -> None:
+    """The next one continues from the journal, three times; what is committed stays, and nothing is left behind."""
+    command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
+    for _ in range(3):  # the same command hands over the same submission
+        killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with opened(tmp_path) as service:
+        jobs = service.pool.attach("lasting")
+        committed = {each.place: each for each in jobs.outcomes()}
+        record = jobs.wait(WAIT_SECONDS)
+        assert (record.succeeded, record.pending) == (24, 0)
+        outcomes = {each.place: each for each in jobs.outcomes()}
+        assert committed.items() <= outcomes.items()
+        files = sorted(each.file for each in outcomes.values())
+        assert sorted(entry["file"] for entry in service.manifest()) == files
+        assert sorted(path.name for path in service.out.iterdir()) == sorted([".lock", "manifest.jsonl", *files])
 
 
 class ServiceKilled(BaseException):
