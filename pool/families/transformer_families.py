@@ -19,13 +19,13 @@ from modelpool.pool.families.detection.layouts.signature import Naming
 from modelpool.pool.families.detection.parts import split
 from modelpool.pool.families.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
 from modelpool.pool.families.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.parts.definition import (
-    FamilyDefinition,
+from modelpool.pool.families.parts.family import (
+    Family,
     TextVision,
     VisionPart,
 )
-from modelpool.pool.families.parts.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import SEEING_PARTS, Architecture, LocatedFamily, is_weight
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.unet_families import CASCADES
@@ -52,7 +52,7 @@ TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
 #: families whose text encoder is connected to the model by a part in its file
-_CONNECTED: Mapping[str, FamilyDefinition] = {
+_CONNECTED: Mapping[str, Family] = {
     family.name: family for family in defined_families() if family.text.connector is not None
 }
 #: tables of words in diffusion models that are their text encoders
@@ -78,7 +78,7 @@ def text_prefix(member: str) -> str:
     return f"text_encoders.{member}.transformer."
 
 
-def defined_family(definition: FamilyDefinition) -> Family:
+def defined_family(definition: Family) -> LocatedFamily:
     """Return the family of a module of `pool.families.modules`."""
     name, facts = definition.name, definition.facts
     reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text.vision is not None else set())
@@ -87,7 +87,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
     connector = definition.text.connector
     latent = LATENT_FORMATS[definition.latent]
     words = definition.text.words.get(Naming.PUBLISHED)
-    return Family(
+    return LocatedFamily(
         name=name,
         title=definition.title,
         prefixes={
@@ -167,7 +167,7 @@ def _audio(facts: ModelFacts) -> AudioFacts | None:
     )
 
 
-def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
+def _inside(definition: Family, prefix: str) -> tuple[str, ...]:
     """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
     return (
         () if definition.text.connector is None else tuple(prefix + part for part in definition.text.connector.inside)
@@ -190,7 +190,7 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     )
 
 
-def _is_said(definition: FamilyDefinition) -> bool:
+def _is_said(definition: Family) -> bool:
     """Return whether requests can provide all required inputs."""
     reads_image = definition.image_concat is not None or definition.facts.begins is not None
     not_said = _NOT_SAID - {"image"} if reads_image else _NOT_SAID
@@ -198,14 +198,14 @@ def _is_said(definition: FamilyDefinition) -> bool:
 
 
 #: by the name that recognition returns
-TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
+TRANSFORMERS: Mapping[str, LocatedFamily] = MappingProxyType(
     {definition.name: defined_family(definition) for definition in defined_families() if _is_said(definition)}
     | dict(CASCADES)
 )
 
 
 #: distilled models that only the index of a folder identifies, by family
-DISTILLED: Mapping[str, Family] = MappingProxyType(
+DISTILLED: Mapping[str, LocatedFamily] = MappingProxyType(
     {
         definition.name: defined_family(replace(definition, facts=definition.distilled))
         for definition in defined_families()
@@ -214,7 +214,7 @@ DISTILLED: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> Family:
+def located(family: LocatedFamily, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family` with the prefixes of its components among `shapes`; its diffusion model was `found`.
 
     Missing components keep their default prefix, except optional text encoders, which are removed.
@@ -245,14 +245,14 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     return with_unconditional(with_text_vision(placed, shapes), shapes)
 
 
-def metadata_config(family: Family, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+def metadata_config(family: LocatedFamily, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the arguments of the class of the diffusion model that the `metadata` of a file states and no shape tells;
     empty for none."""
     read = _METADATA_CONFIGS.get(family.name)
     return {} if read is None else read(metadata)
 
 
-def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:
+def with_unconditional(family: LocatedFamily, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family`, guided by the second model of its diffusion model if `shapes` has it."""
     if family.name not in UNCONDITIONAL:
         return family
@@ -270,8 +270,8 @@ def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:
 
 
 def with_text_vision(
-    family: Family, shapes: Mapping[str, Shape], vision_use: ReferenceMode = ReferenceMode.BY_NAME
-) -> Family:
+    family: LocatedFamily, shapes: Mapping[str, Shape], vision_use: ReferenceMode = ReferenceMode.BY_NAME
+) -> LocatedFamily:
     """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
     it.
 

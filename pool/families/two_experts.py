@@ -15,8 +15,8 @@ from types import MappingProxyType
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.detection.parts import LOW_NOISE_PREFIX
-from modelpool.pool.families.parts.definition import FamilyDefinition, TwoExperts
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.family import Family, TwoExperts
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.transformer_families import defined_family
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -25,7 +25,7 @@ from modelpool.pool.values.core.sampling_facts import LowNoiseExpert
 from modelpool.pool.values.specs.spec import Role
 
 
-def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:
+def _family(definition: Family, pair: TwoExperts) -> LocatedFamily:
     family = defined_family(replace(definition, facts=pair.facts))
     before_vae: dict[Role, str] = {role: prefix for role, prefix in family.prefixes.items() if role is not Role.VAE}
     high = family.architectures[Role.DIFFUSION_MODEL]
@@ -39,7 +39,7 @@ def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:
 
 
 #: by the name that recognition returns for each expert
-TWO_EXPERTS: Mapping[str, Family] = MappingProxyType(
+TWO_EXPERTS: Mapping[str, LocatedFamily] = MappingProxyType(
     {
         definition.name: _family(definition, definition.two_experts)
         for definition in defined_families()
@@ -48,7 +48,7 @@ TWO_EXPERTS: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> Family:
+def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> LocatedFamily:
     """Return the two-expert family of the high-noise expert `found` and of a low-noise expert with tensors of the
     shapes `second` (keys without prefix); `of` is the file of the latter.
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -164,7 +164,7 @@ _FACTS = audio_facts(
 )
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="ace_step_15",
         title="ACE-Step 1.5",
         layout=ACE_STEP_15,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -97,7 +97,7 @@ def _rotary(own: Any, x_BCTHW: Tensor) -> tuple[Any, Tensor]:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="allegro",
         title="Allegro",
         layout=PIXART,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -87,7 +87,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="auraflow",
         title="AuraFlow",
         layout=_LAYOUT,

@@ -8,10 +8,10 @@ from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -52,7 +52,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="bria",
         title="Bria 3",
         layout=FLUX,

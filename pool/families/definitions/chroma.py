@@ -10,10 +10,10 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -67,7 +67,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="chroma",
         title="Chroma",
         layout=CHROMA,

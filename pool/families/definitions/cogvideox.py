@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -324,7 +324,7 @@ def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
     return (TeaCacheFacts(coefficients, 0.1, of_vector=True),)
 
 
-_LARGE = FamilyDefinition(
+_LARGE = Family(
     name="cogvideox",
     title="CogVideoX 5B",
     layout=COGVIDEOX,
@@ -363,7 +363,7 @@ _SMALL = replace(
 )
 
 
-def _following(base: FamilyDefinition, name: str, title: str, small: bool, source: str) -> FamilyDefinition:
+def _following(base: Family, name: str, title: str, small: bool, source: str) -> Family:
     """Return the model that follows a video, with the sizes of `base`."""
     sources = f"diffusers' CogVideoXFunControlPipeline; {source}"
     return replace(

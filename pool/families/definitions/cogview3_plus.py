@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -53,7 +53,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="cogview3_plus",
         title="CogView 3+",
         layout=COGVIEW,

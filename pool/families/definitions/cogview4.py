@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -138,7 +138,7 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     )
 
 
-_PLAIN = FamilyDefinition(
+_PLAIN = Family(
     name="cogview4",
     title="CogView 4",
     layout=COGVIEW,

@@ -16,11 +16,11 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -180,7 +180,7 @@ def _marks_frames(found: Config) -> bool:
     return found.get("in_channels") == 17 and not found.get("language_adapter")
 
 
-_T2V = FamilyDefinition(
+_T2V = Family(
     name="cosmos_t2v",
     title="Cosmos text-to-video",
     layout=LAYOUT,

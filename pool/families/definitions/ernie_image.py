@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -83,7 +83,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="ernie_image",
         title="Ernie Image",
         layout=LAYOUT,

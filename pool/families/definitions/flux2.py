@@ -10,10 +10,10 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts import flux_architecture as flux
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -86,7 +86,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
 
 
-_FLUX_2 = FamilyDefinition(
+_FLUX_2 = Family(
     name="flux2",
     title="Flux 2",
     layout=FLUX_2,

@@ -15,10 +15,10 @@ from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
     TextVision,
@@ -164,7 +164,7 @@ def _references_read(module: nn.Module, kwargs: ModelKwargs) -> Any:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="glm_image",
         title="GLM-Image",
         layout=LAYOUT,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, always, count, dim, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -98,7 +98,7 @@ def _join(read: Sequence[ReadText]) -> Joined:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="hidream_i1",
         title="HiDream I1",
         layout=_LAYOUT,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -133,7 +133,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out[:, : x_BCHW.shape[1]]
 
 
-_V1_2 = FamilyDefinition(
+_V1_2 = Family(
     name="hunyuan_dit",
     title="HunyuanDiT 1.2",
     layout=_LAYOUT,

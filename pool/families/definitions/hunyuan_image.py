@@ -11,10 +11,10 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -94,7 +94,7 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="hunyuan_image_21",
         title="Hunyuan Image 2.1",
         layout=HUNYUAN_VIDEO,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.definitions import hunyuan_image
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING
+from modelpool.pool.families.parts.family import NO_FLOAT16, NOTHING
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.video_facts import joined

@@ -9,10 +9,10 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -109,7 +109,7 @@ def _reading(channels: int) -> Condition:
     return lambda found: found.get("in_channels") == channels and found.get("vec_in_dim") is not None
 
 
-_T2V = FamilyDefinition(
+_T2V = Family(
     name="hunyuan_video",
     title="Hunyuan Video",
     layout=HUNYUAN_VIDEO,

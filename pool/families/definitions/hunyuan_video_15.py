@@ -9,10 +9,10 @@ from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -80,7 +80,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-_VIDEO = FamilyDefinition(
+_VIDEO = Family(
     name="hunyuan_video_15",
     title="Hunyuan Video 1.5",
     layout=HUNYUAN_VIDEO,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
     TextVision,
@@ -110,7 +110,7 @@ def _predict(module: nn.Module, items_BN: Tensor, level_B: Tensor, context_BLD: 
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="joyimage",
         title="JoyImage",
         layout=LAYOUT,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -97,7 +97,7 @@ def _forward_one_length(
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="kandinsky5_image",
         title="Kandinsky 5 images",
         layout=KANDINSKY_5,

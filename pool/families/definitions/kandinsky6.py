@@ -20,10 +20,10 @@ from modelpool.pool.families.definitions import kandinsky5_video
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -280,7 +280,7 @@ def _time(level: float, shift: float) -> float:
     return level / (shift - (shift - 1.0) * level)
 
 
-_BASE = FamilyDefinition(
+_BASE = Family(
     name="kandinsky6",
     title="Kandinsky 6",
     layout=LAYOUT,

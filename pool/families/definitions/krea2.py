@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -164,7 +164,7 @@ _FACTS = image_flow(
     sources="diffusers' Krea2Pipeline, whose scale of 4.5 is added to 1. ComfyUI has the shift of the turbo model",
 )
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="krea2",
         title="Krea 2",
         layout=LAYOUT,

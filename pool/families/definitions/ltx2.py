@@ -14,11 +14,11 @@ from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     Connector,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -129,7 +129,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="ltx2",
         title="LTX-2",
         layout=LTX,

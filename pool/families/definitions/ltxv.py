@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -121,7 +121,7 @@ def _places(x_BCTHW: Tensor, rate: float) -> Tensor:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="ltxv",
         title="LTX-Video",
         layout=LTX,

@@ -9,10 +9,10 @@ from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -75,7 +75,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="lumina2",
         title="Lumina 2",
         layout=LUMINA_2,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -158,7 +158,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="mochi",
         title="Mochi",
         layout=LAYOUT,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import OMNIGEN
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Naming, anything
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -191,7 +191,7 @@ def _mask(total: int, length: int, spans: Sequence[tuple[int, int]], device: Any
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="omnigen",
         title="OmniGen",
         layout=OMNIGEN,

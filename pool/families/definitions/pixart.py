@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -104,7 +104,7 @@ def _reading(tokens: int) -> Reading:
     return fixed_length("t5xxl", tokens, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
 
 
-_SIGMA = FamilyDefinition(
+_SIGMA = Family(
     name="pixart_sigma",
     title="PixArt sigma",
     layout=PIXART,

@@ -8,10 +8,10 @@ from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     NO_FLOAT16,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
     TextVision,
@@ -92,7 +92,7 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
     return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
 
 
-_QWEN_IMAGE = FamilyDefinition(
+_QWEN_IMAGE = Family(
     name="qwen_image",
     title="Qwen-Image",
     layout=QWEN_IMAGE,

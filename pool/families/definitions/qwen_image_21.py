@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -122,7 +122,7 @@ def _predict(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Te
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="qwen_image_21",
         title="Qwen-Image 2.1",
         layout=LAYOUT,

@@ -17,10 +17,10 @@ from modelpool.pool.families.detection.layouts.image_layouts import SANA
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     BFLOAT16_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -163,7 +163,7 @@ def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: M
 
 
 _SANA = (
-    FamilyDefinition(
+    Family(
         name="sana",
         title="Sana",
         layout=SANA,

@@ -19,10 +19,10 @@ from modelpool.pool.families.detection.layouts.shape_sizes import (
 )
 from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -131,7 +131,7 @@ def _join(read: Sequence[ReadText]) -> Joined:
     return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": joined_pooled(small, large)}
 
 
-_SD3 = FamilyDefinition(
+_SD3 = Family(
     name="sd3",
     title="Stable Diffusion 3",
     layout=_LAYOUT,

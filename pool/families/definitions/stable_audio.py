@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -145,7 +145,7 @@ def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tenso
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="stable_audio_1",
         title="Stable Audio 1",
         layout=STABLE_AUDIO,

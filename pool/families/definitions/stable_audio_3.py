@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
 )
@@ -114,7 +114,7 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
 
 
 FAMILIES = (
-    FamilyDefinition(
+    Family(
         name="stable_audio_3",
         title="Stable Audio 3",
         layout=STABLE_AUDIO,

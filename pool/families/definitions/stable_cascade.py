@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, CarriedText, Family
+from modelpool.pool.families.parts.family import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
 from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import Architecture, CarriedText, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import (
     GENERIC,
     BaseNames,
@@ -190,7 +190,7 @@ _LATENT_C, _LATENT_B = LATENT_FORMATS["cascade_c"], LATENT_FORMATS["cascade_b"]
 
 #: Source of guidance and steps: StableCascadePriorPipeline of diffusers (ComfyUI shifts its levels by 2); of dtypes:
 #: the classes of ComfyUI
-STAGE_C = Family(
+STAGE_C = LocatedFamily(
     name="cascade_c",
     title="Stable Cascade C",
     prefixes={Role.TEXT_ENCODER: _TEXT_PREFIX, Role.DIFFUSION_MODEL: UNET_PREFIX},
@@ -217,7 +217,7 @@ STAGE_C = Family(
     latent=LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
 )
 #: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
-STAGE_B = Family(
+STAGE_B = LocatedFamily(
     name="cascade_b",
     title="Stable Cascade B",
     prefixes={Role.DIFFUSION_MODEL: UNET_PREFIX, Role.VAE: _VAE_PREFIX},
@@ -240,7 +240,7 @@ STAGE_B = Family(
 )
 
 
-def _lite(family: Family) -> Family:
+def _lite(family: LocatedFamily) -> LocatedFamily:
     """Return the family of the smaller model of a stage."""
     name = f"{family.name}_lite"
     return replace(
@@ -297,7 +297,7 @@ _PIPELINE_B = PipelineFacts(
 )
 
 
-def _definition(family: Family, when: Condition) -> UNetDefinition:
+def _definition(family: LocatedFamily, when: Condition) -> UNetDefinition:
     is_b = family.sampling.is_decoder_stage
     forward: Call = forward_b if is_b else forward_c
     return UNetDefinition(

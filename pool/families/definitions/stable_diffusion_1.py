@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.family import TextInputs
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Reading
@@ -17,7 +17,7 @@ from modelpool.pool.values.core.family_facts import PLAIN_TEXT
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, SamplingDefaults
 from modelpool.pool.values.specs.spec import Role
 
-SD1 = Family(
+SD1 = LocatedFamily(
     name="sd1",
     title="Stable Diffusion 1",
     prefixes={
@@ -53,7 +53,7 @@ SD1_INSTRUCT = replace(
 )
 
 
-def _definition(family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts) -> UNetDefinition:
+def _definition(family: LocatedFamily, when: Condition, comfyui: str, pipeline: PipelineFacts) -> UNetDefinition:
     return UNetDefinition(
         family=family,
         layout=LDM_UNET,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.family import ModelBuild, TextInputs
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Reading
@@ -55,7 +55,7 @@ _CLIP_H_DEPTH = 24
 VELOCITY_PIXELS = 768
 #: 512-pixel models; the 768-pixel ones predict velocity. No shape determines them apart
 # (`pool.models.loading.small_tensors`)
-SD2 = Family(
+SD2 = LocatedFamily(
     name="sd2",
     title="Stable Diffusion 2",
     prefixes={
@@ -104,7 +104,7 @@ LOTUS_D = replace(
 _TASK_WIDTH = 4
 
 
-def _unclip(name: str, title: str) -> Family:
+def _unclip(name: str, title: str) -> LocatedFamily:
     """Return a family that varies an image: its embedding, with a little noise, is the class labels of the UNet. The
     text may be empty. Source: stabilityai/stable-diffusion-2-1-unclip and its yaml files in
     Stability-AI/stablediffusion; steps and guidance scale from the pipeline of diffusers."""
@@ -213,7 +213,11 @@ def upscaler_forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs:
 
 
 def _definition(
-    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts | None, build: ModelBuild | None = None
+    family: LocatedFamily,
+    when: Condition,
+    comfyui: str,
+    pipeline: PipelineFacts | None,
+    build: ModelBuild | None = None,
 ) -> UNetDefinition:
     return UNetDefinition(
         family=family,
@@ -242,7 +246,7 @@ _UNCLIP_PIPELINE = PipelineFacts(
 )
 
 
-def _varying(family: Family, comfyui: str, width: int) -> UNetDefinition:
+def _varying(family: LocatedFamily, comfyui: str, width: int) -> UNetDefinition:
     """Return a family whose class labels are an embedding of `width` and the noise level, which is as wide."""
     defined = _definition(family, unclip(adm_in_channels=2 * width), comfyui, _UNCLIP_PIPELINE)
     return replace(defined, labels_width=width)

@@ -9,9 +9,9 @@ from typing import Any
 
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.family import TextInputs
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
@@ -31,7 +31,7 @@ from modelpool.pool.values.core.sampling_facts import (
 )
 from modelpool.pool.values.specs.spec import Role
 
-SDXL = Family(
+SDXL = LocatedFamily(
     name="sdxl",
     title="Stable Diffusion XL",
     prefixes={
@@ -55,7 +55,7 @@ SDXL = Family(
     scaling_factor=0.13025,
     sampling=SamplingFacts(size_conditions=MicroConditioning.SIZES),
 )
-SDXL_REFINER = Family(
+SDXL_REFINER = LocatedFamily(
     name="sdxl_refiner",
     title="the Stable Diffusion XL refiner",
     prefixes={
@@ -71,7 +71,7 @@ SDXL_REFINER = Family(
 )
 
 
-def _relative(name: str, title: str) -> Family:
+def _relative(name: str, title: str) -> LocatedFamily:
     return replace(SDXL, name=name, title=title, relative="sdxl")
 
 
@@ -182,7 +182,9 @@ _BASE = UNetDefinition(
 _OWN: Mapping[str, Any] = {"edm_noise": None, "looks_like": "", "folder_mark": None, "untrained_noise": {}}
 
 
-def _variant(family: Family, comfyui: str, when: Condition, pipeline: PipelineFacts | None = None) -> UNetDefinition:
+def _variant(
+    family: LocatedFamily, comfyui: str, when: Condition, pipeline: PipelineFacts | None = None
+) -> UNetDefinition:
     return replace(_BASE, family=family, comfyui=comfyui, when=when, pipeline=pipeline, **_OWN)
 
 

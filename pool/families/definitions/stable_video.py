@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.family import ModelBuild, TextInputs
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import GENERIC
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.unet_definition import UNetDefinition
@@ -189,9 +189,9 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 def _family(
     name: str, title: str, sides: tuple[int, int], facts: VideoFacts, vae_prefix: str, defaults: SamplingDefaults
-) -> Family:
+) -> LocatedFamily:
     """Return a family that reads an image, as a latent and through a vision encoder."""
-    return Family(
+    return LocatedFamily(
         name=name,
         title=title,
         prefixes={
@@ -257,7 +257,7 @@ SV3D_P = _family(
 
 
 def _definition(
-    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts | None = None, module: str = _MODULE
+    family: LocatedFamily, when: Condition, comfyui: str, pipeline: PipelineFacts | None = None, module: str = _MODULE
 ) -> UNetDefinition:
     return UNetDefinition(
         family=family,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
-from modelpool.pool.families.parts.definition import (
+from modelpool.pool.families.parts.family import (
     HALF_FIRST,
     DiffusersFolder,
-    FamilyDefinition,
+    Family,
     ModelBuild,
     TextInputs,
     TwoExperts,
@@ -201,7 +201,7 @@ def _teacache(
     return TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
 
 
-_T2V = FamilyDefinition(
+_T2V = Family(
     name="wan_t2v",
     title="Wan text-to-video",
     layout=WAN,

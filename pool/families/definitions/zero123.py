@@ -11,9 +11,9 @@ distance is the angle of the image's camera from straight above.
 from __future__ import annotations
 
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.family import TextInputs
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
@@ -26,7 +26,7 @@ from modelpool.pool.values.core.sampling_facts import (
 )
 from modelpool.pool.values.specs.spec import Role
 
-ZERO123 = Family(
+ZERO123 = LocatedFamily(
     name="zero123",
     title="Zero123",
     prefixes={

@@ -1,7 +1,7 @@
 """`UNetDefinition`: everything that the project knows about one family of UNets, or one stage of Stable Cascade.
 Torch-free to import.
 
-The sibling of `FamilyDefinition` for models whose single files have one fixed layout, so that a `Family` value states
+The sibling of `Family` for models whose single files have one fixed layout, so that a `LocatedFamily` value states
 where their components are.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from modelpool.pool.families.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.family import ModelBuild, TextInputs
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
@@ -41,7 +41,7 @@ class UNetDefinition:
     """One family of UNets, or one stage of Stable Cascade. Fields without a default must be decided for each.
 
     family      its components in a single file, its latents, and its sampling facts
-    layout, when, comfyui  as in `FamilyDefinition`
+    layout, when, comfyui  as in `Family`
     extra_keys  required keys of the file outside of the model, with their prefixes
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
@@ -60,7 +60,7 @@ class UNetDefinition:
     may_have_frame_decoder  whether files may have a decoder of frames next to the VAE
     """
 
-    family: Family
+    family: LocatedFamily
     layout: Layout
     when: Condition
     comfyui: str

@@ -258,7 +258,7 @@ def form_of(
     device: DeviceCapabilities,
     dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
 ) -> WeightForm:
-    """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `Family`."""
+    """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `LocatedFamily`."""
     storage = _largest_dtype(weights)
     parameters = sum(p.numel() for own in weights for p in own.parameters.values())
     computed = compute_dtype(role, storage, device, parameters, [getattr(torch, name) for name in dtypes])

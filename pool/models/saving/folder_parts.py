@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.inner_models import COMPANION, INNER_FOLDERS, SILENCE
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.families.unet_families import labels_width

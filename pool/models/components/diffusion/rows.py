@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import diffusers
 
 from modelpool.pool.families.definitions import defined_families, defined_unets
-from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.families.parts.family import ModelBuild
 from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.models.components.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.components.diffusion.key_maps import converter_of

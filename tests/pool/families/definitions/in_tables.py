@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelpool.pool.families import definitions as modules
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.model_facts import ModelFacts
 
 HERE = Path(__file__).parent
@@ -18,7 +18,7 @@ def modules_with_tests() -> set[str]:
     return {path.stem.removeprefix("test_") for path in HERE.glob("test_*.py")} - {"definitions"}
 
 
-def families_in_tables() -> tuple[FamilyDefinition, ...]:
+def families_in_tables() -> tuple[Family, ...]:
     """The families of all other modules."""
     tested = {
         family.name
@@ -38,5 +38,5 @@ def video_facts_in_tables() -> dict[str, ModelFacts]:
     return {family.name: family.facts for family in families_in_tables() if _is_for_time(family)}
 
 
-def _is_for_time(family: FamilyDefinition) -> bool:
+def _is_for_time(family: Family) -> bool:
     return "3DModel" in family.module or bool(family.facts.seconds)
