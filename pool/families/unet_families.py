@@ -16,14 +16,14 @@ UNETS: Mapping[str, UNetDefinition] = MappingProxyType({each.name: each for each
 
 #: those with folders that another family is recognised in
 _MARKED = tuple((each, each.folder_mark) for each in defined_unets() if each.folder_mark is not None)
-_LDM = tuple(each.family for each in defined_unets() if each.layout is LDM_UNET)
+_LDM = tuple(each.family for each in defined_unets() if each.detect.layout is LDM_UNET)
 #: the UNets that read text
 FAMILIES: tuple[LocatedFamily, ...] = tuple(family for family in _LDM if family.text_encoders)
 #: those that read an image alone
 VIDEO_UNETS: tuple[LocatedFamily, ...] = tuple(family for family in _LDM if not family.text_encoders)
 #: the stages of Stable Cascade, by name
 CASCADES: Mapping[str, LocatedFamily] = MappingProxyType(
-    {each.name: each.family for each in defined_unets() if each.layout is CASCADE}
+    {each.name: each.family for each in defined_unets() if each.detect.layout is CASCADE}
 )
 
 

@@ -12,21 +12,36 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TRANSFORMER,
+    Arguments,
+    AudioFacts,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LoraNaming,
     ModelBuild,
+    ModelKwargs,
+    NameRule,
+    NameSource,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    ShapeReader,
+    Shapes,
     TextInputs,
+    anything,
+    defaults_like,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -146,33 +161,36 @@ def _without_part(base: str) -> str:
     return base.removeprefix(_MODEL_PART)
 
 
-_FACTS = audio_facts(
-    NoiseFacts(NoiseKind.FLOW, shift=3.0),
-    Guidance.PROJECTED,
-    prediction=Prediction.FLOW,
-    level=Level.SHARE,
-    cfg=7.0,
-    steps=50,
-    reads=("context", "lyrics"),
-    seconds=60.0,
-    most_seconds=600.0,
-    samples_per_second=_RATE,
-    cell_samples=_CELL_SAMPLES,
-    peak=_PEAK,
+_SAMPLING = SamplingFacts(
+    Prediction.FLOW,
+    noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+    reads=frozenset({"context", "lyrics"}),
+    side_multiple=1,
     learned_negative=True,
-    sources="diffusers' AceStepPipeline; steps as its authors recommend for base and SFT models, 8 for turbo ones",
+    audio=AudioFacts(
+        seconds=60.0,
+        samples_per_second=_RATE,
+        cells=0,
+        most_seconds=600.0,
+        cell_samples=_CELL_SAMPLES,
+        peak=_PEAK,
+    ),
+    defaults=SamplingDefaults(steps=50, cfg=7.0, sampler="euler", schedule="simple", guidance=Guidance.PROJECTED),
 )
-
 FAMILIES = (
     Family(
         name="ace_step_15",
         title="ACE-Step 1.5",
-        layout=ACE_STEP_15,
-        when=anything,
-        comfyui="ACEStep15",
-        build=ModelBuild("AceStepTransformer1DModel", config, convert, forward, prepare=prepare),
-        companion=COMPANION,
-        latent="ace_step_15",
+        detect=Detection(ACE_STEP_15, anything, "ACEStep15"),
+        build=ModelBuild(
+            "AceStepTransformer1DModel",
+            config,
+            convert,
+            forward,
+            prepare=prepare,
+            dtypes=NO_FLOAT16,
+            companion=COMPANION,
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -194,16 +212,17 @@ FAMILIES = (
                 has_weights=False,
             ),
         ),
-        facts=_FACTS,
-        distilled=replace(_FACTS, guidance=Guidance.NONE, cfg=1.0, steps=8),
+        latent="ace_step_15",
+        sampling=_SAMPLING,
+        distilled=replace(_SAMPLING, defaults=defaults_like(_SAMPLING, steps=8, cfg=1.0, guidance=Guidance.NONE)),
+        size=(0, 0),
+        sources="diffusers' AceStepPipeline; steps as its authors recommend for base and SFT models, 8 for turbo ones",
         folder=DiffusersFolder(
             "AceStepPipeline",
             distilled_entries={"is_turbo": True, "model_version": "turbo"},
             scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
             own_levels=True,
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
         lora=LoraNaming(
             (
                 *TRANSFORMER.rules,

@@ -9,21 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
     TextInputs,
+    VideoFacts,
+    config_of,
+    fixed_length,
+    sample_of,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,34 +113,36 @@ FAMILIES = (
     Family(
         name="allegro",
         title="Allegro",
-        layout=PIXART,
-        when=is_allegro,
-        comfyui="",
-        build=ModelBuild("AllegroTransformer3DModel", config, unchanged(), forward),
-        latent="allegro",
+        detect=Detection(PIXART, is_allegro, ""),
+        build=ModelBuild(
+            "AllegroTransformer3DModel",
+            config,
+            unchanged(),
+            forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),)
         ),
-        facts=image_timesteps(
+        latent="allegro",
+        sampling=SamplingFacts(
             Prediction.NOISE,
-            NoiseFacts(NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),
-            Guidance.CLASSIFIER_FREE,
-            cfg=7.5,
-            steps=100,
-            width=1280,
-            height=720,
-            # the published 88 are as many latent frames
-            frames=85,
-            frame_multiple=4,
-            frame_rate=15.0,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' AllegroPipeline; rhymes-ai/Allegro",
+            noise=NoiseFacts(NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            video=VideoFacts(
+                # the published 88 are as many latent frames
+                frames=85,
+                multiple=4,
+                rate=15.0,
+            ),
+            defaults=SamplingDefaults(
+                steps=100, cfg=7.5, sampler="euler_ancestral", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        sampler="euler_ancestral",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        size=(1280, 720),
+        sources="diffusers' AllegroPipeline; rhymes-ai/Allegro",
         folder=DiffusersFolder(
             "AllegroPipeline",
             scheduler=SchedulerFacts(
@@ -141,5 +156,6 @@ FAMILIES = (
                 },
             ),
         ),
+        lora=TRANSFORMER,
     ),
 )

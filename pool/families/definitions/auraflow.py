@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     HALF_FIRST,
+    PATCH,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    count,
+    diffusers,
+    dim,
+    fixed_length,
+    maybe,
+    published,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,26 +107,31 @@ FAMILIES = (
     Family(
         name="auraflow",
         title="AuraFlow",
-        layout=_LAYOUT,
-        when=anything,
-        comfyui="AuraFlow",
-        build=ModelBuild("AuraFlowTransformer2DModel", config, "auraflow", forward),
-        latent="sdxl",
+        detect=Detection(_LAYOUT, anything, "AuraFlow"),
+        build=ModelBuild(
+            "AuraFlowTransformer2DModel",
+            config,
+            "auraflow",
+            forward,
+            dtypes=HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (fixed_length("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),), set_name="aura_flow"
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.73),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.5,
-            steps=50,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
+        latent="sdxl",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=1.73),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        dtypes=HALF_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
         folder=DiffusersFolder("AuraFlowPipeline"),
+        lora=TRANSFORMER,
+        options=OptionFacts(skips_blocks=True),
     ),
 )

@@ -6,20 +6,30 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,13 +65,14 @@ FAMILIES = (
     Family(
         name="bria",
         title="Bria 3",
-        layout=FLUX,
-        when=is_bria,
-        comfyui="",
+        detect=Detection(FLUX, is_bria, ""),
         build=ModelBuild(
-            "BriaTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+            "BriaTransformer2DModel",
+            config,
+            flux.names_of_diffusers("time_embed.timestep_embedder"),
+            forward,
+            dtypes=BFLOAT16_FIRST,
         ),
-        latent="sdxl",
         text=TextInputs(
             (
                 # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
@@ -76,17 +87,19 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=30,
-            reads=("context",),
-            sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
+        latent="sdxl",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=1.0),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=30, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
         folder=DiffusersFolder("BriaPipeline", shifts_by_size=False),
+        lora=TRANSFORMER,
+        options=OptionFacts(skips_blocks=True, moves_positions=True),
     ),
 )

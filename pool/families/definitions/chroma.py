@@ -6,24 +6,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import CHROMA
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    NOTHING,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    fixed_length,
+    rope_axes,
+    sample_of,
+    scale_of_norm,
+    single_block_cuts,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,32 +82,32 @@ FAMILIES = (
     Family(
         name="chroma",
         title="Chroma",
-        layout=CHROMA,
-        when=anything,
-        comfyui="Chroma",
+        detect=Detection(CHROMA, anything, "Chroma"),
         build=ModelBuild(
             "ChromaTransformer2DModel",
             config,
             LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
             forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="flux",
         text=TextInputs(
             # ComfyUI drops all padding but one token; here the mask hides it
             (fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),)
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=35,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=35, cfg=5.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=flux.LORA,
+        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
         folder=DiffusersFolder("ChromaPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+        lora=flux.LORA,
+        options=OptionFacts(skips_blocks=True, moves_positions=True),
     ),
 )

@@ -15,28 +15,42 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.video_calls import fixed_extent, joined
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
     HALF_FIRST,
+    LATENT_FORMATS,
+    TRANSFORMER,
+    Arguments,
+    Condition,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    FirstFrameMode,
+    Guidance,
+    LayoutNames,
+    LayoutTable,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
+    TeaCacheFacts,
     TextInputs,
+    VideoFacts,
+    config_of,
+    fixed_length,
+    sample_of,
+    video_like,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.families.parts.video_facts import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -277,17 +291,8 @@ def _follows(*, small: bool) -> Condition:
     return lambda found: sizes(found) and not found["learned_positions"]
 
 
-def _facts(shift: float, **more: Any) -> ModelFacts:
-    usual = {
-        "cfg": 6.0, "steps": 50, "width": _WIDTH, "height": _HEIGHT, "frames": _FRAMES, "frame_multiple": _PAIR,
-        "cell_frames": _CELL_FRAMES, "frame_rate": 8.0, "reads": ("context",),
-    }  # fmt: skip
-    return image_timesteps(
-        Prediction.VELOCITY,
-        NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift),
-        Guidance.CLASSIFIER_FREE,
-        **{**usual, **more},
-    )
+def _noise(shift: float) -> NoiseFacts:
+    return NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift)
 
 
 def _scheduler(shift: float) -> SchedulerFacts:
@@ -327,54 +332,69 @@ def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
 _LARGE = Family(
     name="cogvideox",
     title="CogVideoX 5B",
-    layout=COGVIDEOX,
-    when=_having(_CHANNELS, 1),
-    comfyui="CogVideoX_T2V",
-    build=ModelBuild("CogVideoXTransformer3DModel", config, _LAYOUT_NAMES, forward),
-    latent="cogvideox",
+    detect=Detection(COGVIDEOX, _having(_CHANNELS, 1), "CogVideoX_T2V"),
+    build=ModelBuild(
+        "CogVideoXTransformer3DModel",
+        config,
+        _LAYOUT_NAMES,
+        forward,
+        dtypes=BFLOAT16_FIRST,
+    ),
     text=TextInputs((fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
-    facts=_facts(_LARGE_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b"),
-    schedule="trailing",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
+    latent="cogvideox",
+    sampling=SamplingFacts(
+        Prediction.VELOCITY,
+        noise=_noise(_LARGE_SHIFT),
+        reads=frozenset({"context"}),
+        side_multiple=16,
+        video=VideoFacts(frames=_FRAMES, multiple=_PAIR, rate=8.0, cell=_CELL_FRAMES),
+        defaults=SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="trailing", guidance=Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(_WIDTH, _HEIGHT),
+    sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b",
     folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
-    teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
+    lora=TRANSFORMER,
+    options=OptionFacts(
+        teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
+        skips_blocks=True,
+    ),
 )
-
-_SIZES_15: dict[str, Any] = {
-    "width": _WIDTH_15, "height": _HEIGHT_15, "frames": _FRAMES_15, "frame_rate": 16.0, "unseen_cells": 1,
-}  # fmt: skip
 
 _SMALL = replace(
     _LARGE,
     name="cogvideox_2b",
     title="CogVideoX 2B",
-    when=_having(_CHANNELS, 1, small=True),
+    detect=replace(_LARGE.detect, when=_having(_CHANNELS, 1, small=True)),
     build=replace(
         _LARGE.build,
         # its code keeps the sines that the model computes in a parameter, which is not trained
         convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+        dtypes=HALF_FIRST,
     ),
     latent="cogvideox_2b",
-    facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
-    dtypes=HALF_FIRST,
+    sampling=replace(_LARGE.sampling, noise=_noise(_SMALL_SHIFT)),
+    sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b",
     folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
-    teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
+    options=replace(
+        _LARGE.options,
+        teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
+    ),
 )
 
 
 def _following(base: Family, name: str, title: str, small: bool, source: str) -> Family:
     """Return the model that follows a video, with the sizes of `base`."""
-    sources = f"diffusers' CogVideoXFunControlPipeline; {source}"
     return replace(
         base,
         name=name,
         title=title,
-        when=_follows(small=small),
-        comfyui="CogVideoX_I2V",
-        facts=replace(base.facts, reads=("context", "followed"), sources=sources),
+        detect=replace(base.detect, when=_follows(small=small), comfyui="CogVideoX_I2V"),
+        sampling=replace(base.sampling, reads=frozenset({"context", "followed"})),
+        sources=f"diffusers' CogVideoXFunControlPipeline; {source}",
         folder=replace(base.folder, pipeline="CogVideoXFunControlPipeline"),
-        teacache=(),
+        options=replace(base.options, teacache=()),
     )
 
 
@@ -391,40 +411,46 @@ FAMILIES = (
         _LARGE,
         name="cogvideox_i2v",
         title="CogVideoX image-to-video",
-        when=_learned,
-        comfyui="CogVideoX_I2V",
-        facts=_facts(
-            _LARGE_SHIFT,
-            reads=("context", "image"),
-            begins=FirstFrameMode.FIRST_CELL,
-            sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
+        detect=replace(_LARGE.detect, when=_learned, comfyui="CogVideoX_I2V"),
+        sampling=replace(
+            _LARGE.sampling,
+            reads=frozenset({"context", "image"}),
+            video=video_like(_LARGE.sampling, begins=FirstFrameMode.FIRST_CELL),
         ),
+        sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
         folder=replace(_LARGE.folder, pipeline="CogVideoXImageToVideoPipeline"),
     ),
     replace(
         _LARGE,
         name="cogvideox_15",
         title="CogVideoX 1.5",
-        when=_having(_CHANNELS, 2),
-        facts=_facts(_LARGE_SHIFT, **_SIZES_15, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B"),
-        teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
+        detect=replace(_LARGE.detect, when=_having(_CHANNELS, 2)),
+        sampling=replace(_LARGE.sampling, video=video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, unseen=1)),
+        size=(_WIDTH_15, _HEIGHT_15),
+        sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B",
+        options=replace(
+            _LARGE.options,
+            teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
+        ),
     ),
     replace(
         _LARGE,
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
-        when=_reads_offset,
+        detect=replace(_LARGE.detect, when=_reads_offset, comfyui="CogVideoX_I2V"),
+        sampling=replace(
+            _LARGE.sampling,
+            reads=frozenset({"context", "image"}),
+            video=video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, begins=FirstFrameMode.FIRST_CELL, unseen=1),
+        ),
+        size=(_WIDTH_15, _HEIGHT_15),
+        sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         folder=replace(
             _LARGE.folder, pipeline="CogVideoXImageToVideoPipeline", vae_entries={"invert_scale_latents": True}
         ),
-        comfyui="CogVideoX_I2V",
-        facts=_facts(
-            _LARGE_SHIFT,
-            **_SIZES_15,
-            reads=("context", "image"),
-            begins=FirstFrameMode.FIRST_CELL,
-            sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
+        options=replace(
+            _LARGE.options,
+            teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
         ),
-        teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
     ),
 )

@@ -10,21 +10,29 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import output_size
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
     TextInputs,
+    fixed_length,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,25 +64,27 @@ FAMILIES = (
     Family(
         name="cogview3_plus",
         title="CogView 3+",
-        layout=COGVIEW,
-        when=is_version_3,
-        comfyui="",
-        build=ModelBuild("CogView3PlusTransformer2DModel", config, unchanged("patch_embed.pos_embed"), forward),
-        latent="cogview4",
-        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
-        facts=image_timesteps(
-            Prediction.VELOCITY,
-            NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context",),
-            may_read=("size",),
-            sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
+        detect=Detection(COGVIEW, is_version_3, ""),
+        build=ModelBuild(
+            "CogView3PlusTransformer2DModel",
+            config,
+            unchanged("patch_embed.pos_embed"),
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"size"}),
         ),
-        schedule="trailing",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
+        latent="cogview4",
+        sampling=SamplingFacts(
+            Prediction.VELOCITY,
+            noise=NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
+            reads=frozenset({"context", "size"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="trailing", guidance=Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
         folder=DiffusersFolder(
             "CogView3PlusPipeline",
             scheduler=SchedulerFacts(
@@ -91,5 +101,6 @@ FAMILIES = (
                 },
             ),
         ),
+        lora=TRANSFORMER,
     ),
 )

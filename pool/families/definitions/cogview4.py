@@ -11,23 +11,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import output_size
+from modelpool.pool.families.parts.video_calls import joined
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    ImageConcat,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
+    ShiftByRoot,
     TextInputs,
+    sample_of,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.video_facts import joined
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
-from modelpool.pool.values.core.shift_by_size import ShiftByRoot
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -141,11 +153,15 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
 _PLAIN = Family(
     name="cogview4",
     title="CogView 4",
-    layout=COGVIEW,
-    when=is_version_4,
-    comfyui="",
-    build=ModelBuild("CogView4Transformer2DModel", config, unchanged(), forward),
-    latent="cogview4",
+    detect=Detection(COGVIEW, is_version_4, ""),
+    build=ModelBuild(
+        "CogView4Transformer2DModel",
+        config,
+        unchanged(),
+        forward,
+        dtypes=NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "size"}),
+    ),
     text=TextInputs(
         (
             Reading(
@@ -161,19 +177,19 @@ _PLAIN = Family(
             ),
         )
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        reads=("context",),
-        may_read=("context_mask", "size"),
-        sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
+    latent="cogview4",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
+        reads=frozenset({"context", "context_mask", "size"}),
+        side_multiple=16,
+        defaults=SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="linspace", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="linspace",
-    dtypes=NO_FLOAT16,
-    lora=TRANSFORMER,
+    sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
     folder=DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
+    lora=TRANSFORMER,
 )
 
 FAMILIES = (
@@ -181,13 +197,13 @@ FAMILIES = (
         _PLAIN,
         name="cogview4_control",
         title="CogView 4 control",
-        when=follows_image,
-        facts=replace(
-            _PLAIN.facts,
-            reads=("context", "image"),
-            sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
+        detect=replace(_PLAIN.detect, when=follows_image),
+        sampling=replace(
+            _PLAIN.sampling,
+            reads=frozenset({"context", "image", "context_mask", "size"}),
+            image_concat=ImageConcat.LATENT,
         ),
-        image_concat=ImageConcat.LATENT,
+        sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
         folder=replace(_PLAIN.folder, pipeline="CogView4ControlPipeline"),
     ),
     _PLAIN,

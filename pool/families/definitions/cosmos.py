@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, heads, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.detection.layouts.video_layouts import (
     COSMOS_DIFFUSERS_KEYS,
     COSMOS_DIFFUSERS_SIZES,
@@ -16,21 +14,47 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
     NO_FLOAT16,
+    NOTHING,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    FirstFrameMode,
+    Guidance,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    VideoFacts,
+    anything,
+    config_of,
+    count,
+    diffusers,
+    dim,
+    fixed_length,
+    has,
+    having,
+    heads,
+    maybe,
+    published,
+    sample_of,
+    sizes,
+    video_like,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts, image_flow
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import Padding, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, with_image
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -183,87 +207,84 @@ def _marks_frames(found: Config) -> bool:
 _T2V = Family(
     name="cosmos_t2v",
     title="Cosmos text-to-video",
-    layout=LAYOUT,
-    when=anything,
-    comfyui="CosmosT2V",
-    build=ModelBuild("CosmosTransformer3DModel", config, "cosmos", forward),
-    latent="cosmos",
-    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
-    facts=ModelFacts(
-        prediction=Prediction.EDM,
-        noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
-        level=Level.LOGARITHM,
-        guidance=Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=36,
-        width=1280,
-        height=704,
-        frames=121,
-        side_multiple=16,
-        frame_multiple=8,
-        frame_rate=30.0,
-        reads=("context", "frame_rate"),
-        sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    detect=Detection(LAYOUT, anything, "CosmosT2V"),
+    build=ModelBuild(
+        "CosmosTransformer3DModel",
+        config,
+        "cosmos",
+        forward,
+        dtypes=BFLOAT16_FIRST,
     ),
-    schedule="karras",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
+    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
+    latent="cosmos",
+    sampling=SamplingFacts(
+        Prediction.EDM,
+        noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
+        reads=frozenset({"context", "frame_rate"}),
+        side_multiple=16,
+        video=VideoFacts(frames=121, multiple=8, rate=30.0),
+        defaults=SamplingDefaults(
+            steps=36, cfg=7.0, sampler="euler", schedule="karras", guidance=Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(1280, 704),
+    sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
     folder=DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": NOTHING}),
+    lora=TRANSFORMER,
+    options=OptionFacts(skips_blocks=True),
 )
 _I2V = replace(
     _T2V,
     name="cosmos_i2v",
     title="Cosmos image-to-video",
-    when=having(in_channels=17),
-    comfyui="CosmosI2V",
-    facts=replace(
-        _T2V.facts,
-        may_read=("image", "image_mask"),
-        begins=FirstFrameMode.KEPT_WITH_NOISE,
-        sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    detect=replace(_T2V.detect, when=having(in_channels=17), comfyui="CosmosI2V"),
+    build=replace(_T2V.build, optional_inputs=frozenset({"image", "image_mask"})),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+        video=video_like(_T2V.sampling, begins=FirstFrameMode.KEPT_WITH_NOISE),
     ),
+    sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
     folder=replace(_T2V.folder, pipeline="CosmosVideoToWorldPipeline"),
 )
 _PREDICT_2_T2I = replace(
     _T2V,
     name="cosmos2_t2i",
     title="Cosmos Predict 2 images",
-    layout=COSMOS_PREDICT_2,
-    comfyui="CosmosT2IPredict2",
-    build=replace(_T2V.build, forward=forward_predict_2),
-    latent="wan21",
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=35,
-        width=1360,
-        height=768,
-        reads=("context",),
-        sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "
-        "both sigmas, and its guidance scale is smaller by 1",
+    detect=replace(_T2V.detect, layout=COSMOS_PREDICT_2, comfyui="CosmosT2IPredict2"),
+    build=replace(
+        _T2V.build,
+        forward=forward_predict_2,
+        dtypes=NO_FLOAT16,
     ),
-    dtypes=NO_FLOAT16,
+    latent="wan21",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
+        reads=frozenset({"context"}),
+        side_multiple=16,
+        defaults=SamplingDefaults(
+            steps=35, cfg=7.0, sampler="euler", schedule="karras", guidance=Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(1360, 768),
+    sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "
+    "both sigmas, and its guidance scale is smaller by 1",
     folder=replace(_T2V.folder, pipeline="Cosmos2TextToImagePipeline", scheduler_entries={"use_karras_sigmas": True}),
 )
 _PREDICT_2_I2V = replace(
     _PREDICT_2_T2I,
     name="cosmos2_i2v",
     title="Cosmos Predict 2 video",
-    when=_marks_frames,
-    comfyui="CosmosI2VPredict2",
-    facts=replace(
-        _PREDICT_2_T2I.facts,
-        width=1280,
-        height=704,
-        frames=93,
-        frame_multiple=4,
-        frame_rate=16.0,
-        reads=("context", "frame_rate"),
-        may_read=("image", "image_mask"),
-        begins=FirstFrameMode.KEPT,
-        sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
+    detect=replace(_PREDICT_2_T2I.detect, when=_marks_frames, comfyui="CosmosI2VPredict2"),
+    build=replace(_PREDICT_2_T2I.build, optional_inputs=frozenset({"image", "image_mask"})),
+    sampling=replace(
+        _PREDICT_2_T2I.sampling,
+        reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+        video=VideoFacts(frames=93, multiple=4, rate=16.0, begins=FirstFrameMode.KEPT),
     ),
+    size=(1280, 704),
+    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
     folder=replace(_PREDICT_2_T2I.folder, pipeline="Cosmos2VideoToWorldPipeline"),
 )
 

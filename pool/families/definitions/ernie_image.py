@@ -8,23 +8,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    NOTHING,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    count,
+    dim,
+    heads,
+    maybe,
+    published,
+    rope_quarters,
+    sample_of,
+    sizes,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,11 +104,15 @@ FAMILIES = (
     Family(
         name="ernie_image",
         title="Ernie Image",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="ErnieImage",
-        build=ModelBuild("ErnieImageTransformer2DModel", config, unchanged(), forward),
-        latent="flux2",
+        detect=Detection(LAYOUT, anything, "ErnieImage"),
+        build=ModelBuild(
+            "ErnieImageTransformer2DModel",
+            config,
+            unchanged(),
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -103,18 +125,18 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=50,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' ErnieImagePipeline; the shift is that of ComfyUI's class",
+        latent="flux2",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        sources="diffusers' ErnieImagePipeline; the shift is that of ComfyUI's class",
         folder=DiffusersFolder("ErnieImagePipeline", entries={"pe": NOTHING, "pe_tokenizer": NOTHING}),
+        lora=TRANSFORMER,
     ),
 )

@@ -6,25 +6,40 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import patch_ids, references
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    QWEN3_WITHOUT_THINKING,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    ShiftBySize,
+    ShiftBySizeAndSteps,
     TextInputs,
+    anything,
+    defaults_like,
+    fixed_length,
+    having,
+    ratio,
+    sample_of,
+    scale_of_norm,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import patch_ids, references
-from modelpool.pool.families.parts.text_reading import Reading, fixed_length
-from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize, ShiftBySizeAndSteps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,11 +104,15 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 _FLUX_2 = Family(
     name="flux2",
     title="Flux 2",
-    layout=FLUX_2,
-    when=anything,
-    comfyui="Flux2",
-    build=ModelBuild("Flux2Transformer2DModel", config, LayoutNames("flux2", older=scale_of_norm), forward),
-    latent="flux2",
+    detect=Detection(FLUX_2, anything, "Flux2"),
+    build=ModelBuild(
+        "Flux2Transformer2DModel",
+        config,
+        LayoutNames("flux2", older=scale_of_norm),
+        forward,
+        dtypes=BFLOAT16_FIRST,
+        optional_inputs=frozenset({"reference"}),
+    ),
     text=TextInputs(
         (
             Reading(
@@ -109,29 +128,30 @@ _FLUX_2 = Family(
         ),
         set_name="flux2",
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
-        Guidance.DISTILLED,
-        cfg=4.0,
-        steps=50,
-        reads=("context", "guidance"),
-        may_read=("reference",),
-        sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
+    latent="flux2",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+        reads=frozenset({"context", "guidance", "reference"}),
+        side_multiple=16,
+        several_references=True,
+        defaults=SamplingDefaults(steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED),
     ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
+    sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
     folder=DiffusersFolder("Flux2Pipeline"),
-    several_references=True,
+    lora=TRANSFORMER,
+    options=OptionFacts(skips_blocks=True, moves_positions=True),
 )
 
 FAMILIES = (
-    replace(_FLUX_2, name="flux2_dev", title="Flux 2 dev", when=having(hidden_size=6144)),
+    replace(
+        _FLUX_2, name="flux2_dev", title="Flux 2 dev", detect=replace(_FLUX_2.detect, when=having(hidden_size=6144))
+    ),
     replace(
         _FLUX_2,
         name="flux2_klein",
         title="Flux 2 klein",
-        when=having(guidance_embed=False),
+        detect=replace(_FLUX_2.detect, when=having(guidance_embed=False)),
         text=replace(
             _FLUX_2.text,
             # Qwen3 4B or 8B instead of Mistral
@@ -142,15 +162,13 @@ FAMILIES = (
             ),
             set_name="flux2_klein",
         ),
-        facts=replace(
-            _FLUX_2.facts,
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=4,
-            reads=("context",),
-            sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
-            "model needs 50 steps and a classifier-free scale of 4",
+        sampling=replace(
+            _FLUX_2.sampling,
+            reads=frozenset({"context", "reference"}),
+            defaults=defaults_like(_FLUX_2.sampling, steps=4, cfg=1.0, guidance=Guidance.NONE),
         ),
+        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
+        "model needs 50 steps and a classifier-free scale of 4",
         folder=replace(_FLUX_2.folder, pipeline="Flux2KleinPipeline", entries={"is_distilled": True}),
     ),
     _FLUX_2,

@@ -12,28 +12,47 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import cogview4
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import output_size
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    PATCH,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Joined,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    ReadText,
+    ReferenceMode,
+    Role,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    TextJoin,
     TextVision,
     VisionPart,
+    anything,
+    config_of,
+    count,
+    diffusers,
+    dim,
+    sample_of,
+    sizes,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
-from modelpool.pool.families.parts.text_reading import Padding, Reading
 from modelpool.pool.families.parts.written_image import REFERENCE_TOKEN
 from modelpool.pool.files.formats.folder_header import WRITER_FOLDER
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ReferenceMode
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,16 +186,14 @@ FAMILIES = (
     Family(
         name="glm_image",
         title="GLM-Image",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="",
-        build=ModelBuild("GlmImageTransformer2DModel", config, unchanged(), forward),
-        latent="glm_image",
-        folder=DiffusersFolder(
-            "GlmImagePipeline",
-            scales_latent=False,
-            text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
-            scheduler=cogview4.SCHEDULER,
+        detect=Detection(LAYOUT, anything, ""),
+        build=ModelBuild(
+            "GlmImageTransformer2DModel",
+            config,
+            unchanged(),
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"prior_tokens", "size", "reference", "reference_tokens"}),
         ),
         text=TextInputs(
             (
@@ -195,19 +212,24 @@ FAMILIES = (
                 {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
             ),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),
-            Guidance.CLASSIFIER_FREE,
-            cfg=1.5,
-            steps=50,
+        latent="glm_image",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),
+            reads=frozenset({"context", "prior_tokens", "size", "reference_tokens"}),
             side_multiple=32,
             patch_side=16,
-            reads=("context",),
-            may_read=("prior_tokens", "size", "reference", "reference_tokens"),
-            sources="diffusers' GlmImagePipeline; zai-org/GLM-Image",
+            defaults=SamplingDefaults(
+                steps=50, cfg=1.5, sampler="euler", schedule="linspace_open", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="linspace_open",
-        dtypes=NO_FLOAT16,
+        sources="diffusers' GlmImagePipeline; zai-org/GLM-Image",
+        folder=DiffusersFolder(
+            "GlmImagePipeline",
+            scales_latent=False,
+            text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
+            scheduler=cogview4.SCHEDULER,
+        ),
         lora=TRANSFORMER,
     ),
 )

@@ -5,22 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, always, count, dim, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    OPEN_CLIP_PAD,
+    PATCH,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Joined,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Pooled,
+    Prediction,
+    Reading,
+    ReadText,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    TextJoin,
+    always,
+    anything,
+    count,
+    dim,
+    fixed_length,
+    joined_pooled,
+    maybe,
+    published,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
-from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Pooled, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,11 +123,14 @@ FAMILIES = (
     Family(
         name="hidream_i1",
         title="HiDream I1",
-        layout=_LAYOUT,
-        when=anything,
-        comfyui="HiDream",
-        build=ModelBuild("HiDreamImageTransformer2DModel", config, "hidream", forward),
-        latent="flux",
+        detect=Detection(_LAYOUT, anything, "HiDream"),
+        build=ModelBuild(
+            "HiDreamImageTransformer2DModel",
+            config,
+            "hidream",
+            forward,
+            dtypes=NO_FLOAT16,
+        ),
         text=TextInputs(
             # the model reads the states of several of Llama's layers, one per block
             (
@@ -124,17 +149,18 @@ FAMILIES = (
             set_name="hidream",
             join=TextJoin(_join),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context", "context_2", "pooled"),
-            sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_2", "pooled"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
         folder=DiffusersFolder("HiDreamImagePipeline"),
+        lora=TRANSFORMER,
     ),
 )

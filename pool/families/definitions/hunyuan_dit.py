@@ -5,24 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
+from modelpool.pool.families.parts.vocabulary import (
+    CHECKPOINT_KEYS,
     HALF_FIRST,
+    NOTHING,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
+    LayoutNames,
+    LayoutTable,
+    LoraNaming,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NameSource,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    count,
+    diffusers,
+    dim,
+    dotted,
+    fixed_length,
+    having,
+    heads,
+    joined_names,
+    published,
+    ratio,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import CHECKPOINT_KEYS, LoraNaming, NameSource, dotted, joined_names
-from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -136,11 +159,14 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 _V1_2 = Family(
     name="hunyuan_dit",
     title="HunyuanDiT 1.2",
-    layout=_LAYOUT,
-    when=anything,
-    comfyui="HunyuanDiT",
-    build=ModelBuild("HunyuanDiT2DModel", config, LayoutNames("hunyuan_dit", converter=_NAMES.convert), forward),
-    latent="sdxl",
+    detect=Detection(_LAYOUT, anything, "HunyuanDiT"),
+    build=ModelBuild(
+        "HunyuanDiT2DModel",
+        config,
+        LayoutNames("hunyuan_dit", converter=_NAMES.convert),
+        forward,
+        dtypes=HALF_FIRST,
+    ),
     text=TextInputs(
         (
             fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
@@ -148,23 +174,23 @@ _V1_2 = Family(
         ),
         set_name="hunyuan_dit",
     ),
-    facts=image_timesteps(
+    latent="sdxl",
+    sampling=SamplingFacts(
         Prediction.VELOCITY,
-        NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        reads=("context", "context_mask", "context_2", "context_2_mask"),
-        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
+        noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
+        reads=frozenset({"context", "context_mask", "context_2", "context_2_mask"}),
+        side_multiple=16,
+        defaults=SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    controlnets="hunyuan_dit",
-    lora=_LORA,
+    sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
     folder=DiffusersFolder(
         "HunyuanDiTPipeline",
         entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
     ),
+    lora=_LORA,
+    options=OptionFacts(controlnets="hunyuan_dit"),
 )
 
 FAMILIES = (
@@ -172,14 +198,14 @@ FAMILIES = (
         _V1_2,
         name="hunyuan_dit_1",
         title="HunyuanDiT 1.0 or 1.1",
-        when=having(extra_in=3968),
-        comfyui="HunyuanDiT1",
-        facts=replace(
-            _V1_2.facts,
+        detect=replace(_V1_2.detect, when=having(extra_in=3968), comfyui="HunyuanDiT1"),
+        build=replace(_V1_2.build, optional_inputs=frozenset({"size"})),
+        sampling=replace(
+            _V1_2.sampling,
             noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
-            may_read=("size",),
-            sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
+            reads=frozenset({"context", "context_mask", "context_2", "context_2_mask", "size"}),
         ),
+        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
     ),
     _V1_2,
 )

@@ -8,24 +8,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     HALF_FIRST,
+    QWEN_IMAGE,
+    QWEN_IMAGE_BEFORE,
+    TIMESTEPS,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    ShapeReader,
+    Shapes,
     TextInputs,
+    config_of,
+    ratio,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE, QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,9 +109,7 @@ FAMILIES = (
     Family(
         name="hunyuan_image_21",
         title="Hunyuan Image 2.1",
-        layout=HUNYUAN_VIDEO,
-        when=is_hunyuan_image,
-        comfyui="HunyuanImage21",
+        detect=Detection(HUNYUAN_VIDEO, is_hunyuan_image, "HunyuanImage21"),
         build=ModelBuild(
             "HunyuanImageTransformer2DModel",
             config,
@@ -114,29 +124,27 @@ FAMILIES = (
                 ),
             ),
             forward,
+            dtypes=HALF_FIRST,
+            optional_inputs=frozenset({"context_mask", "context_2", "context_2_mask", "guidance", "next_level"}),
         ),
-        latent="hunyuan_image",
         text=TextInputs(
             (hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
             set_name="hunyuan_image",
             optional=frozenset({"byt5_small_glyph"}),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=5.0),
-            Guidance.PROJECTED_LATE,
-            cfg=3.5,
-            steps=50,
-            width=2048,
-            height=2048,
+        latent="hunyuan_image",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=5.0),
+            reads=frozenset({"context", "context_mask", "context_2", "context_2_mask", "guidance", "next_level"}),
             side_multiple=64,
-            reads=("context",),
-            may_read=("context_mask", "context_2", "context_2_mask", "guidance", "next_level"),
-            sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and "
-            "8 steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
+            defaults=SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="simple", guidance=Guidance.PROJECTED_LATE
+            ),
         ),
-        schedule="simple",
-        dtypes=HALF_FIRST,
-        lora=hunyuan.HUNYUAN_LORA,
+        size=(2048, 2048),
+        sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and "
+        "8 steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
         folder=DiffusersFolder(
             "HunyuanImagePipeline",
             guiders={
@@ -144,5 +152,6 @@ FAMILIES = (
                 for folder, step in _CFG_STEPS.items()
             },
         ),
+        lora=hunyuan.HUNYUAN_LORA,
     ),
 )

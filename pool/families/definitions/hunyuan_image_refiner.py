@@ -9,13 +9,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import hunyuan_image
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.family import NO_FLOAT16, NOTHING
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.video_facts import joined
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts.video_calls import joined
+from modelpool.pool.families.parts.vocabulary import (
+    NO_FLOAT16,
+    NOTHING,
+    Arguments,
+    Config,
+    Guidance,
+    ImageConcat,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,10 +72,14 @@ FAMILIES = (
         _IMAGE,
         name="hunyuan_image_21_refiner",
         title="Hunyuan Image 2.1 refiner",
-        when=is_refiner,
-        comfyui="HunyuanImage21Refiner",
-        build=replace(_IMAGE.build, config=config, forward=forward),
-        latent="hunyuan_image_refiner",
+        detect=replace(_IMAGE.detect, when=is_refiner, comfyui="HunyuanImage21Refiner"),
+        build=replace(
+            _IMAGE.build,
+            config=config,
+            forward=forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=replace(
             _IMAGE.text,
             readings=(
@@ -78,20 +92,18 @@ FAMILIES = (
             set_name="hunyuan_image_refiner",
             optional=frozenset(),
         ),
-        image_concat=ImageConcat.NOISED_LATENT,
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=4.0),
-            Guidance.DISTILLED,
-            cfg=3.25,
-            steps=4,
-            width=2048,
-            height=2048,
+        latent="hunyuan_image_refiner",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=4.0),
+            reads=frozenset({"context", "image", "guidance", "context_mask"}),
             side_multiple=32,
-            reads=("context", "image", "guidance"),
-            may_read=("context_mask",),
-            sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
+            image_concat=ImageConcat.NOISED_LATENT,
+            defaults=SamplingDefaults(
+                steps=4, cfg=3.25, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED
+            ),
         ),
-        dtypes=NO_FLOAT16,
+        sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
         folder=replace(_IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": NOTHING}, guiders={}),
     ),
 )

@@ -6,30 +6,45 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.video_calls import joined
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TIMESTEPS,
+    Arguments,
+    Condition,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
-from modelpool.pool.families.parts.video_facts import joined, video_flow
-from modelpool.pool.values.core.sampling_facts import (
     FirstFrameMode,
     Guidance,
+    LayoutNames,
+    MaskMode,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    OptionFacts,
+    Pooled,
+    Prediction,
+    Reading,
+    Role,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    TeaCacheFacts,
+    TextInputs,
+    VideoFacts,
     VisionEncoderUse,
+    anything,
+    defaults_like,
+    fixed_length,
+    sample_of,
+    single_block_cuts,
+    video_like,
 )
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,46 +127,44 @@ def _reading(channels: int) -> Condition:
 _T2V = Family(
     name="hunyuan_video",
     title="Hunyuan Video",
-    layout=HUNYUAN_VIDEO,
-    when=anything,
-    comfyui="HunyuanVideo",
+    detect=Detection(HUNYUAN_VIDEO, anything, "HunyuanVideo"),
     build=ModelBuild(
         "HunyuanVideoTransformer3DModel",
         config,
         LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
         forward,
+        dtypes=BFLOAT16_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
-    latent="hunyuan_video",
     text=TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
+    latent="hunyuan_video",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        reads=frozenset({"context", "pooled", "guidance", "context_mask"}),
+        side_multiple=16,
+        video=VideoFacts(frames=129, multiple=4, rate=24.0),
+        defaults=SamplingDefaults(steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED),
+    ),
+    size=(1280, 720),
+    sources="diffusers' HunyuanVideoPipeline",
     folder=DiffusersFolder(
         "HunyuanVideoPipeline",
         # the pipeline has another order than its readings
         text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        Guidance.DISTILLED,
-        cfg=6.0,
-        steps=50,
-        width=1280,
-        height=720,
-        frames=129,
-        frame_rate=24.0,
-        reads=("context", "pooled", "guidance"),
-        may_read=("context_mask",),
-        sources="diffusers' HunyuanVideoPipeline",
-    ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
-    teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
+    options=OptionFacts(
+        teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
+        skips_blocks=True,
+        moves_positions=True,
+    ),
 )
 _I2V = replace(
     _T2V,
     name="hunyuan_video_i2v",
     title="Hunyuan Video image-to-video",
-    when=_reading(33),
-    comfyui="HunyuanVideoI2V",
+    detect=replace(_T2V.detect, when=_reading(33), comfyui="HunyuanVideoI2V"),
     text=replace(
         _T2V.text,
         readings=(
@@ -170,39 +183,34 @@ _I2V = replace(
         ),
         set_name="hunyuan_video_i2v",
     ),
-    facts=replace(
-        _T2V.facts,
-        guidance=Guidance.CLASSIFIER_FREE,
-        cfg=1.0,
-        frames=125,
-        reads=("context", "pooled", "image"),
-        begins=FirstFrameMode.LEADING_CELL,
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "pooled", "image", "context_mask"}),
         vision_use=VisionEncoderUse.WORDS,
-        sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
-        "concatenated: latents of the image, and their mask",
+        video=video_like(_T2V.sampling, frames=125, begins=FirstFrameMode.LEADING_CELL),
+        defaults=defaults_like(_T2V.sampling, cfg=1.0, guidance=Guidance.CLASSIFIER_FREE),
     ),
+    sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
+    "concatenated: latents of the image, and their mask",
     folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 _SKYREELS = replace(
     _T2V,
     name="skyreels_i2v",
     title="SkyReels image-to-video",
-    when=_reading(32),
-    comfyui="HunyuanVideoSkyreelsI2V",
-    facts=replace(
-        _T2V.facts,
-        guidance=Guidance.CLASSIFIER_FREE,
-        width=960,
-        height=544,
-        frames=97,
-        reads=("context", "pooled", "image"),
-        begins=FirstFrameMode.FIRST_CELL,
-        sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
-    ),
+    detect=replace(_T2V.detect, when=_reading(32), comfyui="HunyuanVideoSkyreelsI2V"),
     build=replace(_T2V.build, forward=skyreels_forward),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "pooled", "image", "context_mask"}),
+        video=video_like(_T2V.sampling, frames=97, begins=FirstFrameMode.FIRST_CELL),
+        defaults=defaults_like(_T2V.sampling, guidance=Guidance.CLASSIFIER_FREE),
+    ),
+    size=(960, 544),
+    sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

@@ -6,23 +6,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TIMESTEPS,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
     TextInputs,
+    VideoFacts,
+    config_of,
+    having,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.video_facts import video_flow
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -83,9 +95,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 _VIDEO = Family(
     name="hunyuan_video_15",
     title="Hunyuan Video 1.5",
-    layout=HUNYUAN_VIDEO,
-    when=having(vision_in_dim=_VISION_WIDTH),
-    comfyui="HunyuanVideo15",
+    detect=Detection(HUNYUAN_VIDEO, having(vision_in_dim=_VISION_WIDTH), "HunyuanVideo15"),
     build=ModelBuild(
         "HunyuanVideo15Transformer3DModel",
         config,
@@ -103,8 +113,9 @@ _VIDEO = Family(
             ),
         ),
         forward,
+        dtypes=BFLOAT16_FIRST,
+        optional_inputs=frozenset({"context_mask", "context_2_mask", "image", "image_context"}),
     ),
-    latent="hunyuan_video_15",
     text=TextInputs(
         (
             hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
@@ -113,32 +124,33 @@ _VIDEO = Family(
         set_name="hunyuan_video_15",
         optional=frozenset({"byt5_small_glyph"}),
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=6.0,
-        steps=50,
-        width=848,
-        height=480,
-        frames=121,
-        frame_rate=24.0,
-        reads=("context", "context_2"),
-        may_read=("context_mask", "context_2_mask", "image", "image_context"),
-        sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
+    latent="hunyuan_video_15",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        reads=frozenset({"context", "context_2", "context_mask", "context_2_mask", "image", "image_context"}),
+        side_multiple=16,
+        video=VideoFacts(frames=121, multiple=4, rate=24.0),
+        defaults=SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
-    lora=hunyuan.HUNYUAN_LORA,
+    size=(848, 480),
+    sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
     folder=DiffusersFolder("HunyuanVideo15Pipeline", guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")}),
+    lora=hunyuan.HUNYUAN_LORA,
+    options=OptionFacts(moves_positions=True),
 )
 #: requests have no input for the video that it enlarges
 _SUPER_RESOLUTION = replace(
     _VIDEO,
     name="hunyuan_video_15_sr",
     title="Hunyuan Video 1.5 super-resolution",
-    when=having(vision_in_dim=_VISION_WIDTH, in_channels=98),
-    comfyui="HunyuanVideo15_SR_Distilled",
-    facts=replace(_VIDEO.facts, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0), reads=("context", "context_2", "image")),
+    detect=replace(
+        _VIDEO.detect, when=having(vision_in_dim=_VISION_WIDTH, in_channels=98), comfyui="HunyuanVideo15_SR_Distilled"
+    ),
+    build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
+    sampling=replace(_VIDEO.sampling, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0)),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

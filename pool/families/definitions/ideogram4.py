@@ -13,26 +13,47 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
+from modelpool.pool.families.parts.patches import patch_ids
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
     NOTHING,
+    PATCH,
+    QWEN3_CHAT,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
+    LayoutNames,
+    LoraNaming,
     ModelBuild,
+    ModelKwargs,
+    NameSource,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    ShiftByRoot,
     TextInputs,
+    anything,
+    count,
+    diffusers,
+    dim,
+    dotted,
+    has,
+    published,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameSource, dotted
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import patch_ids
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftByRoot
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -145,17 +166,16 @@ FAMILIES = (
     Family(
         name="ideogram4",
         title="Ideogram 4",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="Ideogram4",
+        detect=Detection(LAYOUT, anything, "Ideogram4"),
         build=ModelBuild(
             "Ideogram4Transformer2DModel",
             config,
             LayoutNames("ideogram4", converter=convert),
             forward,
             unconditional=UNCONDITIONAL,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="ideogram4",
         text=TextInputs(
             (
                 Reading(
@@ -169,22 +189,24 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
-            Guidance.CLASSIFIER_FREE,
-            cfg=7.0,
-            last_cfg=3.0,
-            steps=48,
-            width=2048,
-            height=2048,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "
-            "the original code for 20 and 12 steps have 2 and 1 of these",
+        latent="ideogram4",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=48,
+                cfg=7.0,
+                sampler="euler",
+                schedule="logit_normal",
+                guidance=Guidance.CLASSIFIER_FREE,
+                last_cfg=3.0,
+            ),
         ),
-        schedule="logit_normal",
-        dtypes=NO_FLOAT16,
-        lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
+        size=(2048, 2048),
+        sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "
+        "the original code for 20 and 12 steps have 2 and 1 of these",
         folder=DiffusersFolder(
             "Ideogram4Pipeline",
             entries={"prompt_enhancer_head": NOTHING},
@@ -192,5 +214,6 @@ FAMILIES = (
             shifts_by_size=False,
             own_levels=True,
         ),
+        lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
     ),
 )

@@ -9,23 +9,42 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
+    IMAGE_TOKEN,
     NO_FLOAT16,
+    TIMESTEPS,
+    Arguments,
+    CfgRescale,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    ReferenceMode,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
     TextVision,
     VisionPart,
+    anything,
+    count,
+    dim,
+    published,
+    rope_axes,
+    sample_of,
+    sizes,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN, Padding, Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ReferenceMode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,11 +132,15 @@ FAMILIES = (
     Family(
         name="joyimage",
         title="JoyImage",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="JoyImage",
-        build=ModelBuild("JoyImageEditTransformer3DModel", config, unchanged(), forward),
-        latent="wan21",
+        detect=Detection(LAYOUT, anything, "JoyImage"),
+        build=ModelBuild(
+            "JoyImageEditTransformer3DModel",
+            config,
+            unchanged(),
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask", "reference"}),
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -138,28 +161,31 @@ FAMILIES = (
                 part=VisionPart.QWEN_3,
             ),
         ),
-        reference_covers=True,
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.5),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=40,
+        latent="wan21",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=1.5),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=32,
             patch_side=16,
-            reads=("context",),
-            may_read=("context_mask", "reference"),
-            sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
-            "images of about a million pixels; the shift of SGLang",
+            cfg_rescale=CfgRescale.CELLS,
+            reference_covers=True,
+            defaults=SamplingDefaults(
+                steps=40,
+                cfg=4.0,
+                sampler="euler",
+                # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+                schedule="normal",
+                guidance=Guidance.CLASSIFIER_FREE,
+            ),
         ),
-        # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
-        schedule="normal",
-        cfg_rescale=CfgRescale.CELLS,
-        dtypes=NO_FLOAT16,
-        # diffusers has the names of the original code
-        lora=GENERIC,
+        sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
+        "images of about a million pixels; the shift of SGLang",
         folder=DiffusersFolder(
             "JoyImageEditPipeline",
             missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
         ),
+        # diffusers has the names of the original code
+        lora=GENERIC,
     ),
 )

@@ -7,22 +7,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import one_length_at_a_time
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
     NO_FLOAT16,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Pooled,
+    Prediction,
+    Reading,
+    Role,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    sample_of,
+    unchanged,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import one_length_at_a_time
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Pooled, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,13 +112,15 @@ FAMILIES = (
     Family(
         name="kandinsky5_image",
         title="Kandinsky 5 images",
-        layout=KANDINSKY_5,
-        when=is_for_images,
-        comfyui="Kandinsky5Image",
-        build=ModelBuild("Kandinsky5Transformer3DModel", config, unchanged(), forward),
-        latent="flux",
-        # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
-        shifts_latent=False,
+        detect=Detection(KANDINSKY_5, is_for_images, "Kandinsky5Image"),
+        build=ModelBuild(
+            "Kandinsky5Transformer3DModel",
+            config,
+            unchanged(),
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (
                 Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
@@ -122,21 +136,23 @@ FAMILIES = (
                 ),
             )
         ),
+        latent="flux",
+        # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
+        shifts_latent=False,
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "pooled", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        sources="diffusers' Kandinsky5T2IPipeline; the shift is that of ComfyUI",
         folder=DiffusersFolder(
             "Kandinsky5T2IPipeline",
             text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.5,
-            steps=50,
-            reads=("context", "pooled"),
-            may_read=("context_mask",),
-            sources="diffusers' Kandinsky5T2IPipeline; the shift is that of ComfyUI",
-        ),
-        schedule="normal",
-        dtypes=NO_FLOAT16,
         lora=GENERIC,
     ),
 )

@@ -11,12 +11,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import kandinsky5_image
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.patches import one_length_at_a_time
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.parts.video_facts import video_flow
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts.vocabulary import (
+    Arguments,
+    Config,
+    Guidance,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    VideoFacts,
+    config_of,
+    sample_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,26 +117,24 @@ FAMILIES = (
         _IMAGE,
         name="kandinsky5_video",
         title="Kandinsky 5 video",
-        when=is_for_video,
-        comfyui="Kandinsky5",
+        detect=replace(_IMAGE.detect, when=is_for_video, comfyui="Kandinsky5"),
         build=replace(_IMAGE.build, config=config, forward=forward),
-        latent="hunyuan_video",
         text=replace(
             _IMAGE.text, readings=(_IMAGE.text.readings[0], _reading(_IMAGE.text.readings[1])), set_name="kandinsky5"
         ),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=10.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            width=768,
-            height=512,
-            frames=121,
-            frame_rate=24.0,
-            reads=("context", "pooled"),
-            may_read=("context_mask",),
-            sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
+        latent="hunyuan_video",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=10.0),
+            reads=frozenset({"context", "pooled", "context_mask"}),
+            side_multiple=16,
+            video=VideoFacts(frames=121, multiple=4, rate=24.0),
+            defaults=SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
+        size=(768, 512),
+        sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
         folder=replace(_IMAGE.folder, pipeline="Kandinsky5T2VPipeline"),
     ),
 )

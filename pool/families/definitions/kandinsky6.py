@@ -17,24 +17,47 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import kandinsky5_video
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.video_calls import frame_rate
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
     NO_FLOAT16,
+    NOTHING,
+    TIMESTEPS,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    FirstFrameMode,
+    Guidance,
+    Layout,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    ShapeReader,
+    Shapes,
+    SoundFacts,
     TextInputs,
+    VideoFacts,
+    anything,
+    config_of,
+    count,
+    defaults_like,
+    diffusers,
+    dim,
+    published,
+    sizes,
+    video_like,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.video_facts import frame_rate, video_flow
 from modelpool.pool.values.core.errors import unusable_field
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, SoundFacts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -283,11 +306,15 @@ def _time(level: float, shift: float) -> float:
 _BASE = Family(
     name="kandinsky6",
     title="Kandinsky 6",
-    layout=LAYOUT,
-    when=anything,
-    comfyui="",
-    build=ModelBuild("Kandinsky6Transformer3DModel", config, LayoutNames("kandinsky6", converter=convert), forward),
-    latent="hunyuan_video",
+    detect=Detection(LAYOUT, anything, "", sound_prefixes=("audio_vae.", "vocoder.")),
+    build=ModelBuild(
+        "Kandinsky6Transformer3DModel",
+        config,
+        LayoutNames("kandinsky6", converter=convert),
+        forward,
+        dtypes=NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "image"}),
+    ),
     text=TextInputs(
         (
             replace(_KANDINSKY_5.text.readings[0], cleaning=Cleaning.NONE),
@@ -301,31 +328,26 @@ _BASE = Family(
         ),
         set_name="kandinsky6",
     ),
+    latent="hunyuan_video",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
+        reads=frozenset({"context", "pooled", "frame_rate", "context_mask", "image"}),
+        side_multiple=16,
+        video=VideoFacts(frames=121, multiple=4, rate=24.0, begins=FirstFrameMode.APPENDED, sound=SOUND),
+        defaults=SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(768, 512),
+    sources="diffusers' Kandinsky6TI2VAPipeline",
     folder=DiffusersFolder(
         "Kandinsky6TI2VAPipeline",
         text_folders=_KANDINSKY_5.folder.text_folders,
         # without what decodes audio, videos are silent
         entries={"audio_vae": NOTHING, "vocoder": NOTHING},
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        width=768,
-        height=512,
-        frames=121,
-        frame_rate=24.0,
-        begins=FirstFrameMode.APPENDED,
-        sound=SOUND,
-        reads=("context", "pooled", "frame_rate"),
-        may_read=("context_mask", "image"),
-        sources="diffusers' Kandinsky6TI2VAPipeline",
-    ),
-    schedule="normal",
-    dtypes=NO_FLOAT16,
     lora=GENERIC,
-    sound_prefixes=("audio_vae.", "vocoder."),
 )
 
 FAMILIES = (
@@ -333,18 +355,15 @@ FAMILIES = (
         _BASE,
         name="kandinsky6_distilled",
         title="Kandinsky 6 distilled",
-        when=is_distilled,
+        detect=replace(_BASE.detect, when=is_distilled),
         build=replace(_BASE.build, forward=distilled_forward),
-        facts=replace(
-            _BASE.facts,
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=10,
-            sound=_DISTILLED_SOUND,
-            reads=(*_BASE.facts.reads, "step"),
-            sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
+        sampling=replace(
+            _BASE.sampling,
+            reads=frozenset({"context", "pooled", "frame_rate", "step", "context_mask", "image"}),
+            video=video_like(_BASE.sampling, sound=_DISTILLED_SOUND),
+            defaults=defaults_like(_BASE.sampling, steps=10, cfg=1.0, schedule="half_last", guidance=Guidance.NONE),
         ),
-        schedule="half_last",
+        sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         folder=replace(
             _BASE.folder,
             scheduler=SchedulerFacts(

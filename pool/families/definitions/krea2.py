@@ -13,25 +13,46 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    QWEN_IMAGE_BEFORE,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    ShapeReader,
+    Shapes,
+    ShiftBySize,
     TextInputs,
+    anything,
+    config_of,
+    count,
+    defaults_like,
+    diffusers,
+    dim,
+    published,
+    rope_quarters,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE as TEMPLATE
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.families.parts.vocabulary import (
+    QWEN_IMAGE as TEMPLATE,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -154,24 +175,26 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
     return unpacked(out_BND, *image.shape[-2:]).reshape(x.shape)
 
 
-_FACTS = image_flow(
-    NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 6400), (0.5, 1.15))),
-    Guidance.CLASSIFIER_FREE,
-    cfg=5.5,
-    steps=28,
-    reads=("context",),
-    may_read=("context_mask",),
-    sources="diffusers' Krea2Pipeline, whose scale of 4.5 is added to 1. ComfyUI has the shift of the turbo model",
+_SAMPLING = SamplingFacts(
+    Prediction.FLOW,
+    noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 6400), (0.5, 1.15))),
+    reads=frozenset({"context", "context_mask"}),
+    side_multiple=16,
+    defaults=SamplingDefaults(steps=28, cfg=5.5, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE),
 )
 FAMILIES = (
     Family(
         name="krea2",
         title="Krea 2",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="Krea2",
-        build=ModelBuild("Krea2Transformer2DModel", config, LayoutNames("krea2", converter=convert), forward),
-        latent="wan21",
+        detect=Detection(LAYOUT, anything, "Krea2"),
+        build=ModelBuild(
+            "Krea2Transformer2DModel",
+            config,
+            LayoutNames("krea2", converter=convert),
+            forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -187,16 +210,14 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=_FACTS,
+        latent="wan21",
+        sampling=_SAMPLING,
         distilled=replace(
-            _FACTS,
+            _SAMPLING,
             noise=NoiseFacts(NoiseKind.FLOW, shift=math.exp(_TURBO_SHIFT)),
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=8,
+            defaults=defaults_like(_SAMPLING, steps=8, cfg=1.0, guidance=Guidance.NONE),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
+        sources="diffusers' Krea2Pipeline, whose scale of 4.5 is added to 1. ComfyUI has the shift of the turbo model",
         folder=DiffusersFolder("Krea2Pipeline", vae_class="AutoencoderKLQwenImage"),
         lora=TRANSFORMER,
     ),

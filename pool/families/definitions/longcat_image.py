@@ -8,22 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TRANSFORMER,
+    Arguments,
+    CfgRescale,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    ShiftBySize,
     TextInputs,
+    having,
+    rope_axes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ShiftBySize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,13 +72,14 @@ FAMILIES = (
     Family(
         name="longcat_image",
         title="LongCat-Image",
-        layout=FLUX,
-        when=is_longcat,
-        comfyui="LongCatImage",
+        detect=Detection(FLUX, is_longcat, "LongCatImage"),
         build=ModelBuild(
-            "LongCatImageTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+            "LongCatImageTransformer2DModel",
+            config,
+            flux.names_of_diffusers("time_embed.timestep_embedder"),
+            forward,
+            dtypes=BFLOAT16_FIRST,
         ),
-        latent="flux",
         text=TextInputs(
             (
                 Reading(
@@ -84,23 +94,24 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=50,
-            reads=("context",),
-            sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            cfg_rescale=CfgRescale.PATCHES_DOWN,
+            defaults=SamplingDefaults(
+                steps=50, cfg=4.5, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        cfg_rescale=CfgRescale.PATCHES_DOWN,
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
         folder=DiffusersFolder(
             "LongCatImagePipeline",
             missing={
                 "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
             },
         ),
+        lora=TRANSFORMER,
     ),
 )

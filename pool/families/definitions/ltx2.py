@@ -10,33 +10,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.ltxv import CELL, video_config
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
     Connector,
+    Detection,
     DiffusersFolder,
     Family,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.text_join import TextJoin
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
-from modelpool.pool.files.formats import folder_header
-from modelpool.pool.values.core.sampling_facts import (
     FirstFrameMode,
     Guidance,
+    MaskMode,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    OptionFacts,
+    Prediction,
+    Role,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     ShiftBySize,
     SoundFacts,
+    TextInputs,
+    TextJoin,
+    VideoFacts,
+    fixed_length,
+    having,
 )
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.files.formats import folder_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,11 +141,20 @@ FAMILIES = (
     Family(
         name="ltx2",
         title="LTX-2",
-        layout=LTX,
-        when=having(audio=True, gated=False),
-        comfyui="LTXAV",
-        build=ModelBuild("LTX2VideoTransformer3DModel", config, convert, forward),
-        latent="ltxv",
+        detect=Detection(
+            LTX,
+            having(audio=True, gated=False),
+            "LTXAV",
+            sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
+        ),
+        build=ModelBuild(
+            "LTX2VideoTransformer3DModel",
+            config,
+            convert,
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"image", "image_mask"}),
+        ),
         text=TextInputs(
             (
                 fixed_length(
@@ -157,31 +175,25 @@ FAMILIES = (
                 "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
             ),
         ),
+        latent="ltxv",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+            reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+            side_multiple=32,
+            video=VideoFacts(frames=121, multiple=8, rate=24.0, begins=FirstFrameMode.KEPT, sound=SOUND),
+            defaults=SamplingDefaults(
+                steps=30, cfg=3.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        size=(768, 512),
+        sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
         folder=DiffusersFolder(
             "LTX2Pipeline",
             libraries=dict.fromkeys((folder_header.CONNECTORS, folder_header.VOCODER), "ltx2"),
             text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
         ),
-        sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.0,
-            steps=30,
-            width=768,
-            height=512,
-            frames=121,
-            side_multiple=32,
-            frame_multiple=8,
-            frame_rate=24.0,
-            reads=("context", "frame_rate"),
-            may_read=("image", "image_mask"),
-            begins=FirstFrameMode.KEPT,
-            sound=SOUND,
-            sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
-        ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
+        options=OptionFacts(isolates_sound=True),
     ),
 )

@@ -6,28 +6,38 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
-from modelpool.pool.values.core.sampling_facts import (
     FirstFrameMode,
     Guidance,
+    MaskMode,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     ShiftBySize,
+    TeaCacheFacts,
+    TextInputs,
+    VideoFacts,
+    config_of,
+    fixed_length,
+    having,
+    sample_of,
 )
 
 if TYPE_CHECKING:
@@ -124,38 +134,41 @@ FAMILIES = (
     Family(
         name="ltxv",
         title="LTX-Video",
-        layout=LTX,
-        when=having(audio=False),
-        comfyui="LTXV",
-        build=ModelBuild("LTXVideoTransformer3DModel", config, "ltxv", forward, metadata_config=metadata_configuration),
-        latent="ltxv",
+        detect=Detection(LTX, having(audio=False), "LTXV"),
+        build=ModelBuild(
+            "LTXVideoTransformer3DModel",
+            config,
+            "ltxv",
+            forward,
+            metadata_config=metadata_configuration,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask", "image", "image_mask"}),
+        ),
         text=TextInputs(
             # padding is visible to T5, not to the model
             (fixed_length("t5xxl", 128, mask=MaskMode.REAL),)
         ),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.0,
-            steps=50,
-            width=704,
-            height=512,
-            frames=161,
+        latent="ltxv",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+            reads=frozenset({"context", "frame_rate", "context_mask", "image", "image_mask"}),
             side_multiple=32,
-            frame_multiple=8,
-            frame_rate=25.0,
-            reads=("context", "frame_rate"),
-            may_read=("context_mask", "image", "image_mask"),
-            begins=FirstFrameMode.KEPT,
-            sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 "
-            "as shift",
+            video=VideoFacts(frames=161, multiple=8, rate=25.0, begins=FirstFrameMode.KEPT),
+            defaults=SamplingDefaults(
+                steps=50, cfg=3.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        size=(704, 512),
+        sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 "
+        "as shift",
         folder=DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
-        teacache=(
-            TeaCacheFacts((2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28),
+        lora=TRANSFORMER,
+        options=OptionFacts(
+            teacache=(
+                TeaCacheFacts((2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28),
+            ),
+            skips_blocks=True,
         ),
     ),
 )

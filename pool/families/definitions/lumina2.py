@@ -6,24 +6,38 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TRANSFORMER,
+    Arguments,
+    CfgRescale,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    FixedCuts,
+    Guidance,
+    LayoutNames,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    ShapeReader,
+    Shapes,
+    TeaCacheFacts,
     TextInputs,
+    anything,
+    ratio,
+    sample_of,
+    width_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,16 +92,15 @@ FAMILIES = (
     Family(
         name="lumina2",
         title="Lumina 2",
-        layout=LUMINA_2,
-        when=anything,
-        comfyui="Lumina2",
+        detect=Detection(LUMINA_2, anything, "Lumina2"),
         build=ModelBuild(
             "Lumina2Transformer2DModel",
             config,
             LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
             forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="flux",
         text=TextInputs(
             (
                 # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
@@ -105,24 +118,27 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=30,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
-            "Alpha-VLLM/Lumina-Image-2.0",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            cfg_rescale=CfgRescale.ROWS,
+            defaults=SamplingDefaults(
+                steps=30, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        cfg_rescale=CfgRescale.ROWS,
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
+        "Alpha-VLLM/Lumina-Image-2.0",
         folder=DiffusersFolder("Lumina2Pipeline"),
-        teacache=(
-            # the first of the two published versions
-            TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+        lora=TRANSFORMER,
+        options=OptionFacts(
+            teacache=(
+                # the first of the two published versions
+                TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+            ),
+            skips_blocks=True,
         ),
     ),
 )

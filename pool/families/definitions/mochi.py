@@ -5,23 +5,43 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    TeaCacheFacts,
     TextInputs,
+    VideoFacts,
+    anything,
+    count,
+    diffusers,
+    dim,
+    fixed_length,
+    has,
+    maybe,
+    published,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import video_flow
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,34 +181,40 @@ FAMILIES = (
     Family(
         name="mochi",
         title="Mochi",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="GenmoMochi",
-        build=ModelBuild("MochiTransformer3DModel", config, convert, forward),
-        latent="mochi",
-        text=TextInputs((fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),)),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=64,
-            width=848,
-            height=480,
-            frames=163,
-            frame_multiple=6,
-            frame_rate=30.0,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
+        detect=Detection(LAYOUT, anything, "GenmoMochi"),
+        build=ModelBuild(
+            "MochiTransformer3DModel",
+            config,
+            convert,
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        schedule="linear_quadratic",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        text=TextInputs((fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),)),
+        latent="mochi",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            video=VideoFacts(frames=163, multiple=6, rate=30.0),
+            defaults=SamplingDefaults(
+                steps=64, cfg=4.5, sampler="euler", schedule="linear_quadratic", guidance=Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        size=(848, 480),
+        sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
         folder=DiffusersFolder(
             "MochiPipeline",
             entries={"force_zeros_for_empty_prompt": False},
             scheduler_entries={"shift": 1.0, "invert_sigmas": True},
         ),
-        teacache=(TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),),
+        lora=TRANSFORMER,
+        options=OptionFacts(
+            teacache=(
+                TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),
+            ),
+            skips_blocks=True,
+        ),
     ),
 )

@@ -14,23 +14,34 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import OMNIGEN
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Naming, anything
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import references
+from modelpool.pool.families.parts.vocabulary import (
     NO_FLOAT16,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    Naming,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    Role,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    config_of,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import references
-from modelpool.pool.families.parts.text_reading import Padding, Reading
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -194,11 +205,15 @@ FAMILIES = (
     Family(
         name="omnigen",
         title="OmniGen",
-        layout=OMNIGEN,
-        when=anything,
-        comfyui="",
-        build=ModelBuild("OmniGenTransformer2DModel", config, convert, forward),
-        latent="sdxl",
+        detect=Detection(OMNIGEN, anything, ""),
+        build=ModelBuild(
+            "OmniGenTransformer2DModel",
+            config,
+            convert,
+            forward,
+            dtypes=NO_FLOAT16,
+            optional_inputs=frozenset({"image_places", "reference"}),
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -212,27 +227,31 @@ FAMILIES = (
             ),
             words={Naming.PUBLISHED: "llm.embed_tokens.", Naming.DIFFUSERS: "embed_tokens."},
         ),
+        latent="sdxl",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW),
+            reads=frozenset({"context", "image_places", "reference"}),
+            side_multiple=16,
+            several_references=True,
+            reference_side=_MOST_SIDE,
+            defaults=SamplingDefaults(
+                steps=50,
+                cfg=2.5,
+                sampler="euler",
+                schedule="simple",
+                guidance=Guidance.TEXT_AND_IMAGE,
+                image_cfg=1.6,
+                negative=_NEGATIVE,
+            ),
+        ),
+        sources="diffusers' OmniGenPipeline; Shitao/OmniGen-v1",
         folder=DiffusersFolder(
             "OmniGenPipeline",
             text_folders={Role.TEXT_ENCODER: "transformer.embed_tokens"},
             scheduler_entries={"invert_sigmas": True, "num_train_timesteps": 1},
             shifts_by_size=False,
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.TEXT_AND_IMAGE,
-            cfg=2.5,
-            image_cfg=1.6,
-            negative=_NEGATIVE,
-            steps=50,
-            reads=("context",),
-            may_read=("image_places", "reference"),
-            sources="diffusers' OmniGenPipeline; Shitao/OmniGen-v1",
-        ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
         lora=TRANSFORMER,
-        several_references=True,
-        reference_side=_MOST_SIDE,
     ),
 )

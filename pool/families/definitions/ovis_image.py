@@ -5,23 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    QWEN3_WITHOUT_THINKING,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    ShiftBySize,
     TextInputs,
+    having,
+    rope_axes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,11 +65,14 @@ FAMILIES = (
     Family(
         name="ovis_image",
         title="Ovis-Image",
-        layout=FLUX,
-        when=having(yak_mlp=True),
-        comfyui="Flux",
-        build=ModelBuild("OvisImageTransformer2DModel", config, flux.names_of_diffusers("timestep_embedder"), forward),
-        latent="flux",
+        detect=Detection(FLUX, having(yak_mlp=True), "Flux"),
+        build=ModelBuild(
+            "OvisImageTransformer2DModel",
+            config,
+            flux.names_of_diffusers("timestep_embedder"),
+            forward,
+            dtypes=BFLOAT16_FIRST,
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -76,17 +89,19 @@ FAMILIES = (
             ),
             set_name="ovis",
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context",),
-            sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
         folder=DiffusersFolder("OvisImagePipeline"),
+        lora=TRANSFORMER,
+        options=OptionFacts(moves_positions=True),
     ),
 )

@@ -6,22 +6,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import output_size, text_mask
+from modelpool.pool.families.parts.vocabulary import (
     HALF_FIRST,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
+    LayoutTable,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    anything,
+    config_of,
+    fixed_length,
+    having,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.patches import output_size, text_mask
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,46 +122,42 @@ def _reading(tokens: int) -> Reading:
 _SIGMA = Family(
     name="pixart_sigma",
     title="PixArt sigma",
-    layout=PIXART,
-    when=anything,
-    comfyui="PixArtSigma",
+    detect=Detection(PIXART, anything, "PixArtSigma"),
     build=ModelBuild(
         "PixArtTransformer2DModel",
         config,
         # the embedding of no text was trained; all pipelines read an empty text instead
         LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
         forward,
+        dtypes=HALF_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
-    latent="sdxl",
     text=TextInputs((_reading(_SIGMA_TOKENS),)),
-    facts=image_timesteps(
+    latent="sdxl",
+    sampling=SamplingFacts(
         Prediction.NOISE,
-        NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
-        Guidance.CLASSIFIER_FREE,
-        cfg=4.5,
-        steps=20,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
+        noise=NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        defaults=SamplingDefaults(
+            steps=20, cfg=4.5, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    lora=TRANSFORMER,
+    sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
     folder=DiffusersFolder("PixArtSigmaPipeline"),
+    lora=TRANSFORMER,
+    options=OptionFacts(skips_blocks=True),
 )
 _ALPHA = replace(
     _SIGMA,
     name="pixart_alpha",
     title="PixArt alpha",
-    when=having(micro_condition=True),
-    comfyui="PixArtAlpha",
-    latent="sd1",
+    detect=replace(_SIGMA.detect, when=having(micro_condition=True), comfyui="PixArtAlpha"),
+    build=replace(_SIGMA.build, optional_inputs=frozenset({"context_mask", "size"})),
     text=replace(_SIGMA.text, readings=(_reading(_ALPHA_TOKENS),), set_name="pixart"),
-    facts=replace(
-        _SIGMA.facts,
-        may_read=("context_mask", "size"),
-        sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
-    ),
+    latent="sd1",
+    sampling=replace(_SIGMA.sampling, reads=frozenset({"context", "context_mask", "size"})),
+    sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
     folder=replace(_SIGMA.folder, pipeline="PixArtAlphaPipeline"),
 )
 
@@ -156,15 +167,16 @@ FAMILIES = (
         _ALPHA,
         name="pixart_alpha_512",
         title="PixArt alpha of 512 pixels",
-        # it reads no sizes; its prompts are shorter than sigma's
-        when=having(model_max_length=_ALPHA_TOKENS),
-        comfyui="PixArtSigma",
-        facts=replace(
-            _SIGMA.facts,
-            width=512,
-            height=512,
-            sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
+        detect=replace(
+            _ALPHA.detect,
+            # it reads no sizes; its prompts are shorter than sigma's
+            when=having(model_max_length=_ALPHA_TOKENS),
+            comfyui="PixArtSigma",
         ),
+        build=_SIGMA.build,
+        sampling=_SIGMA.sampling,
+        size=(512, 512),
+        sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
         folder=replace(_ALPHA.folder, same_as="pixart_sigma"),
     ),
     _SIGMA,

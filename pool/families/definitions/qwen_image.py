@@ -5,31 +5,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import packed, references, unpacked
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
     NO_FLOAT16,
+    PATCH,
+    QWEN_IMAGE_BEFORE,
+    Arguments,
+    CfgRescale,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
-    ModelBuild,
-    TextInputs,
-    TextVision,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import packed, references, unpacked
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE as TEMPLATE
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import (
-    CfgRescale,
     Guidance,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    Reading,
     ReferenceMode,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     ShiftBySize,
+    TextInputs,
+    TextVision,
+    anything,
+    config_of,
+    rope_axes,
+    sample_of,
+    unchanged,
+)
+from modelpool.pool.families.parts.vocabulary import (
+    QWEN_IMAGE as TEMPLATE,
 )
 
 if TYPE_CHECKING:
@@ -95,11 +106,15 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
 _QWEN_IMAGE = Family(
     name="qwen_image",
     title="Qwen-Image",
-    layout=QWEN_IMAGE,
-    when=anything,
-    comfyui="QwenImage",
-    build=ModelBuild("QwenImageTransformer2DModel", config, unchanged(_NUMBERED_KEY), forward),
-    latent="wan21",
+    detect=Detection(QWEN_IMAGE, anything, "QwenImage"),
+    build=ModelBuild(
+        "QwenImageTransformer2DModel",
+        config,
+        unchanged(_NUMBERED_KEY),
+        forward,
+        dtypes=NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "reference"}),
+    ),
     text=TextInputs(
         (
             Reading(
@@ -119,25 +134,24 @@ _QWEN_IMAGE = Family(
             _NUMBERED_KEY,
         ),
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-        Guidance.CLASSIFIER_FREE,
-        cfg=4.0,
-        steps=50,
-        width=1328,
-        height=1328,
-        reads=("context",),
-        may_read=("context_mask", "reference"),
-        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
-        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+    latent="wan21",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        cfg_rescale=CfgRescale.PATCHES,
+        defaults=SamplingDefaults(
+            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="simple",
-    cfg_rescale=CfgRescale.PATCHES,
-    dtypes=NO_FLOAT16,
-    controlnets="qwen_image",
+    size=(1328, 1328),
+    sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
+    "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
     folder=DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
     # diffusers has the names of the original code
     lora=GENERIC,
+    options=OptionFacts(controlnets="qwen_image", skips_blocks=True),
 )
 
 FAMILIES = (_QWEN_IMAGE,)

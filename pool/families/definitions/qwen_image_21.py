@@ -11,22 +11,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    Layout,
+    LayoutNames,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    ShiftBySize,
     TextInputs,
+    anything,
+    count,
+    diffusers,
+    dim,
+    published,
+    rope_axes,
+    sample_of,
+    sizes,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,13 +142,15 @@ FAMILIES = (
     Family(
         name="qwen_image_21",
         title="Qwen-Image 2.1",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="",
+        detect=Detection(LAYOUT, anything, ""),
         build=ModelBuild(
-            "QwenImage21Transformer2DModel", config, LayoutNames("qwen_image_21", converter=convert), forward
+            "QwenImage21Transformer2DModel",
+            config,
+            LayoutNames("qwen_image_21", converter=convert),
+            forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="qwen_image_21",
         text=TextInputs(
             (
                 Reading(
@@ -146,23 +165,20 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-            Guidance.NONE,
-            cfg=1.0,
-            steps=40,
+        latent="qwen_image_21",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=2 * _PIXELS,
             patch_side=_PIXELS,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' QwenImage21Pipeline; Qwen/Qwen-Image-2.1, scheduler",
+            defaults=SamplingDefaults(steps=40, cfg=1.0, sampler="euler", schedule="simple", guidance=Guidance.NONE),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' QwenImage21Pipeline; Qwen/Qwen-Image-2.1, scheduler",
         folder=DiffusersFolder(
             "QwenImage21Pipeline",
             missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
         ),
+        lora=TRANSFORMER,
     ),
 )

@@ -14,24 +14,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import SANA
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    LayoutNames,
+    LayoutTable,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    SchedulerFacts,
+    Shapes,
     TextInputs,
+    config_of,
+    having,
+    ratio,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -166,17 +179,16 @@ _SANA = (
     Family(
         name="sana",
         title="Sana",
-        layout=SANA,
-        when=having(guidance_embed=False),
-        comfyui="",
+        detect=Detection(SANA, having(guidance_embed=False), ""),
         build=ModelBuild(
             "SanaTransformer2DModel",
             config,
             # the pipeline reads an empty text instead of the embedding of none; positions are computed
             LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
             forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="sana",
         text=TextInputs(
             (
                 Reading(
@@ -193,20 +205,19 @@ _SANA = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=20,
+        latent="sana",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=32,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+            defaults=SamplingDefaults(
+                steps=20, cfg=4.5, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
+        sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
         folder=DiffusersFolder("SanaPipeline", is_multistep=True),
+        lora=TRANSFORMER,
     ),
 )
 (_BASE,) = _SANA
@@ -215,22 +226,18 @@ FAMILIES = (
         _BASE,
         name="sana_4k",
         title="Sana 4K",
-        when=having(guidance_embed=False, input_size=_CELLS_4K),
+        detect=replace(_BASE.detect, when=having(guidance_embed=False, input_size=_CELLS_4K)),
         text=replace(_BASE.text, set_name="sana"),
-        facts=replace(
-            _BASE.facts,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            width=32 * _CELLS_4K,
-            height=32 * _CELLS_4K,
-            sources="NVlabs/Sana, Sana_1600M_img4096_bf16.yaml; diffusers' convert_sana_to_diffusers.py",
-        ),
+        sampling=replace(_BASE.sampling, noise=NoiseFacts(NoiseKind.FLOW, shift=6.0)),
+        size=(32 * _CELLS_4K, 32 * _CELLS_4K),
+        sources="NVlabs/Sana, Sana_1600M_img4096_bf16.yaml; diffusers' convert_sana_to_diffusers.py",
     ),
     *_SANA,
     replace(
         _BASE,
         name="sana_sprint",
         title="Sana Sprint",
-        when=having(guidance_embed=True),
+        detect=replace(_BASE.detect, when=having(guidance_embed=True)),
         build=replace(
             _BASE.build,
             convert=LayoutNames(
@@ -240,18 +247,14 @@ FAMILIES = (
             ),
             forward=forward_sprint,
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.DISTILLED,
-            cfg=4.5,
-            steps=2,
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW),
+            reads=frozenset({"context", "guidance", "context_mask"}),
             side_multiple=32,
-            reads=("context", "guidance"),
-            may_read=("context_mask",),
-            sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
+            defaults=SamplingDefaults(steps=2, cfg=4.5, sampler="lcm", schedule="scm", guidance=Guidance.DISTILLED),
         ),
-        sampler="lcm",
-        schedule="scm",
+        sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
         folder=replace(
             _BASE.folder,
             pipeline="SanaSprintPipeline",

@@ -6,33 +6,53 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import (
+from modelpool.pool.families.parts.vocabulary import (
+    HALF_FIRST,
+    NOTHING,
+    PATCH,
+    SD3_HEAD,
+    SDXL_CLIP_G,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
     Config,
+    Detection,
+    DiffusersFolder,
+    Family,
+    Guidance,
+    Joined,
+    Layout,
     Measure,
+    ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Pooled,
+    Prediction,
+    Reading,
+    ReadText,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    TextInputs,
+    TextJoin,
+    anything,
     count,
+    defaults_like,
+    diffusers,
     dim,
     either,
+    fixed_length,
+    having,
+    joined_pooled,
     maybe,
     numbered,
+    published,
+    sample_of,
     sizes,
     square_side,
 )
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
-from modelpool.pool.families.parts.family import (
-    HALF_FIRST,
-    DiffusersFolder,
-    Family,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
-from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Pooled, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,11 +154,14 @@ def _join(read: Sequence[ReadText]) -> Joined:
 _SD3 = Family(
     name="sd3",
     title="Stable Diffusion 3",
-    layout=_LAYOUT,
-    when=having(qk_norm=None),
-    comfyui="SD3",
-    build=ModelBuild("SD3Transformer2DModel", config, "sd3", forward),
-    latent="sd3",
+    detect=Detection(_LAYOUT, having(qk_norm=None), "SD3"),
+    build=ModelBuild(
+        "SD3Transformer2DModel",
+        config,
+        "sd3",
+        forward,
+        dtypes=HALF_FIRST,
+    ),
     text=TextInputs(
         # ComfyUI does not pad T5 to 256
         (
@@ -150,21 +173,22 @@ _SD3 = Family(
         join=TextJoin(_join, is_appended=True),
         optional=frozenset({"clip_l", "clip_g", "t5xxl"}),
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=3.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=28,
-        reads=("context", "pooled"),
-        sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
+    latent="sd3",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+        reads=frozenset({"context", "pooled"}),
+        side_multiple=16,
+        defaults=SamplingDefaults(
+            steps=28, cfg=7.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    controlnets="sd3",
-    lora=TRANSFORMER,
+    sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
     folder=DiffusersFolder(
         "StableDiffusion3Pipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}
     ),
+    lora=TRANSFORMER,
+    options=OptionFacts(controlnets="sd3", skips_blocks=True),
 )
 
 FAMILIES = (
@@ -173,16 +197,16 @@ FAMILIES = (
         _SD3,
         name="sd35_large",
         title="Stable Diffusion 3.5 large",
-        when=having(x_block_self_attn_layers=()),
-        facts=replace(_SD3.facts, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
+        detect=replace(_SD3.detect, when=having(x_block_self_attn_layers=())),
+        sampling=replace(_SD3.sampling, defaults=defaults_like(_SD3.sampling, cfg=3.5)),
+        sources="stabilityai/stable-diffusion-3.5-large, card and scheduler",
     ),
     replace(
         _SD3,
         name="sd35_medium",
         title="Stable Diffusion 3.5 medium",
-        when=anything,
-        facts=replace(
-            _SD3.facts, cfg=4.5, steps=40, sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler"
-        ),
+        detect=replace(_SD3.detect, when=anything),
+        sampling=replace(_SD3.sampling, defaults=defaults_like(_SD3.sampling, steps=40, cfg=4.5)),
+        sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler",
     ),
 )

@@ -9,21 +9,32 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.inner_models import SECONDS
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
     HALF_FIRST,
+    Arguments,
+    AudioFacts,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    config_of,
+    fixed_length,
+    having,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.inner_models import SECONDS
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -148,39 +159,48 @@ FAMILIES = (
     Family(
         name="stable_audio_1",
         title="Stable Audio 1",
-        layout=STABLE_AUDIO,
-        when=having(memory_tokens=None),
-        comfyui="StableAudio",
-        build=ModelBuild("StableAudioDiTModel", config, convert, forward, seconds_model=SECONDS),
-        latent="stable_audio",
+        detect=Detection(
+            STABLE_AUDIO,
+            having(memory_tokens=None),
+            "StableAudio",
+            extra_prefixes=(
+                "conditioner.conditioners.seconds_start.",
+                "conditioner.conditioners.seconds_total.",
+            ),
+        ),
+        build=ModelBuild(
+            "StableAudioDiTModel",
+            config,
+            convert,
+            forward,
+            seconds_model=SECONDS,
+            dtypes=HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),), set_name="stable_audio"
         ),
-        facts=audio_facts(
-            NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
-            Guidance.CLASSIFIER_FREE,
-            prediction=Prediction.VELOCITY,
-            level=Level.ANGLE,
-            cfg=7.0,
-            steps=100,
-            reads=("context", "seconds"),
-            may_read=("context_mask",),
-            seconds=47.55,
-            samples_per_second=44100,
-            cells=1024,
-            sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
-            "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
-            "alone",
+        latent="stable_audio",
+        sampling=SamplingFacts(
+            Prediction.VELOCITY,
+            noise=NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
+            reads=frozenset({"context", "seconds", "context_mask"}),
+            side_multiple=1,
+            audio=AudioFacts(seconds=47.55, samples_per_second=44100, cells=1024),
+            defaults=SamplingDefaults(
+                steps=100,
+                cfg=7.0,
+                # the noise ends far above zero: the authors' sampler is stochastic, this is the same without noise
+                sampler="dpmpp_2m",
+                schedule="exponential",
+                guidance=Guidance.CLASSIFIER_FREE,
+            ),
         ),
-        schedule="exponential",
-        # the noise ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
-        sampler="dpmpp_2m",
-        dtypes=HALF_FIRST,
-        lora=GENERIC,
+        size=(0, 0),
+        sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
+        "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
+        "alone",
         folder=DiffusersFolder("StableAudioPipeline"),
-        extra_prefixes=(
-            "conditioner.conditioners.seconds_start.",
-            "conditioner.conditioners.seconds_total.",
-        ),
+        lora=GENERIC,
     ),
 )

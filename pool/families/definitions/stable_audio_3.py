@@ -12,22 +12,32 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
+from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
     HALF_FIRST,
+    Arguments,
+    AudioFacts,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
+    MaskMode,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
     TextInputs,
+    fixed_length,
+    ratio,
+    sample_of,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
-from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -117,33 +127,39 @@ FAMILIES = (
     Family(
         name="stable_audio_3",
         title="Stable Audio 3",
-        layout=STABLE_AUDIO,
-        when=_has_memory,
-        comfyui="StableAudio3",
-        build=ModelBuild("StableAudio3DiTModel", config, convert, forward, seconds_model=DURATION),
-        latent="stable_audio_3",
-        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
-        facts=audio_facts(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.CLASSIFIER_FREE,
-            prediction=Prediction.FLOW,
-            level=Level.SHARE,
-            cfg=1.0,
-            steps=8,
-            reads=("context", "seconds"),
-            may_read=("context_mask",),
-            seconds=384.0,
-            samples_per_second=44100,
-            sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
-            "Euler and a classifier-free scale",
+        detect=Detection(
+            STABLE_AUDIO,
+            _has_memory,
+            "StableAudio3",
+            extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
         ),
-        schedule="log_snr",
-        sampler="lcm",
-        dtypes=HALF_FIRST,
-        lora=GENERIC,
+        build=ModelBuild(
+            "StableAudio3DiTModel",
+            config,
+            convert,
+            forward,
+            seconds_model=DURATION,
+            dtypes=HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
+        latent="stable_audio_3",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW),
+            reads=frozenset({"context", "seconds", "context_mask"}),
+            side_multiple=1,
+            audio=AudioFacts(seconds=384.0, samples_per_second=44100, cells=0),
+            defaults=SamplingDefaults(
+                steps=8, cfg=1.0, sampler="lcm", schedule="log_snr", guidance=Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        size=(0, 0),
+        sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
+        "Euler and a classifier-free scale",
         folder=DiffusersFolder(
             "StableAudio3Pipeline", scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True}
         ),
-        extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
+        lora=GENERIC,
     ),
 )

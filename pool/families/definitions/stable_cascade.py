@@ -13,40 +13,53 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.family import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
-from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.located_family import Architecture, CarriedText, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import (
+from modelpool.pool.families.parts.two_stages import PRIOR_CELLS, PRIOR_PIXELS
+from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
+from modelpool.pool.families.parts.vocabulary import (
     GENERIC,
+    HALF_FIRST,
+    LATENT_FORMATS,
+    NO_FLOAT16,
+    NOTHING,
+    Architecture,
+    Arguments,
     BaseNames,
+    Call,
+    CarriedText,
+    Condition,
+    Config,
+    Detection,
+    Guidance,
+    LatentFacts,
+    LocatedFamily,
     LoraNaming,
+    ModelBuild,
+    ModelKwargs,
     NameRule,
     NameSource,
-    Ranges,
-    as_attention_processor,
-    dotted,
-    joined_names,
-)
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_reading import Pooled, Reading
-from modelpool.pool.families.parts.two_stages import PRIOR_CELLS, PRIOR_PIXELS
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
-from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
-from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
-    Guidance,
     NoiseFacts,
     NoiseKind,
+    PipelineFacts,
+    Pooled,
     Prediction,
+    Ranges,
+    Reading,
+    Role,
     SamplingDefaults,
     SamplingFacts,
+    Shapes,
+    TextFacts,
+    TextInputs,
+    UNetDefinition,
+    as_attention_processor,
+    config_of,
+    dotted,
+    having,
+    joined_names,
+    sample_of,
 )
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.core.errors import UnknownArchitecture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -302,9 +315,7 @@ def _definition(family: LocatedFamily, when: Condition) -> UNetDefinition:
     forward: Call = forward_b if is_b else forward_c
     return UNetDefinition(
         family=family,
-        layout=CASCADE,
-        when=when,
-        comfyui="Stable_Cascade_B" if is_b else "Stable_Cascade_C",
+        detect=Detection(CASCADE, when, "Stable_Cascade_B" if is_b else "Stable_Cascade_C"),
         module="StableCascadeUNet",
         latent=family.latent_format,
         text=TextInputs(
@@ -314,7 +325,14 @@ def _definition(family: LocatedFamily, when: Condition) -> UNetDefinition:
         ),
         lora=_LORA_B if is_b else _LORA_C,
         pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
-        build=ModelBuild("StableCascadeUNet", config, convert, forward),
+        build=ModelBuild(
+            "StableCascadeUNet",
+            config,
+            convert,
+            forward,
+            family.dtypes,
+            optional_inputs=frozenset() if is_b else frozenset({"image_context"}),
+        ),
     )
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.family import TextInputs
-from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import PLAIN_PIPELINE, UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, sd1
-from modelpool.pool.values.core.family_facts import PLAIN_TEXT
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, SamplingDefaults
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.families.parts.vocabulary import (
+    PLAIN_TEXT,
+    UNET,
+    Architecture,
+    Condition,
+    Detection,
+    Guidance,
+    ImageConcat,
+    LocatedFamily,
+    PipelineFacts,
+    Reading,
+    Role,
+    SamplingDefaults,
+    TextInputs,
+    UNetDefinition,
+)
 
 SD1 = LocatedFamily(
     name="sd1",
@@ -56,9 +62,7 @@ SD1_INSTRUCT = replace(
 def _definition(family: LocatedFamily, when: Condition, comfyui: str, pipeline: PipelineFacts) -> UNetDefinition:
     return UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=Detection(LDM_UNET, when, comfyui),
         module="UNet2DConditionModel",
         latent="sd1",
         text=TextInputs((Reading("clip_l", 768),), set_name="sd1"),

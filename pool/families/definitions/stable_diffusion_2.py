@@ -9,16 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.family import ModelBuild, TextInputs
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Reading
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import (
     MAX_NORM_GROUPS,
     PLAIN_PIPELINE,
@@ -31,19 +22,37 @@ from modelpool.pool.families.parts.unet_facts import (
     unclip,
     widths,
 )
-from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
+from modelpool.pool.families.parts.vocabulary import (
+    NOTHING,
+    OPEN_CLIP_PAD,
+    OPEN_CLIP_PAD_ID,
+    UNET,
+    Architecture,
+    Arguments,
+    Condition,
+    Config,
+    Detection,
     Guidance,
     ImageConcat,
     ImageLabels,
+    LocatedFamily,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
+    PipelineFacts,
     Prediction,
+    Reading,
+    Role,
     SamplingDefaults,
     SamplingFacts,
+    Shapes,
+    TextFacts,
+    TextInputs,
+    UNetDefinition,
     VisionEncoderUse,
+    sample_of,
 )
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.core.errors import UnknownArchitecture
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -221,9 +230,7 @@ def _definition(
 ) -> UNetDefinition:
     return UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=Detection(LDM_UNET, when, comfyui),
         module="UNet2DConditionModel",
         latent="sd1" if build is None else family.name,
         text=TextInputs(
@@ -263,7 +270,7 @@ FAMILIES = (
             {"safety_checker": NOTHING, "feature_extractor": NOTHING, "watermarker": NOTHING, "max_noise_level": 350},
             noisy="low_res_scheduler",
         ),
-        ModelBuild("UNet2DConditionModel", upscaler_config, "sd1", upscaler_forward),
+        ModelBuild("UNet2DConditionModel", upscaler_config, "sd1", upscaler_forward, SD_X4.dtypes),
     ),
     _definition(
         SD2_INPAINT, sd2(in_channels=9), "SD20", replace(PLAIN_PIPELINE, name="StableDiffusionInpaintPipeline")

@@ -7,29 +7,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.family import TextInputs
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
-from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Reading
-from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_FOLDERS, UNET_PREFIX, VAE_PREFIX, refiner, sdxl
-from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
+from modelpool.pool.families.parts.vocabulary import (
+    LATENT_FORMATS,
+    NOTHING,
+    OPEN_CLIP_PAD_ID,
+    SDXL_CLIP_G,
+    UNET,
+    Architecture,
+    Condition,
+    Detection,
+    FolderMark,
     Guidance,
     ImageConcat,
+    Joined,
+    LocatedFamily,
     MicroConditioning,
     NoiseFacts,
     NoiseKind,
+    PipelineFacts,
     Prediction,
+    Reading,
+    ReadText,
+    Role,
     SamplingDefaults,
     SamplingFacts,
+    TextFacts,
+    TextInputs,
+    TextJoin,
+    UNetDefinition,
 )
-from modelpool.pool.values.specs.spec import Role
 
 SDXL = LocatedFamily(
     name="sdxl",
@@ -161,9 +169,7 @@ def _join(read: Sequence[ReadText]) -> Joined:
 
 _BASE = UNetDefinition(
     family=SDXL,
-    layout=LDM_UNET,
-    when=sdxl(),
-    comfyui="SDXL",
+    detect=Detection(LDM_UNET, sdxl(), "SDXL"),
     module="UNet2DConditionModel",
     latent="sdxl",
     text=TextInputs(
@@ -183,15 +189,20 @@ _OWN: Mapping[str, Any] = {"edm_noise": None, "looks_like": "", "folder_mark": N
 
 
 def _variant(
-    family: LocatedFamily, comfyui: str, when: Condition, pipeline: PipelineFacts | None = None
+    family: LocatedFamily,
+    comfyui: str,
+    when: Condition,
+    pipeline: PipelineFacts | None = None,
+    extra_keys: tuple[str, ...] = (),
 ) -> UNetDefinition:
-    return replace(_BASE, family=family, comfyui=comfyui, when=when, pipeline=pipeline, **_OWN)
+    return replace(
+        _BASE, family=family, detect=Detection(LDM_UNET, when, comfyui, extra_keys), pipeline=pipeline, **_OWN
+    )
 
 
 FAMILIES = (
     replace(
-        _variant(PLAYGROUND_25, "SDXL", sdxl()),
-        extra_keys=("edm_mean", "edm_std"),
+        _variant(PLAYGROUND_25, "SDXL", sdxl(), extra_keys=("edm_mean", "edm_std")),
         latent="playground_25",
         folder_mark=FolderMark(SDXL.name, edm=True),
     ),
@@ -201,8 +212,8 @@ FAMILIES = (
             "SDXL_instructpix2pix",
             sdxl(in_channels=8),
             replace(_EDITING, entries={**_EDITING.entries, "is_cosxl_edit": True}),
+            extra_keys=("edm_vpred.sigma_max",),
         ),
-        extra_keys=("edm_vpred.sigma_max",),
         folder_mark=FolderMark(SDXL_INSTRUCT.name, entry="is_cosxl_edit"),
         edm_noise=VELOCITY_EDM_NOISE,
     ),

@@ -9,16 +9,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.family import ModelBuild, TextInputs
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import (
     NUMBER_WIDTH,
     UNET_FOLDERS,
@@ -29,19 +20,34 @@ from modelpool.pool.families.parts.unet_facts import (
     video,
     widths,
 )
-from modelpool.pool.values.core.sampling_facts import (
+from modelpool.pool.families.parts.vocabulary import (
+    GENERIC,
+    LATENT_FORMATS,
+    Architecture,
+    Arguments,
+    Condition,
+    Config,
+    Detection,
     FirstFrameMode,
     Guidance,
+    LocatedFamily,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    PipelineFacts,
     Prediction,
+    Role,
     SamplingDefaults,
     SamplingFacts,
+    Shapes,
+    TextInputs,
+    UNetDefinition,
     VideoFacts,
     VideoNumbers,
     VisionEncoderUse,
+    sample_of,
 )
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -261,15 +267,13 @@ def _definition(
 ) -> UNetDefinition:
     return UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=Detection(LDM_UNET, when, comfyui),
         module=_MODULE,
         latent="sd1",
         text=TextInputs(()),
         lora=GENERIC,
         pipeline=pipeline,
-        build=ModelBuild(module, config, convert, forward),
+        build=ModelBuild(module, config, convert, forward, family.dtypes),
     )
 
 

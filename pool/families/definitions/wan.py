@@ -6,40 +6,48 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.video_calls import joined, towards_image, with_image
+from modelpool.pool.families.parts.vocabulary import (
     HALF_FIRST,
+    NOTHING,
+    TIMESTEPS,
+    TRANSFORMER,
+    Arguments,
+    Cleaning,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
-    ModelBuild,
-    TextInputs,
-    TwoExperts,
-)
-from modelpool.pool.families.parts.forward import (
-    TIMESTEPS,
-    Arguments,
-    ModelKwargs,
-    Shapes,
-    config_of,
-    sample_of,
-)
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
-from modelpool.pool.families.parts.video_facts import joined, towards_image, video_flow, with_image
-from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
-from modelpool.pool.values.core.sampling_facts import (
     FirstFrameMode,
     Guidance,
     LastFrameMode,
+    LayoutNames,
+    LowNoiseExpert,
+    ModelBuild,
+    ModelKwargs,
     NoiseFacts,
     NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    SamplingDefaults,
+    SamplingFacts,
+    Shapes,
+    TeaCacheFacts,
+    TextInputs,
+    TwoExperts,
+    VideoFacts,
     VisionEncoderUse,
+    anything,
+    config_of,
+    defaults_like,
+    fixed_length,
+    having,
+    sample_of,
+    video_like,
 )
+from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,32 +172,6 @@ def flow_noise(shift: float) -> NoiseFacts:
 #: index entries of pipelines for one expert
 _ONE = {"transformer_2": NOTHING, "boundary_ratio": None}
 
-_FACTS = video_flow(
-    flow_noise(8.0),
-    Guidance.CLASSIFIER_FREE,
-    cfg=5.0,
-    steps=50,
-    width=832,
-    height=480,
-    frames=81,
-    frame_rate=16.0,
-    reads=("context",),
-    may_read=("context_mask",),
-    sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
-)
-_I2V_22_FACTS = replace(
-    _FACTS,
-    noise=flow_noise(5.0),
-    cfg=3.5,
-    steps=40,
-    boundary=0.9,
-    low_cfg=3.5,
-    reads=("context", "image"),
-    begins=FirstFrameMode.CONCATENATED,
-    ends=LastFrameMode.MAY,
-    sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
-)
-
 #: between the sizes of the two image-to-video models of Wan 2.1: the geometric mean of 832 x 480 and 1280 x 720 pixels
 _WAN_480_PIXELS = math.sqrt(832 * 480 * 1280 * 720)
 
@@ -204,9 +186,7 @@ def _teacache(
 _T2V = Family(
     name="wan_t2v",
     title="Wan text-to-video",
-    layout=WAN,
-    when=anything,
-    comfyui="WAN21_T2V",
+    detect=Detection(WAN, anything, "WAN21_T2V"),
     build=ModelBuild(
         "WanTransformer3DModel",
         config,
@@ -218,137 +198,167 @@ _T2V = Family(
             renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
         ),
         forward,
+        dtypes=HALF_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
-    latent="wan21",
     text=TextInputs(
         (fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
         set_name="wan",
     ),
-    facts=_FACTS,
-    # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
-    # no shape determines the experts of Wan 2.2 from Wan 2.1
-    two_experts=TwoExperts(
-        "Wan 2.2 text-to-video, both experts",
-        replace(
-            _FACTS,
-            noise=flow_noise(12.0),
-            cfg=4.0,
-            steps=40,
-            boundary=0.875,
-            low_cfg=3.0,
-            sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
+    latent="wan21",
+    sampling=SamplingFacts(
+        Prediction.FLOW,
+        noise=flow_noise(8.0),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        video=VideoFacts(frames=81, multiple=4, rate=16.0),
+        defaults=SamplingDefaults(
+            steps=50,
+            cfg=5.0,
+            sampler="euler",
+            # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+            schedule="normal",
+            guidance=Guidance.CLASSIFIER_FREE,
         ),
     ),
-    teacache=(
-        _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
-        _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+    size=(832, 480),
+    sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+    folder=DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
+    lora=TRANSFORMER,
+    options=OptionFacts(
+        teacache=(
+            _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
+            _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+        ),
+        skips_blocks=True,
+        moves_positions=True,
     ),
+)
+#: no shape determines the experts of Wan 2.2 from Wan 2.1
+_T2V_EXPERTS = TwoExperts(
+    "Wan 2.2 text-to-video, both experts",
+    replace(
+        _T2V.sampling,
+        noise=flow_noise(12.0),
+        low_noise=LowNoiseExpert(boundary=0.875, cfg=3.0),
+        defaults=defaults_like(_T2V.sampling, steps=40, cfg=4.0),
+    ),
+    "Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
 )
 _TI2V_22 = replace(
     _T2V,
     name="wan22_ti2v",
     title="Wan 2.2 text-and-image-to-video",
-    when=having(model_type="t2v", out_dim=48),
-    comfyui="WAN22_T2V",
-    build=replace(_T2V.build, forward=forward_5b),
-    latent="wan22",
-    facts=replace(
-        _FACTS,
-        noise=flow_noise(5.0),
-        width=1280,
-        height=704,
-        frames=121,
-        side_multiple=32,
-        frame_rate=24.0,
-        may_read=("context_mask", "image", "image_mask"),
-        begins=FirstFrameMode.KEPT,
-        sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
+    detect=replace(_T2V.detect, when=having(model_type="t2v", out_dim=48), comfyui="WAN22_T2V"),
+    build=replace(
+        _T2V.build,
+        forward=forward_5b,
+        optional_inputs=frozenset({"context_mask", "image", "image_mask"}),
     ),
+    latent="wan22",
+    sampling=replace(
+        _T2V.sampling,
+        noise=flow_noise(5.0),
+        reads=frozenset({"context", "context_mask", "image", "image_mask"}),
+        side_multiple=32,
+        video=video_like(_T2V.sampling, frames=121, rate=24.0, begins=FirstFrameMode.KEPT),
+    ),
+    size=(1280, 704),
+    sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
     folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
-    two_experts=None,
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 _VACE = replace(
     _T2V,
     name="wan_vace",
     title="Wan VACE",
-    when=having(model_type="vace"),
-    comfyui="WAN21_Vace",
+    detect=replace(_T2V.detect, when=having(model_type="vace"), comfyui="WAN21_Vace"),
     build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
-    facts=replace(
-        _FACTS,
-        reads=("context", "control"),
-        sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
-    ),
+    sampling=replace(_T2V.sampling, reads=frozenset({"context", "control", "context_mask"}), several_references=True),
+    sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
-    several_references=True,
-    two_experts=None,
-    teacache=(),
+    options=replace(_T2V.options, teacache=(), skips_blocks=False),
 )
 _I2V = replace(
     _T2V,
     name="wan21_i2v",
     title="Wan 2.1 image-to-video",
-    when=having(model_type="i2v"),
-    comfyui="WAN21_I2V",
-    facts=replace(
-        _FACTS,
-        reads=("context", "image", "image_context"),
-        begins=FirstFrameMode.CONCATENATED,
+    detect=replace(_T2V.detect, when=having(model_type="i2v"), comfyui="WAN21_I2V"),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "image", "image_context", "context_mask"}),
         vision_use=VisionEncoderUse.PENULTIMATE,
-        sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+        video=video_like(_T2V.sampling, begins=FirstFrameMode.CONCATENATED),
     ),
+    sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(
         _T2V.folder,
         pipeline="WanImageToVideoPipeline",
         entries={**_T2V.folder.entries, "image_encoder": NOTHING, "image_processor": NOTHING},
     ),
-    two_experts=None,
-    teacache=(
-        _teacache(
-            (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+    options=replace(
+        _T2V.options,
+        teacache=(
+            _teacache(
+                (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+            ),
+            _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
         ),
-        _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
     ),
 )
 _FLF2V = replace(
     _I2V,
     name="wan21_flf2v",
     title="Wan 2.1 first-and-last-frame",
-    when=having(model_type="i2v", flf_pos_embed_token_number=514),
-    facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
-    teacache=(),
+    detect=replace(_I2V.detect, when=having(model_type="i2v", flf_pos_embed_token_number=514)),
+    sampling=replace(_I2V.sampling, video=video_like(_I2V.sampling, ends=LastFrameMode.MUST)),
+    options=replace(_I2V.options, teacache=()),
 )
 #: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
 _FUN_CONTROL = replace(
     _I2V,
     name="wan21_fun_control",
     title="Wan 2.1 Fun control",
-    when=having(model_type="i2v", in_dim=48),
-    comfyui="WAN21_FunControl2V",
-    facts=replace(
-        _I2V.facts,
-        reads=("context", "followed", "image", "image_context"),
-        begins=FirstFrameMode.FIRST_CELL,
-        sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
-        "alibaba-pai/Wan2.1-Fun-14B-Control",
+    detect=replace(_I2V.detect, when=having(model_type="i2v", in_dim=48), comfyui="WAN21_FunControl2V"),
+    sampling=replace(
+        _I2V.sampling,
+        reads=frozenset({"context", "followed", "image", "image_context", "context_mask"}),
+        video=video_like(_I2V.sampling, begins=FirstFrameMode.FIRST_CELL),
     ),
+    sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.1-Fun-14B-Control",
     folder=replace(_I2V.folder, pipeline="", entries={}),
-    teacache=(),
+    options=replace(_I2V.options, teacache=()),
 )
 _I2V_22 = replace(
     _I2V,
     name="wan22_i2v",
     title="Wan 2.2 image-to-video",
-    when=having(model_type="t2v", in_dim=36),
-    comfyui="WAN21_T2V",
-    facts=_I2V_22_FACTS,
-    two_experts=TwoExperts("Wan 2.2 image-to-video, both experts", _I2V_22_FACTS),
-    teacache=(),
+    detect=replace(_I2V.detect, when=having(model_type="t2v", in_dim=36), comfyui="WAN21_T2V"),
+    sampling=replace(
+        _I2V.sampling,
+        noise=flow_noise(5.0),
+        reads=frozenset({"context", "image", "context_mask"}),
+        vision_use=None,
+        video=video_like(_I2V.sampling, ends=LastFrameMode.MAY),
+        defaults=defaults_like(_I2V.sampling, steps=40, cfg=3.5),
+    ),
+    sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
+    options=replace(_I2V.options, teacache=()),
 )
 
-FAMILIES = (_VACE, _TI2V_22, _FUN_CONTROL, _FLF2V, _I2V, _I2V_22, _T2V)
+_I2V_22_EXPERTS = TwoExperts(
+    "Wan 2.2 image-to-video, both experts",
+    replace(_I2V_22.sampling, low_noise=LowNoiseExpert(boundary=0.9, cfg=3.5)),
+    _I2V_22.sources,
+)
+
+FAMILIES = (
+    _VACE,
+    _TI2V_22,
+    _FUN_CONTROL,
+    _FLF2V,
+    _I2V,
+    replace(_I2V_22, two_experts=_I2V_22_EXPERTS),
+    replace(_T2V, two_experts=_T2V_EXPERTS),
+)

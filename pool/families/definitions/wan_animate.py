@@ -13,14 +13,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import wan
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.video_facts import FACE_SIDE, MASK_CHANNELS
+from modelpool.pool.families.parts.video_calls import FACE_SIDE, MASK_CHANNELS
+from modelpool.pool.families.parts.vocabulary import (
+    NOTHING,
+    TIMESTEPS,
+    Arguments,
+    Config,
+    LayoutNames,
+    ModelKwargs,
+    OptionFacts,
+    ShapeReader,
+    Shapes,
+    VisionEncoderUse,
+    defaults_like,
+    having,
+    sample_of,
+    video_like,
+)
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -152,8 +162,7 @@ FAMILIES = (
         _I2V,
         name="wan22_animate",
         title="Wan 2.2 animate",
-        when=having(model_type="animate"),
-        comfyui="WAN22_Animate",
+        detect=replace(_I2V.detect, when=having(model_type="animate"), comfyui="WAN22_Animate"),
         build=replace(
             _I2V.build,
             module="WanAnimateTransformer3DModel",
@@ -161,23 +170,19 @@ FAMILIES = (
             convert=LayoutNames("wan22_animate", converter=convert),
             forward=forward,
         ),
-        facts=replace(
-            _I2V.facts,
+        sampling=replace(
+            _I2V.sampling,
             noise=wan.flow_noise(5.0),
-            cfg=1.0,
-            steps=20,
-            width=1280,
-            height=720,
-            frames=77,
-            frame_rate=30.0,
-            begins=None,
+            reads=frozenset({"context", "control", "face", "image_context", "context_mask"}),
             vision_use=VisionEncoderUse.PENULTIMATE,
-            reads=("context", "control", "face", "image_context"),
-            sources="diffusers' WanAnimatePipeline; Wan-Video/Wan2.2, wan_animate_14B",
+            video=video_like(_I2V.sampling, frames=77, rate=30.0, begins=None),
+            defaults=defaults_like(_I2V.sampling, steps=20, cfg=1.0),
         ),
+        size=(1280, 720),
+        sources="diffusers' WanAnimatePipeline; Wan-Video/Wan2.2, wan_animate_14B",
         folder=replace(
             _I2V.folder, pipeline="WanAnimatePipeline", entries={"image_encoder": NOTHING, "image_processor": NOTHING}
         ),
-        teacache=(),
+        options=OptionFacts(),
     ),
 )

@@ -5,22 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.family import (
+from modelpool.pool.families.parts.vocabulary import (
     BFLOAT16_FIRST,
+    QWEN3_CHAT,
+    TRANSFORMER,
+    Arguments,
+    Config,
+    Detection,
     DiffusersFolder,
     Family,
+    Guidance,
     ModelBuild,
+    ModelKwargs,
+    NoiseFacts,
+    NoiseKind,
+    OptionFacts,
+    Padding,
+    Prediction,
+    Reading,
+    SamplingDefaults,
+    SamplingFacts,
+    ShapeReader,
+    Shapes,
     TextInputs,
+    having,
+    rope_quarters,
 )
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,11 +71,15 @@ FAMILIES = (
     Family(
         name="z_image",
         title="Z-Image",
-        layout=LUMINA_2,
-        when=having(z_image_modulation=True, pixel_space=False),
-        comfyui="ZImage",
-        build=ModelBuild("ZImageTransformer2DModel", config, "z_image", forward),
-        latent="flux",
+        detect=Detection(LUMINA_2, having(z_image_modulation=True, pixel_space=False), "ZImage"),
+        build=ModelBuild(
+            "ZImageTransformer2DModel",
+            config,
+            "z_image",
+            forward,
+            dtypes=BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=TextInputs(
             (
                 Reading(
@@ -80,19 +94,17 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.NONE,
-            cfg=1.0,
-            steps=8,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
+        latent="flux",
+        sampling=SamplingFacts(
+            Prediction.FLOW,
+            noise=NoiseFacts(NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=SamplingDefaults(steps=8, cfg=1.0, sampler="euler", schedule="simple", guidance=Guidance.NONE),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        controlnets="z_image",
-        lora=TRANSFORMER,
+        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
         folder=DiffusersFolder("ZImagePipeline"),
+        lora=TRANSFORMER,
+        options=OptionFacts(controlnets="z_image", skips_blocks=True),
     ),
 )

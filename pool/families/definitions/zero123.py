@@ -11,20 +11,23 @@ distance is the angle of the image's camera from straight above.
 from __future__ import annotations
 
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.family import TextInputs
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
-from modelpool.pool.values.core.sampling_facts import (
+from modelpool.pool.families.parts.vocabulary import (
+    LATENT_FORMATS,
+    UNET,
+    Architecture,
+    Detection,
+    FolderMark,
     Guidance,
     ImageConcat,
+    LocatedFamily,
+    Role,
     SamplingDefaults,
     SamplingFacts,
+    TextInputs,
+    UNetDefinition,
     VisionEncoderUse,
 )
-from modelpool.pool.values.specs.spec import Role
 
 ZERO123 = LocatedFamily(
     name="zero123",
@@ -51,10 +54,7 @@ ZERO123 = LocatedFamily(
 FAMILIES = (
     UNetDefinition(
         family=ZERO123,
-        layout=LDM_UNET,
-        when=sd1(in_channels=8),
-        extra_keys=(f"{VIEW_PREFIX}weight",),
-        comfyui="Stable_Zero123",
+        detect=Detection(LDM_UNET, sd1(in_channels=8), "Stable_Zero123", extra_keys=(f"{VIEW_PREFIX}weight",)),
         module="UNet2DConditionModel",
         latent="sd1",
         text=TextInputs(()),

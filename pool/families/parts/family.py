@@ -7,7 +7,7 @@ encoding, the module, sampling, LoRA names and saved folders all follow from the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -16,12 +16,16 @@ from modelpool.pool.families.detection.layouts.signature import Condition, Layou
 from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
 from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
-from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
+from modelpool.pool.values.core.sampling_facts import (
+    ReferenceMode,
+    SamplingDefaults,
+    SamplingFacts,
+    VideoFacts,
+)
 from modelpool.pool.values.specs.spec import Role
 
 #: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
@@ -93,11 +97,55 @@ class TextInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Detection:
+    """How the diffusion model of a family is recognised in a file.
+
+    layout    the identifying keys of its architecture, and how to measure its sizes
+    when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
+              of families that share a layout exclude each other, except in one module: the first one counts
+    comfyui   its class in ComfyUI; empty if none
+    extra_keys      required keys of the file outside of the model, with their prefixes
+    extra_prefixes  further key prefixes of the diffusion model in single files
+    sound_prefixes  key prefixes of the autoencoder of audio, and of the part that makes samples of its spectrograms
+    """
+
+    layout: Layout
+    when: Condition
+    comfyui: str
+    extra_keys: tuple[str, ...] = ()
+    extra_prefixes: tuple[str, ...] = ()
+    sound_prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptionFacts:
+    """Optional methods and models that runs of a family can use.
+
+    controlnets  name of the ControlNets for its models (`pool.inference.controlnets.controlnet_kinds`); empty for none
+    teacache     published facts for TeaCache, by rising pixels; empty: nothing was published
+    skips_blocks      its blocks take and return tokens in a known form, so that options may skip them
+    moves_positions   the model is called with the positions of its patches, or counts them in a module of its own
+    isolates_sound    a model of videos with sound can be called without either reading the other
+    """
+
+    controlnets: str = ""
+    teacache: tuple[TeaCacheFacts, ...] = ()
+    skips_blocks: bool = False
+    moves_positions: bool = False
+    isolates_sound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TwoExperts:
-    """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
+    """The model that two experts of a family make, high-noise and low-noise.
+
+    sampling  its sampling facts; `low_noise` has the boundary and the guidance scale of the low-noise expert
+    sources   where the figures are from
+    """
 
     title: str
-    facts: ModelFacts
+    sampling: SamplingFacts
+    sources: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +159,9 @@ class ModelBuild:
               reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
               `pool.models.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
     forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.components.diffusion.architecture`
+    dtypes    compute dtypes, best first
+    optional_inputs  inputs that `forward` accepts and runs without; it requires the others of `Family.sampling.reads`
+    companion  part of the diffusion model that has a folder of its own in diffusers: the name of both; empty: none
     prepare   what a run does once with the texts, before its steps; None: nothing
     seconds_model  name in the module of the model that embeds seconds; empty: there is none
     unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
@@ -122,6 +173,9 @@ class ModelBuild:
     config: Callable[[Config, Shapes], Arguments]
     convert: Convert | str | LayoutNames
     forward: Call
+    dtypes: tuple[str, ...]
+    optional_inputs: frozenset[str] = frozenset()
+    companion: str = ""
     prepare: Prepare | None = None
     seconds_model: str = ""
     unconditional: str = ""
@@ -176,74 +230,47 @@ class DiffusersFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family. Fields without a default must be decided for each family.
+    """One family of models: its facts, in groups. Fields without a default must be decided for each family.
 
-    Detection:
     name      short and stable, "lumina2": recipes and manifests contain it
     title     for human readers
-    layout    the identifying keys of its architecture, and how to measure its sizes
-    when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
-              of families that share a layout exclude each other, except in one module: the first one counts
-    comfyui   its class in ComfyUI; empty if none
-
-    The model, and its folders in diffusers:
+    detect    how its diffusion model is recognised
     build     how its diffusion model is built and called
-    folder    its folders
-
-    Text and latents:
     text      its text encoders, and how each is read
     latent    name of its latents (`pool.families.parts.latent_formats`)
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
-
-    Sampling:
-    facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
-    schedule  default schedule
-    sampler   default sampler
-    cfg_rescale  how the guided prediction is rescaled
-    image_concat use of an input image that is concatenated with the latent
-    dtypes    compute dtypes of the diffusion model, best first
-    controlnets  name of the ControlNets for its models (`pool.inference.controlnets.controlnet_kinds`); empty for none
-    several_references  whether it reads more than one reference image, other than through its text encoder
-    reference_covers  whether its reference image, which is a single one, has the size of the output
-    reference_side     as in `SamplingFacts`
-    distilled  facts of the distilled model with the same tensors, whose folder says so; None: there is none
-    two_experts  two models of the family as experts for high and low noise; None if there are none
-
-    LoRA and saving:
+    sampling  prediction, noise, inputs and defaults; for videos and audio also `video` and `audio`. The value that
+              travels to the controller, which `pool.families.transformer_families` completes with what `name` and
+              `text` imply
+    size      width and height of the training images or videos, in pixels; zeros for audio
+    folder    how diffusers stores it in folders
     lora      names of its weights in LoRA files
-    sound_prefixes    key prefixes of the autoencoder of audio, and of what makes samples of its spectrograms
-    extra_prefixes    further key prefixes of the diffusion model in single files
-    teacache          what was published for TeaCache, by rising pixels; empty: nothing
-    companion         as in `LocatedFamily`
+    sources   where the figures of `sampling` are from
+    options   optional methods and models that its runs can use
+    distilled    sampling of the distilled model with the same tensors, whose folder says so; None: there is none
+    two_experts  two models of the family as experts for high and low noise; None if there are none
     """
 
     name: str
     title: str
-    layout: Layout
-    when: Condition
-    comfyui: str
+    detect: Detection
     build: ModelBuild
-    folder: DiffusersFolder
-    latent: str
     text: TextInputs
-    facts: ModelFacts
-    schedule: str
-    dtypes: tuple[str, ...]
+    latent: str
+    sampling: SamplingFacts
+    folder: DiffusersFolder
     lora: LoraNaming
-    extra_prefixes: tuple[str, ...] = ()
-    sound_prefixes: tuple[str, ...] = ()
+    sources: str
+    size: tuple[int, int] = (1024, 1024)
     shifts_latent: bool = True
-    sampler: str = "euler"
-    cfg_rescale: CfgRescale = CfgRescale.NOTHING
-    image_concat: ImageConcat | None = None
-    controlnets: str = ""
-    several_references: bool = False
-    reference_covers: bool = False
-    reference_side: int = 0
-    distilled: ModelFacts | None = None
-    companion: str = ""
-    teacache: tuple[TeaCacheFacts, ...] = ()
+    options: OptionFacts = OptionFacts()
+    distilled: SamplingFacts | None = None
     two_experts: TwoExperts | None = None
+
+    @property
+    def required_inputs(self) -> frozenset[str]:
+        """The names in `ModelKwargs` that its call requires."""
+        return self.sampling.reads - self.build.optional_inputs
 
     @property
     def module(self) -> str:
@@ -259,11 +286,6 @@ class Family:
         return convert if isinstance(convert, LayoutNames) else None
 
     @property
-    def extra_keys(self) -> tuple[str, ...]:
-        """Required keys outside of the model: none."""
-        return ()
-
-    @property
     def lora_family(self) -> str:
         """The name under which LoRAs know its weights."""
         return self.name
@@ -272,3 +294,15 @@ class Family:
     def readings_name(self) -> str:
         """The name under which its text encoders are read."""
         return self.text.set_name or self.name
+
+
+def defaults_like(facts: SamplingFacts, **changes: Any) -> SamplingDefaults:
+    """Return the defaults of `facts` with these fields changed, for a family that differs from another in them."""
+    assert facts.defaults is not None, "no defaults to change"
+    return replace(facts.defaults, **changes)
+
+
+def video_like(facts: SamplingFacts, **changes: Any) -> VideoFacts:
+    """Return the video facts of `facts` with these fields changed, for a family that differs from another in them."""
+    assert facts.video is not None, "no video facts to change"
+    return replace(facts.video, **changes)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.families.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.family import ModelBuild, TextInputs
+from modelpool.pool.families.parts.family import Detection, ModelBuild, TextInputs
 from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
@@ -41,8 +40,7 @@ class UNetDefinition:
     """One family of UNets, or one stage of Stable Cascade. Fields without a default must be decided for each.
 
     family      its components in a single file, its latents, and its sampling facts
-    layout, when, comfyui  as in `Family`
-    extra_keys  required keys of the file outside of the model, with their prefixes
+    detect      how its diffusion model is recognised
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
     text        its text encoders, and how each is read
@@ -61,15 +59,12 @@ class UNetDefinition:
     """
 
     family: LocatedFamily
-    layout: Layout
-    when: Condition
-    comfyui: str
+    detect: Detection
     module: str
     latent: str
     text: TextInputs
     lora: LoraNaming
     pipeline: PipelineFacts | None
-    extra_keys: tuple[str, ...] = ()
     build: ModelBuild | None = None
     velocity_pixels: int = 0
     edm_noise: NoiseFacts | None = None

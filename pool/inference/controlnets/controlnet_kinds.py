@@ -153,7 +153,7 @@ class ControlKind:
 
 def _models(name: str) -> frozenset[str]:
     """Return the families whose ControlNets are called `name`."""
-    return frozenset(family.name for family in defined_families() if family.controlnets == name)
+    return frozenset(family.name for family in defined_families() if family.options.controlnets == name)
 
 
 def _as_it_is(shapes: Shapes) -> Convert:

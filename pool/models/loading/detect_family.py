@@ -165,7 +165,7 @@ def _variant(family: LocatedFamily, header: Header, shapes: Mapping[str, Shape])
     """Return what distinguishes a file from those that this version runs, if its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
     has_ends = EDM_SIGMA_MAX in header.tensors
-    if (is_edm and EDM_MEAN not in UNETS[family.name].extra_keys) or (
+    if (is_edm and EDM_MEAN not in UNETS[family.name].detect.extra_keys) or (
         has_ends and UNETS[family.name].edm_noise is None
     ):
         return " with another noise schedule (EDM)"

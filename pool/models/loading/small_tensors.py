@@ -58,7 +58,7 @@ def refine_family(family: LocatedFamily, header: Header) -> LocatedFamily:
     unet = UNETS.get(family.name)
     if unet is None:
         return family
-    if EDM_MEAN in unet.extra_keys:
+    if EDM_MEAN in unet.detect.extra_keys:
         return _with_latent_measures(family, header)
     if unet.velocity_pixels and _has_wide_spread(family, header):
         sampling = replace(family.sampling, prediction=Prediction.VELOCITY)

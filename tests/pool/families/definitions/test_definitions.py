@@ -52,11 +52,23 @@ def test_families_with_one_name_of_readings_read_alike() -> None:
         assert readings.setdefault(family.readings_name, family.text.readings) == family.text.readings, family.name
 
 
+def test_families_of_one_class_support_the_same_options_of_its_blocks_and_positions() -> None:
+    """What the class of diffusers determines must not depend on the family that a variant was derived from."""
+    supported: dict[str, set[tuple[bool, ...]]] = {}
+    for family in defined_families():
+        options = family.options
+        found = (options.skips_blocks, options.moves_positions, options.isolates_sound)
+        supported.setdefault(family.module, set()).add(found)
+    assert [module for module, found in supported.items() if len(found) > 1] == []
+    assert any(any(each) for found in supported.values() for each in found)
+
+
 def test_a_family_without_a_field_cannot_be_built() -> None:
     definition = defined_families()[0]
     for value, expected in (
-        (definition, {"text", "latent", "lora", "facts", "build", "folder"}),
-        (definition.build, {"module", "config", "convert", "forward"}),
+        (definition, {"detect", "text", "latent", "lora", "sampling", "build", "folder"}),
+        (definition.detect, {"layout", "when", "comfyui"}),
+        (definition.build, {"module", "config", "convert", "forward", "dtypes"}),
         (definition.text, {"readings"}),
         (definition.folder, {"pipeline"}),
     ):
@@ -90,7 +102,7 @@ def test_every_family_runs_and_names_what_diffusers_has() -> None:
 
 def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> None:
     """No published or tiny model matches two rows of its layout, except rows of one module: there the first counts."""
-    rest = [family.layout.title for family in defined_families() if family.when is anything]
+    rest = [family.detect.layout.title for family in defined_families() if family.detect.when is anything]
     assert len(set(rest)) == len(rest), "a family without a condition is the rest of its layout: at most one is"
     module_of = {
         family.name: name
