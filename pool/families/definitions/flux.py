@@ -125,6 +125,7 @@ _DEV = Family(
     lora=flux.LORA,
     options=OptionFacts(
         controlnets="flux",
+        image_prompts="flux",
         teacache=(TeaCacheFacts((4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01), 0.25),),
         skips_blocks=True,
         moves_positions=True,

@@ -173,6 +173,8 @@ _V1_2 = Family(
             fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
         ),
         set_name="hunyuan_dit",
+        # its T5 is a multilingual one
+        lora_names={"t5xl": "mt5xl"},
     ),
     latent="sdxl",
     sampling=SamplingFacts(
@@ -187,6 +189,8 @@ _V1_2 = Family(
     sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
     folder=DiffusersFolder(
         "HunyuanDiTPipeline",
+        # the default image size of its pipeline, which that uses without a model
+        config_entries={"sample_size": 128},
         entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
     ),
     lora=_LORA,

@@ -48,6 +48,15 @@ if TYPE_CHECKING:
 
 #: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
 _NUMBERED_KEY = "__index_timestep_zero__"
+#: "edit" as a word of a name, not as a part of "credit" or "edited"
+_EDIT = r"(?:(?<![A-Za-z])(?i:edit)|(?<=[a-z])Edit|(?i:(?:qwen|image)edit))"
+#: names of its editing models, and of the ones that were trained with numbered images: Qwen-Image-Edit 2509 (year,
+#: month) and later ones
+_EDIT_NAMES = rf"{_EDIT}(?![a-z])|{_EDIT}(?i:plus)"
+_NUMBERED_NAMES = (
+    rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
+    rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
+)
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -132,6 +141,8 @@ _QWEN_IMAGE = Family(
             {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
             {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
             _NUMBERED_KEY,
+            edit_names=_EDIT_NAMES,
+            numbered_names=_NUMBERED_NAMES,
         ),
     ),
     latent="wan21",

@@ -35,6 +35,7 @@ from modelpool.pool.families.parts.vocabulary import (
     having,
     sample_of,
 )
+from modelpool.pool.files.formats.folder_header import PROJECTION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -174,6 +175,7 @@ FAMILIES = (
             convert,
             forward,
             seconds_model=SECONDS,
+            lengths=frozenset({"sample_size"}),
             dtypes=HALF_FIRST,
             optional_inputs=frozenset({"context_mask"}),
         ),
@@ -200,7 +202,7 @@ FAMILIES = (
         sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
         "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
         "alone",
-        folder=DiffusersFolder("StableAudioPipeline"),
+        folder=DiffusersFolder("StableAudioPipeline", libraries={PROJECTION: "stable_audio"}),
         lora=GENERIC,
     ),
 )

@@ -38,6 +38,7 @@ from modelpool.pool.families.parts.vocabulary import (
     ratio,
     sample_of,
 )
+from modelpool.pool.files.formats.folder_header import DURATION_FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,7 +159,9 @@ FAMILIES = (
         sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
         "Euler and a classifier-free scale",
         folder=DiffusersFolder(
-            "StableAudio3Pipeline", scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True}
+            "StableAudio3Pipeline",
+            libraries={DURATION_FOLDER: "stable_audio_3"},
+            scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True},
         ),
         lora=GENERIC,
     ),

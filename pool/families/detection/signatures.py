@@ -1,7 +1,7 @@
 """The table of recognised diffusion models: one row per family. Torch-free.
 
-Families with a module in `pool.families.definitions` have their rows from there; those of `not_running` are recognised and
-do not run. Order matters twice:
+Families with a module in `pool.families.definitions` have their rows from there; families of `not_running` are
+recognised and do not run. Order matters twice:
 
 1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
    unless their excluded keys distinguish them.

@@ -52,6 +52,9 @@ class TextVision:
     pipelines     pipelines of diffusers, by how the images are presented
     missing       components of these pipelines that no checkpoint has: by folder, what to provide
     numbered_key  a tensor in some files of models that were trained with numbered images; empty: there is none
+    edit_names    pattern in the names of the models that were trained with reference images, if only some of the family
+                  were; empty: all were
+    numbered_names  the same, of the models that were trained with numbered images
     part          whose vision part it is
     """
 
@@ -60,6 +63,8 @@ class TextVision:
     numbered_key: str = ""
     part: VisionPart = VisionPart.QWEN_25
     role: Role = Role.TEXT_ENCODER
+    edit_names: str = ""
+    numbered_names: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class TextInputs:
     connector  place of the reading that connects the text encoder to the model; None: there is none
     optional   encoders that the model runs without, but not without all of them
     lyrics     how the first text encoder reads lyrics, for models that read them
+    lora_names  names of its text encoders in LoRA files, by encoder, where they differ from those of other families
     words      key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
                empty: text encoders are separate
     """
@@ -93,6 +99,7 @@ class TextInputs:
     connector: Connector | None = None
     optional: frozenset[str] = frozenset()
     lyrics: Reading | None = None
+    lora_names: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[Naming, str] = field(default_factory=dict)
 
 
@@ -122,6 +129,7 @@ class OptionFacts:
     """Optional methods and models that runs of a family can use.
 
     controlnets  name of the ControlNets for its models (`pool.inference.controlnets.controlnet_kinds`); empty for none
+    image_prompts  name of the image prompt adapters for its models (`pool.inference.image_prompts`); empty for none
     teacache     published facts for TeaCache, by rising pixels; empty: nothing was published
     skips_blocks      its blocks take and return tokens in a known form, so that options may skip them
     moves_positions   the model is called with the positions of its patches, or counts them in a module of its own
@@ -129,6 +137,7 @@ class OptionFacts:
     """
 
     controlnets: str = ""
+    image_prompts: str = ""
     teacache: tuple[TeaCacheFacts, ...] = ()
     skips_blocks: bool = False
     moves_positions: bool = False
@@ -166,6 +175,7 @@ class ModelBuild:
     seconds_model  name in the module of the model that embeds seconds; empty: there is none
     unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
                  may lack; empty: there is none
+    lengths   arguments of the class that allocate no table, unlike in other classes: a folder may state any number
     metadata_config  arguments of the class that the metadata of a file states and no shape tells; None: there are none
     """
 
@@ -179,6 +189,7 @@ class ModelBuild:
     prepare: Prepare | None = None
     seconds_model: str = ""
     unconditional: str = ""
+    lengths: frozenset[str] = frozenset()
     metadata_config: Callable[[Mapping[str, str]], Arguments] | None = None
 
 
@@ -205,6 +216,8 @@ class DiffusersFolder:
     scales_latent     whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads
                       mean and deviation of each channel there
     libraries         subpackages of diffusers with further models of its folders, by folder
+    config_entries    settings of the diffusion model's configuration that no tensor determines and whose default in the
+                      class differs
     distilled_entries entries of the configuration of a distilled model, one of which says so; empty: an entry of the
                       index does
     """
@@ -225,6 +238,7 @@ class DiffusersFolder:
     own_levels: bool = False
     scales_latent: bool = True
     libraries: Mapping[str, str] = field(default_factory=dict)
+    config_entries: Mapping[str, Any] = field(default_factory=dict)
     distilled_entries: Mapping[str, Any] = field(default_factory=dict)
 
 

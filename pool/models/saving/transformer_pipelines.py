@@ -18,8 +18,6 @@ from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TEXT_VISION, TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.files.formats.folder_header import (
-    DURATION_FOLDER,
-    PROJECTION,
     UNCONDITIONAL_FOLDER,
 )
 from modelpool.pool.models.loading.transformer_folder import (
@@ -38,11 +36,7 @@ from modelpool.pool.values.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
 _WAN_PROCESSOR = "image_processor"
-#: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
-PROJECTION_LIBRARY = "stable_audio"
-#: the same of Stable Audio 3
-DURATION_LIBRARY = "stable_audio_3"
-#: the same with further models of a family
+#: subpackages of diffusers with further models of a family, by folder
 _LIBRARIES = {family.name: family.folder.libraries for family in defined_families() if family.folder.libraries}
 
 #: class and entries of the index
@@ -107,11 +101,7 @@ def transformer_pipeline(family: LocatedFamily) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={
-            PROJECTION: PROJECTION_LIBRARY,
-            DURATION_FOLDER: DURATION_LIBRARY,
-            **_LIBRARIES.get(family.name, {}),
-        },
+        libraries=_LIBRARIES.get(family.name, {}),
         guiders=_guiders(family),
         missing=missing,
     )

@@ -16,7 +16,9 @@ from modelpool.pool.models.components.diffusion.key_maps import converter_of
 def _built(build: ModelBuild) -> DiffusionArchitecture:
     module = ADAPTED.get(build.module) or getattr(diffusers, build.module)
     convert = converter_of(build.convert)
-    return DiffusionArchitecture(module, build.config, convert, build.forward, build.prepare, build.seconds_model)
+    return DiffusionArchitecture(
+        module, build.config, convert, build.forward, build.prepare, build.seconds_model, build.lengths
+    )
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {
