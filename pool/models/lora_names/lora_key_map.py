@@ -58,7 +58,7 @@ def lora_key_map(built: KeyedComponent) -> dict[str, tuple[RowRange, ...]]:
     return lora_targets(built.role, built.key_map, family.prefixes[built.role], naming)
 
 
-def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:
+def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str) -> dict[str, tuple[RowRange, ...]]:
     """Return the same as `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
 
     `family` is one of `naming.NAMINGS`.
