@@ -7,55 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import CHROMA
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    NOTHING,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    LayoutNames,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    anything,
-    fixed_length,
-    rope_axes,
-    sample_of,
-    scale_of_norm,
-    single_block_cuts,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.ChromaTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
         "in_channels": sizes["in_channels"],
         "out_channels": sizes["out_channels"],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
         "approximator_num_channels": sizes["in_dim"],
         "approximator_hidden_dim": sizes["hidden_dim"],
         "approximator_layers": sizes["n_layers"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The mask hides words, as in training; diffusers' pipeline converts it to floats that
     attention adds, so that it hides none."""
     import torch
@@ -64,7 +37,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     mask = kwargs.get("context_mask")
     if mask is not None:
         mask = torch.cat((mask, mask.new_ones(rows.shape[:2])), dim=1)
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -79,35 +52,37 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="chroma",
         title="Chroma",
-        detect=Detection(CHROMA, anything, "Chroma"),
-        build=ModelBuild(
+        detect=fam.Detection(CHROMA, fam.anything, "Chroma"),
+        build=fam.ModelBuild(
             "ChromaTransformer2DModel",
             config,
-            LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+            fam.LayoutNames("chroma", cuts=fam.single_block_cuts("txt_in.weight"), older=fam.scale_of_norm),
             forward,
-            dtypes=BFLOAT16_FIRST,
+            dtypes=fam.BFLOAT16_FIRST,
             optional_inputs=frozenset({"context_mask"}),
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             # ComfyUI drops all padding but one token; here the mask hides it
-            (fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),)
+            (fam.fixed_length("t5xxl", 512, is_masked=True, mask=fam.MaskMode.ONE_MORE),)
         ),
         latent="flux",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
             reads=frozenset({"context", "context_mask"}),
             side_multiple=16,
-            defaults=SamplingDefaults(
-                steps=35, cfg=5.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            defaults=fam.SamplingDefaults(
+                steps=35, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
-        folder=DiffusersFolder("ChromaPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+        folder=fam.DiffusersFolder(
+            "ChromaPipeline", entries={"image_encoder": fam.NOTHING, "feature_extractor": fam.NOTHING}
+        ),
         lora=flux.LORA,
-        options=OptionFacts(skips_blocks=True, moves_positions=True),
+        options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
     ),
 )

@@ -16,40 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import fixed_extent, joined
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    HALF_FIRST,
-    LATENT_FORMATS,
-    TRANSFORMER,
-    Arguments,
-    Condition,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    FirstFrameMode,
-    Guidance,
-    LayoutNames,
-    LayoutTable,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    SchedulerFacts,
-    Shapes,
-    TeaCacheFacts,
-    TextInputs,
-    VideoFacts,
-    config_of,
-    fixed_length,
-    sample_of,
-    video_like,
-)
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
 
 if TYPE_CHECKING:
@@ -74,7 +42,7 @@ _THETA = 10000.0
 _TABLE = "patch_embed.pos_embedding"
 
 #: the names of single files, which are ComfyUI's
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("patch_embed.", "patch_embed."),
         ("time_embedding_linear_1.", "time_embedding.linear_1."),
@@ -100,7 +68,7 @@ _NAMES = LayoutTable(
 )
 #: the names of the files of the original code, in the folders of a block. Source: the key lists in diffusers'
 #: convert_cogvideox_to_diffusers.py
-_ORIGINAL = LayoutTable(
+_ORIGINAL = fam.LayoutTable(
     outer=(
         ("mixins.patch_embed.", "patch_embed."),
         ("mixins.pos_embed.pos_embedding", "patch_embed.pos_embedding"),
@@ -155,7 +123,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _ORIGINAL.convert(named) | modulations
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogVideoXTransformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
     has_table, patch_frames = _TABLE in shapes, sizes["patch_frames"]
@@ -201,9 +169,9 @@ def _table_sides(shape: tuple[int, ...]) -> tuple[int, int, int]:
     )
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity. Raises UnusableField for another size than that of a table of positions."""
-    own = config_of(module)
+    own = fam.config_of(module)
     more: dict[str, Tensor] = {}
     if own.ofs_embed_dim:
         # images were divided by the scale of latents in its training, instead of multiplied
@@ -218,7 +186,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     rotary = None
     if own.use_rotary_positional_embeddings:
         rotary = _rotary(own, frames, rows // own.patch_size, columns // own.patch_size, x_BCTHW.device)
-    out_BTCHW = sample_of(
+    out_BTCHW = fam.sample_of(
         module(
             hidden_states=x_BTCHW,
             encoder_hidden_states=kwargs["context"],
@@ -267,36 +235,36 @@ def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tupl
     return angles.cos(), angles.sin()
 
 
-def _having(channels: int, patch_frames: int, *, small: bool = False) -> Condition:
-    def condition(found: Config) -> bool:
+def _having(channels: int, patch_frames: int, *, small: bool = False) -> fam.Condition:
+    def condition(found: fam.Config) -> bool:
         sizes = found["in_channels"], found["patch_frames"], found["num_heads"] == _SMALL_HEADS
         return sizes == (channels, patch_frames, small)
 
     return condition
 
 
-def _reads_offset(found: Config) -> bool:
+def _reads_offset(found: fam.Config) -> bool:
     """Return whether a model with these sizes is version 1.5 and reads an image, and is no relative of it."""
     return _having(2 * _CHANNELS, 2)(found) and bool(found["reads_offset"])
 
 
-def _learned(found: Config) -> bool:
+def _learned(found: fam.Config) -> bool:
     """Return whether a model with these sizes reads an image, and has a table of positions."""
     return found["in_channels"] == 2 * _CHANNELS and found["patch_frames"] == 1 and bool(found["learned_positions"])
 
 
-def _follows(*, small: bool) -> Condition:
+def _follows(*, small: bool) -> fam.Condition:
     """Return the condition of a model that reads the latent of a video, and computes its positions."""
     sizes = _having(2 * _CHANNELS, 1, small=small)
     return lambda found: sizes(found) and not found["learned_positions"]
 
 
-def _noise(shift: float) -> NoiseFacts:
-    return NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift)
+def _noise(shift: float) -> fam.NoiseFacts:
+    return fam.NoiseFacts(fam.NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift)
 
 
-def _scheduler(shift: float) -> SchedulerFacts:
-    return SchedulerFacts(
+def _scheduler(shift: float) -> fam.SchedulerFacts:
+    return fam.SchedulerFacts(
         "CogVideoXDDIMScheduler",
         {
             "beta_start": 0.00085,
@@ -315,9 +283,9 @@ def _scheduler(shift: float) -> SchedulerFacts:
 _PURE_NOISE = 1e5
 #: channels of latents, and their scale
 _CHANNELS = 16
-_SCALE = LATENT_FORMATS["cogvideox"].scale
+_SCALE = fam.LATENT_FORMATS["cogvideox"].scale
 _SMALL_SHIFT, _LARGE_SHIFT = 3.0, 1.0
-_LAYOUT_NAMES = LayoutNames(
+_LAYOUT_NAMES = fam.LayoutNames(
     "cogvideox",
     # positions that the model computes, and tables of the language model that it was made from
     without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
@@ -325,38 +293,38 @@ _LAYOUT_NAMES = LayoutNames(
 )
 
 
-def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
-    return (TeaCacheFacts(coefficients, 0.1, of_vector=True),)
+def _teacache(*coefficients: float) -> tuple[fam.TeaCacheFacts, ...]:
+    return (fam.TeaCacheFacts(coefficients, 0.1, of_vector=True),)
 
 
-_LARGE = Family(
+_LARGE = fam.Family(
     name="cogvideox",
     title="CogVideoX 5B",
-    detect=Detection(COGVIDEOX, _having(_CHANNELS, 1), "CogVideoX_T2V"),
-    build=ModelBuild(
+    detect=fam.Detection(COGVIDEOX, _having(_CHANNELS, 1), "CogVideoX_T2V"),
+    build=fam.ModelBuild(
         "CogVideoXTransformer3DModel",
         config,
         _LAYOUT_NAMES,
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
     ),
-    text=TextInputs((fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
+    text=fam.TextInputs((fam.fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
     latent="cogvideox",
-    sampling=SamplingFacts(
-        Prediction.VELOCITY,
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
         noise=_noise(_LARGE_SHIFT),
         reads=frozenset({"context"}),
         side_multiple=16,
-        video=VideoFacts(frames=_FRAMES, multiple=_PAIR, rate=8.0, cell=_CELL_FRAMES),
-        defaults=SamplingDefaults(
-            steps=50, cfg=6.0, sampler="euler", schedule="trailing", guidance=Guidance.CLASSIFIER_FREE
+        video=fam.VideoFacts(frames=_FRAMES, multiple=_PAIR, rate=8.0, cell=_CELL_FRAMES),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(_WIDTH, _HEIGHT),
     sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b",
-    folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
-    lora=TRANSFORMER,
-    options=OptionFacts(
+    folder=fam.DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(
         teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
         skips_blocks=True,
     ),
@@ -371,7 +339,7 @@ _SMALL = replace(
         _LARGE.build,
         # its code keeps the sines that the model computes in a parameter, which is not trained
         convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
-        dtypes=HALF_FIRST,
+        dtypes=fam.HALF_FIRST,
     ),
     latent="cogvideox_2b",
     sampling=replace(_LARGE.sampling, noise=_noise(_SMALL_SHIFT)),
@@ -384,7 +352,7 @@ _SMALL = replace(
 )
 
 
-def _following(base: Family, name: str, title: str, small: bool, source: str) -> Family:
+def _following(base: fam.Family, name: str, title: str, small: bool, source: str) -> fam.Family:
     """Return the model that follows a video, with the sizes of `base`."""
     return replace(
         base,
@@ -415,7 +383,7 @@ FAMILIES = (
         sampling=replace(
             _LARGE.sampling,
             reads=frozenset({"context", "image"}),
-            video=video_like(_LARGE.sampling, begins=FirstFrameMode.FIRST_CELL),
+            video=fam.video_like(_LARGE.sampling, begins=fam.FirstFrameMode.FIRST_CELL),
         ),
         sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
         folder=replace(_LARGE.folder, pipeline="CogVideoXImageToVideoPipeline"),
@@ -425,7 +393,9 @@ FAMILIES = (
         name="cogvideox_15",
         title="CogVideoX 1.5",
         detect=replace(_LARGE.detect, when=_having(_CHANNELS, 2)),
-        sampling=replace(_LARGE.sampling, video=video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, unseen=1)),
+        sampling=replace(
+            _LARGE.sampling, video=fam.video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, unseen=1)
+        ),
         size=(_WIDTH_15, _HEIGHT_15),
         sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B",
         options=replace(
@@ -441,7 +411,9 @@ FAMILIES = (
         sampling=replace(
             _LARGE.sampling,
             reads=frozenset({"context", "image"}),
-            video=video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, begins=FirstFrameMode.FIRST_CELL, unseen=1),
+            video=fam.video_like(
+                _LARGE.sampling, frames=_FRAMES_15, rate=16.0, begins=fam.FirstFrameMode.FIRST_CELL, unseen=1
+            ),
         ),
         size=(_WIDTH_15, _HEIGHT_15),
         sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",

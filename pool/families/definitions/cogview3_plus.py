@@ -10,29 +10,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.vocabulary import (
-    NO_FLOAT16,
-    TRANSFORMER,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    SchedulerFacts,
-    Shapes,
-    TextInputs,
-    fixed_length,
-    unchanged,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,12 +21,12 @@ _TOKENS = 224
 _SHIFT, _PURE_NOISE = 4.0, 1e5
 
 
-def is_version_3(found: Config) -> bool:
+def is_version_3(found: fam.Config) -> bool:
     """Return whether a model with these sizes is a CogView 3+."""
     return cogview4.is_older(found) and found["in_channels"] == cogview4.CHANNELS
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogView3PlusTransformer2DModel`."""
     arguments = cogview4.config(found, shapes)
     hidden = arguments["attention_head_dim"] * arguments["num_attention_heads"]
@@ -55,39 +34,39 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {**arguments, "attention_head_dim": head, "num_attention_heads": hidden // head}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity."""
     return cogview4.call(module, x_BCHW, level_B, kwargs["context"], output_size(x_BCHW, kwargs))
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="cogview3_plus",
         title="CogView 3+",
-        detect=Detection(COGVIEW, is_version_3, ""),
-        build=ModelBuild(
+        detect=fam.Detection(COGVIEW, is_version_3, ""),
+        build=fam.ModelBuild(
             "CogView3PlusTransformer2DModel",
             config,
-            unchanged("patch_embed.pos_embed"),
+            fam.unchanged("patch_embed.pos_embed"),
             forward,
-            dtypes=NO_FLOAT16,
+            dtypes=fam.NO_FLOAT16,
             optional_inputs=frozenset({"size"}),
         ),
-        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
+        text=fam.TextInputs((fam.fixed_length("t5xxl", _TOKENS, is_optional=True),)),
         latent="cogview4",
-        sampling=SamplingFacts(
-            Prediction.VELOCITY,
-            noise=NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            noise=fam.NoiseFacts(fam.NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
             reads=frozenset({"context", "size"}),
             side_multiple=16,
-            defaults=SamplingDefaults(
-                steps=50, cfg=5.0, sampler="euler", schedule="trailing", guidance=Guidance.CLASSIFIER_FREE
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
-        folder=DiffusersFolder(
+        folder=fam.DiffusersFolder(
             "CogView3PlusPipeline",
-            scheduler=SchedulerFacts(
+            scheduler=fam.SchedulerFacts(
                 "CogVideoXDDIMScheduler",
                 {
                     "beta_start": 0.00085,
@@ -101,6 +80,6 @@ FAMILIES = (
                 },
             ),
         ),
-        lora=TRANSFORMER,
+        lora=fam.TRANSFORMER,
     ),
 )

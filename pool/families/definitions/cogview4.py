@@ -11,35 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
 from modelpool.pool.families.parts.video_calls import joined
-from modelpool.pool.families.parts.vocabulary import (
-    NO_FLOAT16,
-    TIMESTEPS,
-    TRANSFORMER,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ImageConcat,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Padding,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    SchedulerFacts,
-    Shapes,
-    ShiftByRoot,
-    TextInputs,
-    sample_of,
-    unchanged,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,9 +29,9 @@ _CONDITIONS = 6
 #: largest error of a timestep that is computed from its level
 _ROUNDING = 2e-3
 #: grows with the size of the image
-SHIFT = ShiftByRoot(256, 0.25, 0.75)
+SHIFT = fam.ShiftByRoot(256, 0.25, 0.75)
 #: the scheduler of its folders, with that shift
-SCHEDULER = SchedulerFacts(
+SCHEDULER = fam.SchedulerFacts(
     "FlowMatchEulerDiscreteScheduler",
     {
         "use_dynamic_shifting": True,
@@ -74,7 +48,7 @@ _MULTIPLE = 16
 _PATCH = 2
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogView4Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, channels = sizes["hidden_size"], sizes["in_channels"]
@@ -92,23 +66,23 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def is_version_4(found: Config) -> bool:
+def is_version_4(found: fam.Config) -> bool:
     """Return whether a model with these sizes is neither a CogView 3+ nor one that reads an image."""
     return not is_older(found) and found["in_channels"] == CHANNELS
 
 
-def follows_image(found: Config) -> bool:
+def follows_image(found: fam.Config) -> bool:
     """Return whether a model with these sizes is a CogView 4 that reads an image."""
     return not is_older(found) and found["in_channels"] == 2 * CHANNELS
 
 
-def is_older(found: Config) -> bool:
+def is_older(found: fam.Config) -> bool:
     """Return whether a model with these sizes is as wide as CogView 3+."""
     sizes: dict[str, Any] = dict(found)
     return not sizes["hidden_size"] % OLDER_HEAD
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Texts of different lengths run one after the other: the mask of diffusers' class does not
     hide words, but adds 1 to the weights of the others. "image" adds channels to the latent."""
     import torch
@@ -128,7 +102,7 @@ def timestep_before_shift(x_BCHW: Tensor, level_B: Tensor) -> Tensor:
     import torch
 
     shift = SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
-    timestep_B = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
+    timestep_B = fam.TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
     whole_B = timestep_B.round()
     return torch.where((timestep_B - whole_B).abs() < _ROUNDING, whole_B, timestep_B)
 
@@ -137,7 +111,7 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     """Return the output of a CogView for images that were not cropped."""
     import torch
 
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=context_BLD,
@@ -150,21 +124,21 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     )
 
 
-_PLAIN = Family(
+_PLAIN = fam.Family(
     name="cogview4",
     title="CogView 4",
-    detect=Detection(COGVIEW, is_version_4, ""),
-    build=ModelBuild(
+    detect=fam.Detection(COGVIEW, is_version_4, ""),
+    build=fam.ModelBuild(
         "CogView4Transformer2DModel",
         config,
-        unchanged(),
+        fam.unchanged(),
         forward,
-        dtypes=NO_FLOAT16,
+        dtypes=fam.NO_FLOAT16,
         optional_inputs=frozenset({"context_mask", "size"}),
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "glm4_9b",
                 4096,
                 most_tokens=_TOKENS,
@@ -173,23 +147,23 @@ _PLAIN = Family(
                 is_masked=True,
                 layers_left_out=1,
                 final_norm=False,
-                padding=Padding.DROPPED,
+                padding=fam.Padding.DROPPED,
             ),
         )
     ),
     latent="cogview4",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=SHIFT),
         reads=frozenset({"context", "context_mask", "size"}),
         side_multiple=16,
-        defaults=SamplingDefaults(
-            steps=50, cfg=5.0, sampler="euler", schedule="linspace", guidance=Guidance.CLASSIFIER_FREE
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="linspace", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
-    folder=DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
-    lora=TRANSFORMER,
+    folder=fam.DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
+    lora=fam.TRANSFORMER,
 )
 
 FAMILIES = (
@@ -201,7 +175,7 @@ FAMILIES = (
         sampling=replace(
             _PLAIN.sampling,
             reads=frozenset({"context", "image", "context_mask", "size"}),
-            image_concat=ImageConcat.LATENT,
+            image_concat=fam.ImageConcat.LATENT,
         ),
         sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
         folder=replace(_PLAIN.folder, pipeline="CogView4ControlPipeline"),

@@ -14,47 +14,8 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    NO_FLOAT16,
-    NOTHING,
-    TRANSFORMER,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    FirstFrameMode,
-    Guidance,
-    Layout,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Padding,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    VideoFacts,
-    anything,
-    config_of,
-    count,
-    diffusers,
-    dim,
-    fixed_length,
-    has,
-    having,
-    heads,
-    maybe,
-    published,
-    sample_of,
-    sizes,
-    video_like,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,35 +43,35 @@ _KEPT_LEVEL = 0.0001 / 1.0001
 
 _BLOCK = "blocks.block0.blocks.0.block.attn."
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Cosmos",
     (
-        published(
+        fam.published(
             _BLOCK + "to_q.0.weight",
             "x_embedder.proj.1.weight",
-            measure=sizes(
+            measure=fam.sizes(
                 # one additional channel marks padding
                 in_channels=lambda reader: without_mask(reader, "x_embedder.proj.1.weight"),
-                out_channels=dim("final_layer.linear.weight", 0, divide=PATCH),
-                model_channels=dim("x_embedder.proj.1.weight", 0),
-                num_blocks=count("blocks.block"),
-                num_heads=heads(("x_embedder.proj.1.weight", 0), _BLOCK + "to_q.1.weight"),
-                crossattn_emb_channels=maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
-                extra_per_block_abs_pos_emb=has("extra_pos_embedder.pos_emb_h"),
+                out_channels=fam.dim("final_layer.linear.weight", 0, divide=PATCH),
+                model_channels=fam.dim("x_embedder.proj.1.weight", 0),
+                num_blocks=fam.count("blocks.block"),
+                num_heads=fam.heads(("x_embedder.proj.1.weight", 0), _BLOCK + "to_q.1.weight"),
+                crossattn_emb_channels=fam.maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
+                extra_per_block_abs_pos_emb=fam.has("extra_pos_embedder.pos_emb_h"),
             ),
         ),
-        diffusers(*COSMOS_DIFFUSERS_KEYS, COSMOS_LEARNED_POSITIONS, measure=COSMOS_DIFFUSERS_SIZES),
+        fam.diffusers(*COSMOS_DIFFUSERS_KEYS, COSMOS_LEARNED_POSITIONS, measure=COSMOS_DIFFUSERS_SIZES),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CosmosTransformer3DModel`, of the first Cosmos and of Predict 2."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["model_channels"]
     learned = bool(sizes["extra_per_block_abs_pos_emb"])
     projection = shapes.get("crossattn_proj.0.weight")
-    texts: Arguments = {}
+    texts: fam.Arguments = {}
     if projection is not None:
         texts = {
             "use_crossattn_projection": True,
@@ -133,7 +94,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _largest(shapes: Shapes) -> tuple[int, int, int]:
+def _largest(shapes: fam.Shapes) -> tuple[int, int, int]:
     """Return the largest latent with positions; patches are 2 cells wide and high."""
     time, height, width = (shapes[f"learnable_pos_embed.pos_emb_{axis}"][0] for axis in "thw")
     return time, 2 * height, 2 * width
@@ -146,9 +107,9 @@ def _scale(sizes: dict[str, Any], learned: bool, projected: bool) -> tuple[float
     return _SCALES[learned, goes_on, sizes["model_channels"] > _WIDE]
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Call the first Cosmos. The first-frame image ("image") has the noise and scale that the model expects."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=_with_masks(module, with_image(x_BCTHW, kwargs), kwargs),
             timestep=level_B,
@@ -159,7 +120,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. First-frame cells ("image") have almost no noise. An image latent is accepted as one
     frame."""
     if x_BCTHW.dim() == 4:
@@ -170,7 +131,7 @@ def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
         if "image_mask" in kwargs:
             kept = kwargs["image_mask"][..., :1, :1].to(timestep.dtype)
             timestep = kept * _KEPT_LEVEL + (1 - kept) * timestep
-    out = sample_of(
+    out = fam.sample_of(
         module(
             hidden_states=_with_masks(module, with_image(x_BCTHW, kwargs), kwargs),
             timestep=timestep,
@@ -184,11 +145,11 @@ def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
 
 def _goes_on(module: nn.Module) -> bool:
     """Return whether the model reads a channel that marks kept frames, in addition to the padding channel."""
-    arguments = config_of(module)
+    arguments = fam.config_of(module)
     return bool(arguments.in_channels - arguments.out_channels > 1)
 
 
-def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Return the latent, the channel of kept frames if the model reads it, and the padding channel, all zeros."""
     import torch
 
@@ -198,51 +159,53 @@ def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tens
     return torch.cat((x_BCTHW, kwargs["image_mask"].to(x_BCTHW) if "image_mask" in kwargs else nothing, nothing), dim=1)
 
 
-def _marks_frames(found: Config) -> bool:
+def _marks_frames(found: fam.Config) -> bool:
     """Return whether the model reads a channel that marks kept frames; Anima, which has an adapter for its texts, is
     another family."""
     return found.get("in_channels") == 17 and not found.get("language_adapter")
 
 
-_T2V = Family(
+_T2V = fam.Family(
     name="cosmos_t2v",
     title="Cosmos text-to-video",
-    detect=Detection(LAYOUT, anything, "CosmosT2V"),
-    build=ModelBuild(
+    detect=fam.Detection(LAYOUT, fam.anything, "CosmosT2V"),
+    build=fam.ModelBuild(
         "CosmosTransformer3DModel",
         config,
         "cosmos",
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
     ),
-    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
+    text=fam.TextInputs(
+        (fam.fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=fam.Padding.ZEROED),), set_name="cosmos"
+    ),
     latent="cosmos",
-    sampling=SamplingFacts(
-        Prediction.EDM,
-        noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.EDM,
+        noise=fam.NoiseFacts(fam.NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
         reads=frozenset({"context", "frame_rate"}),
         side_multiple=16,
-        video=VideoFacts(frames=121, multiple=8, rate=30.0),
-        defaults=SamplingDefaults(
-            steps=36, cfg=7.0, sampler="euler", schedule="karras", guidance=Guidance.CLASSIFIER_FREE
+        video=fam.VideoFacts(frames=121, multiple=8, rate=30.0),
+        defaults=fam.SamplingDefaults(
+            steps=36, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(1280, 704),
     sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
-    folder=DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": NOTHING}),
-    lora=TRANSFORMER,
-    options=OptionFacts(skips_blocks=True),
+    folder=fam.DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": fam.NOTHING}),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True),
 )
 _I2V = replace(
     _T2V,
     name="cosmos_i2v",
     title="Cosmos image-to-video",
-    detect=replace(_T2V.detect, when=having(in_channels=17), comfyui="CosmosI2V"),
+    detect=replace(_T2V.detect, when=fam.having(in_channels=17), comfyui="CosmosI2V"),
     build=replace(_T2V.build, optional_inputs=frozenset({"image", "image_mask"})),
     sampling=replace(
         _T2V.sampling,
         reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
-        video=video_like(_T2V.sampling, begins=FirstFrameMode.KEPT_WITH_NOISE),
+        video=fam.video_like(_T2V.sampling, begins=fam.FirstFrameMode.KEPT_WITH_NOISE),
     ),
     sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
     folder=replace(_T2V.folder, pipeline="CosmosVideoToWorldPipeline"),
@@ -255,16 +218,16 @@ _PREDICT_2_T2I = replace(
     build=replace(
         _T2V.build,
         forward=forward_predict_2,
-        dtypes=NO_FLOAT16,
+        dtypes=fam.NO_FLOAT16,
     ),
     latent="wan21",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
         reads=frozenset({"context"}),
         side_multiple=16,
-        defaults=SamplingDefaults(
-            steps=35, cfg=7.0, sampler="euler", schedule="karras", guidance=Guidance.CLASSIFIER_FREE
+        defaults=fam.SamplingDefaults(
+            steps=35, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(1360, 768),
@@ -281,7 +244,7 @@ _PREDICT_2_I2V = replace(
     sampling=replace(
         _PREDICT_2_T2I.sampling,
         reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
-        video=VideoFacts(frames=93, multiple=4, rate=16.0, begins=FirstFrameMode.KEPT),
+        video=fam.VideoFacts(frames=93, multiple=4, rate=16.0, begins=fam.FirstFrameMode.KEPT),
     ),
     size=(1280, 704),
     sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",

@@ -7,41 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    NOTHING,
-    PATCH,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ImageConcat,
-    LayoutNames,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Pooled,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    TeaCacheFacts,
-    TextInputs,
-    anything,
-    defaults_like,
-    fixed_length,
-    rope_axes,
-    sample_of,
-    scale_of_norm,
-    single_block_cuts,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,25 +19,25 @@ _REFERENCE = 1
 _FILL_CHANNELS, _CONTROL_CHANNELS = 96, 32
 
 
-def is_guided(found: Config) -> bool:
+def is_guided(found: fam.Config) -> bool:
     """Return whether a model with these sizes reads a guidance scale, and is none of the relatives without a pooled
     text."""
     return bool(found.get("guidance_embed")) and found.get("vec_in_dim") is not None and not found.get("yak_mlp")
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.FluxTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
-        "out_channels": sizes["out_channels"] * PATCH,
+        "out_channels": sizes["out_channels"] * fam.PATCH,
         "pooled_projection_dim": sizes["vec_in_dim"],
         "guidance_embeds": sizes["guidance_embed"],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. "image" adds channels to the latent, "reference" rows after its patches."""
     import torch
 
@@ -80,7 +47,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
         rows = torch.cat((rows, packed(kwargs["reference"])), dim=1)
         ids = torch.cat((ids, patch_ids(kwargs["reference"], 2, first=_REFERENCE)))
     context = kwargs["context"]
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -95,38 +62,44 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return unpacked(out_BND, *x_BCHW.shape[-2:])
 
 
-_DEV = Family(
+_DEV = fam.Family(
     name="flux_dev",
     title="Flux dev",
-    detect=Detection(FLUX, is_guided, "Flux"),
-    build=ModelBuild(
+    detect=fam.Detection(FLUX, is_guided, "Flux"),
+    build=fam.ModelBuild(
         "FluxTransformer2DModel",
         config,
-        LayoutNames("flux", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+        fam.LayoutNames("flux", cuts=fam.single_block_cuts("txt_in.weight"), older=fam.scale_of_norm),
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
         optional_inputs=frozenset({"reference"}),
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
-        (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), fixed_length("t5xxl", 512)),
+        (fam.Reading("clip_l", 768, pooled=fam.Pooled.PLAIN, reads_states=False), fam.fixed_length("t5xxl", 512)),
         set_name="flux",
     ),
     latent="flux",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
         reads=frozenset({"context", "pooled", "guidance", "reference"}),
         side_multiple=16,
-        defaults=SamplingDefaults(steps=28, cfg=3.5, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED),
+        defaults=fam.SamplingDefaults(
+            steps=28, cfg=3.5, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+        ),
     ),
     sources="diffusers' FluxPipeline; black-forest-labs/FLUX.1-dev. ComfyUI has the exponent 1.15 at every size",
-    folder=DiffusersFolder("FluxPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+    folder=fam.DiffusersFolder(
+        "FluxPipeline", entries={"image_encoder": fam.NOTHING, "feature_extractor": fam.NOTHING}
+    ),
     lora=flux.LORA,
-    options=OptionFacts(
+    options=fam.OptionFacts(
         controlnets="flux",
         image_prompts="flux",
-        teacache=(TeaCacheFacts((4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01), 0.25),),
+        teacache=(
+            fam.TeaCacheFacts((4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01), 0.25),
+        ),
         skips_blocks=True,
         moves_positions=True,
     ),
@@ -146,8 +119,8 @@ FAMILIES = (
         sampling=replace(
             _DEV.sampling,
             reads=frozenset({"context", "pooled", "guidance", "image"}),
-            image_concat=ImageConcat.INPAINT_BY_PIXEL,
-            defaults=defaults_like(_DEV.sampling, steps=50, cfg=30.0),
+            image_concat=fam.ImageConcat.INPAINT_BY_PIXEL,
+            defaults=fam.defaults_like(_DEV.sampling, steps=50, cfg=30.0),
         ),
         sources="diffusers' FluxFillPipeline: the image latent with the masked part removed, and 64 channels of "
         "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
@@ -161,7 +134,9 @@ FAMILIES = (
         detect=replace(_DEV.detect, when=lambda found: is_guided(found) and found["in_channels"] == _CONTROL_CHANNELS),
         build=replace(_DEV.build, optional_inputs=frozenset()),
         sampling=replace(
-            _DEV.sampling, reads=frozenset({"context", "pooled", "guidance", "image"}), image_concat=ImageConcat.LATENT
+            _DEV.sampling,
+            reads=frozenset({"context", "pooled", "guidance", "image"}),
+            image_concat=fam.ImageConcat.LATENT,
         ),
         sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
         folder=replace(_DEV.folder, pipeline="FluxControlPipeline", entries={}),
@@ -172,13 +147,13 @@ FAMILIES = (
         _DEV,
         name="flux_schnell",
         title="Flux schnell",
-        detect=replace(_DEV.detect, when=anything, comfyui="FluxSchnell"),
+        detect=replace(_DEV.detect, when=fam.anything, comfyui="FluxSchnell"),
         build=replace(_DEV.build, optional_inputs=frozenset()),
         sampling=replace(
             _DEV.sampling,
-            noise=NoiseFacts(NoiseKind.FLOW),
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
             reads=frozenset({"context", "pooled"}),
-            defaults=defaults_like(_DEV.sampling, steps=4, cfg=1.0, guidance=Guidance.NONE),
+            defaults=fam.defaults_like(_DEV.sampling, steps=4, cfg=1.0, guidance=fam.Guidance.NONE),
         ),
         sources="black-forest-labs/FLUX.1-schnell, card and scheduler; prompts of 256 tokens",
     ),

@@ -7,39 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX_2
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import patch_ids, references
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    QWEN3_WITHOUT_THINKING,
-    TRANSFORMER,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    LayoutNames,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    ShiftBySizeAndSteps,
-    TextInputs,
-    anything,
-    defaults_like,
-    fixed_length,
-    having,
-    ratio,
-    sample_of,
-    scale_of_norm,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,15 +21,15 @@ _TEMPLATE = (
     "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
 )
 #: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
-_SHIFT = ShiftBySizeAndSteps(
-    ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
-    ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
+_SHIFT = fam.ShiftBySizeAndSteps(
+    fam.ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
+    fam.ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
     (10, 200),
     4300,
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Flux2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     arguments, head = flux.block_arguments(found, shapes)
@@ -70,13 +39,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "in_channels": sizes["in_channels"],
         "out_channels": sizes["out_channels"],
         "timestep_guidance_channels": shapes["time_guidance_embed.timestep_embedder.linear_1.weight"][1],
-        "mlp_ratio": ratio(inner, hidden),
+        "mlp_ratio": fam.ratio(inner, hidden),
         "axes_dims_rope": (head // 4,) * 4,
         "guidance_embeds": sizes["guidance_embed"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have a coordinate of their own."""
     import torch
     from torch import nn
@@ -87,7 +56,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
         rows = torch.cat((rows, reference.flatten(2).transpose(1, 2)), dim=1)
         ids = torch.cat((ids, patch_ids(reference, 1, first=number * _REFERENCE)))
     words = torch.arange(context.shape[1], device=context.device, dtype=ids.dtype)
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -101,21 +70,21 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
 
 
-_FLUX_2 = Family(
+_FLUX_2 = fam.Family(
     name="flux2",
     title="Flux 2",
-    detect=Detection(FLUX_2, anything, "Flux2"),
-    build=ModelBuild(
+    detect=fam.Detection(FLUX_2, fam.anything, "Flux2"),
+    build=fam.ModelBuild(
         "Flux2Transformer2DModel",
         config,
-        LayoutNames("flux2", older=scale_of_norm),
+        fam.LayoutNames("flux2", older=fam.scale_of_norm),
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
         optional_inputs=frozenset({"reference"}),
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "mistral3_24b",
                 5120,
                 _TEMPLATE,
@@ -129,35 +98,37 @@ _FLUX_2 = Family(
         set_name="flux2",
     ),
     latent="flux2",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=_SHIFT),
         reads=frozenset({"context", "guidance", "reference"}),
         side_multiple=16,
         several_references=True,
-        defaults=SamplingDefaults(steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+        ),
     ),
     sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
-    folder=DiffusersFolder("Flux2Pipeline"),
-    lora=TRANSFORMER,
-    options=OptionFacts(skips_blocks=True, moves_positions=True),
+    folder=fam.DiffusersFolder("Flux2Pipeline"),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
 )
 
 FAMILIES = (
     replace(
-        _FLUX_2, name="flux2_dev", title="Flux 2 dev", detect=replace(_FLUX_2.detect, when=having(hidden_size=6144))
+        _FLUX_2, name="flux2_dev", title="Flux 2 dev", detect=replace(_FLUX_2.detect, when=fam.having(hidden_size=6144))
     ),
     replace(
         _FLUX_2,
         name="flux2_klein",
         title="Flux 2 klein",
-        detect=replace(_FLUX_2.detect, when=having(guidance_embed=False)),
+        detect=replace(_FLUX_2.detect, when=fam.having(guidance_embed=False)),
         text=replace(
             _FLUX_2.text,
             # Qwen3 4B or 8B instead of Mistral
             readings=(
-                fixed_length(
-                    "qwen3_4b", _TOKENS, 2560, template=QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
+                fam.fixed_length(
+                    "qwen3_4b", _TOKENS, 2560, template=fam.QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
                 ),
             ),
             set_name="flux2_klein",
@@ -165,7 +136,7 @@ FAMILIES = (
         sampling=replace(
             _FLUX_2.sampling,
             reads=frozenset({"context", "reference"}),
-            defaults=defaults_like(_FLUX_2.sampling, steps=4, cfg=1.0, guidance=Guidance.NONE),
+            defaults=fam.defaults_like(_FLUX_2.sampling, steps=4, cfg=1.0, guidance=fam.Guidance.NONE),
         ),
         sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
         "model needs 50 steps and a classifier-free scale of 4",

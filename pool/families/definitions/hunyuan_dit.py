@@ -5,90 +5,51 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
-from modelpool.pool.families.parts.vocabulary import (
-    CHECKPOINT_KEYS,
-    HALF_FIRST,
-    NOTHING,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    Layout,
-    LayoutNames,
-    LayoutTable,
-    LoraNaming,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NameSource,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    anything,
-    count,
-    diffusers,
-    dim,
-    dotted,
-    fixed_length,
-    having,
-    heads,
-    joined_names,
-    published,
-    ratio,
-    sample_of,
-    sizes,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: the two sources have the same names for different norms, so each has separate prefixes
-_LORA = LoraNaming(
+_LORA = fam.LoraNaming(
     (
-        *CHECKPOINT_KEYS,
-        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
-        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
-        *dotted(NameSource.DIFFUSERS, "transformer."),
-        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
+        *fam.CHECKPOINT_KEYS,
+        *fam.dotted(fam.NameSource.CHECKPOINT, "base_model.model.", ""),
+        *fam.joined_names(fam.NameSource.CHECKPOINT, "lycoris_"),
+        *fam.dotted(fam.NameSource.DIFFUSERS, "transformer."),
+        *fam.joined_names(fam.NameSource.DIFFUSERS, "lora_transformer_"),
     )
 )
 
-_LAYOUT = Layout(
+_LAYOUT = fam.Layout(
     "HunyuanDiT",
     (
-        published(
+        fam.published(
             "mlp_t5.0.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
-                extra_in=dim("extra_embedder.0.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim("x_embedder.proj.weight", 1, 4),
+                hidden_size=fam.dim("x_embedder.proj.weight", 0, 4),
+                depth=fam.count("blocks."),
+                num_heads=fam.heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
+                extra_in=fam.dim("extra_embedder.0.weight", 1),
             ),
         ),
-        diffusers(
+        fam.diffusers(
             "time_extra_emb.pooler.positional_embedding",
             "pos_embed.proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
-                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim("pos_embed.proj.weight", 1, 4),
+                hidden_size=fam.dim("pos_embed.proj.weight", 0, 4),
+                depth=fam.count("blocks."),
+                num_heads=fam.heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
+                extra_in=fam.dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
             ),
         ),
     ),
 )
 #: its names in the original and in diffusers
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("text_embedding_padding", "text_embedding_padding"),
         ("mlp_t5.0.", "text_embedder.linear_1."),
@@ -126,7 +87,7 @@ _NAMES = LayoutTable(
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanDiT2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden = measured["hidden_size"]
@@ -137,7 +98,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "patch_size": shapes["pos_embed.proj.weight"][2],
         "hidden_size": hidden,
         "num_layers": measured["depth"],
-        "mlp_ratio": ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
+        "mlp_ratio": fam.ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
         "learn_sigma": True,
         "cross_attention_dim": shapes["text_embedding_padding"][1],
         "cross_attention_dim_t5": shapes["text_embedder.linear_1.weight"][1],
@@ -148,53 +109,53 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity; the predicted variance is dropped."""
     extra = module_kwargs(module, x_BCHW, kwargs)
     # it computes in the dtype of the timestep
-    out = sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **extra, return_dict=False))
+    out = fam.sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **extra, return_dict=False))
     return out[:, : x_BCHW.shape[1]]
 
 
-_V1_2 = Family(
+_V1_2 = fam.Family(
     name="hunyuan_dit",
     title="HunyuanDiT 1.2",
-    detect=Detection(_LAYOUT, anything, "HunyuanDiT"),
-    build=ModelBuild(
+    detect=fam.Detection(_LAYOUT, fam.anything, "HunyuanDiT"),
+    build=fam.ModelBuild(
         "HunyuanDiT2DModel",
         config,
-        LayoutNames("hunyuan_dit", converter=_NAMES.convert),
+        fam.LayoutNames("hunyuan_dit", converter=_NAMES.convert),
         forward,
-        dtypes=HALF_FIRST,
+        dtypes=fam.HALF_FIRST,
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
-            fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+            fam.fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=fam.MaskMode.REAL),
+            fam.fixed_length("t5xl", 256, 2048, is_masked=True, mask=fam.MaskMode.REAL),
         ),
         set_name="hunyuan_dit",
         # its T5 is a multilingual one
         lora_names={"t5xl": "mt5xl"},
     ),
     latent="sdxl",
-    sampling=SamplingFacts(
-        Prediction.VELOCITY,
-        noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
+        noise=fam.NoiseFacts(fam.NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
         reads=frozenset({"context", "context_mask", "context_2", "context_2_mask"}),
         side_multiple=16,
-        defaults=SamplingDefaults(
-            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
-    folder=DiffusersFolder(
+    folder=fam.DiffusersFolder(
         "HunyuanDiTPipeline",
         # the default image size of its pipeline, which that uses without a model
         config_entries={"sample_size": 128},
-        entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+        entries={"safety_checker": fam.NOTHING, "feature_extractor": fam.NOTHING, "requires_safety_checker": False},
     ),
     lora=_LORA,
-    options=OptionFacts(controlnets="hunyuan_dit"),
+    options=fam.OptionFacts(controlnets="hunyuan_dit"),
 )
 
 FAMILIES = (
@@ -202,11 +163,11 @@ FAMILIES = (
         _V1_2,
         name="hunyuan_dit_1",
         title="HunyuanDiT 1.0 or 1.1",
-        detect=replace(_V1_2.detect, when=having(extra_in=3968), comfyui="HunyuanDiT1"),
+        detect=replace(_V1_2.detect, when=fam.having(extra_in=3968), comfyui="HunyuanDiT1"),
         build=replace(_V1_2.build, optional_inputs=frozenset({"size"})),
         sampling=replace(
             _V1_2.sampling,
-            noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
+            noise=fam.NoiseFacts(fam.NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
             reads=frozenset({"context", "context_mask", "context_2", "context_2_mask", "size"}),
         ),
         sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",

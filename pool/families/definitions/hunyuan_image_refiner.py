@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import hunyuan_image
 from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import joined
-from modelpool.pool.families.parts.vocabulary import (
-    NO_FLOAT16,
-    NOTHING,
-    Arguments,
-    Config,
-    Guidance,
-    ImageConcat,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,13 +32,13 @@ _FRAME_SHARE = 8
 (_IMAGE,) = hunyuan_image.FAMILIES
 
 
-def is_refiner(found: Config) -> bool:
+def is_refiner(found: fam.Config) -> bool:
     """Return whether a model with these sizes refines images."""
     is_plain = found["vec_in_dim"] is None and found["vision_in_dim"] is None
     return is_plain and found["patch_size"] == hunyuan_image.REFINER_PATCH
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanImageTransformer2DModel`."""
     arguments = hunyuan_image.config(found, shapes)
     head = arguments["attention_head_dim"]
@@ -60,7 +46,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {**arguments, "rope_axes_dim": (frame, (head - frame) // 2, (head - frame) // 2)}
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. An image is one frame."""
     frame = x.unsqueeze(2) if x.dim() == 4 else x
     both = joined(frame, {"image": kwargs["image"].reshape(frame.shape)})
@@ -77,7 +63,7 @@ FAMILIES = (
             _IMAGE.build,
             config=config,
             forward=forward,
-            dtypes=NO_FLOAT16,
+            dtypes=fam.NO_FLOAT16,
             optional_inputs=frozenset({"context_mask"}),
         ),
         text=replace(
@@ -93,17 +79,19 @@ FAMILIES = (
             optional=frozenset(),
         ),
         latent="hunyuan_image_refiner",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=4.0),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=4.0),
             reads=frozenset({"context", "image", "guidance", "context_mask"}),
             side_multiple=32,
-            image_concat=ImageConcat.NOISED_LATENT,
-            defaults=SamplingDefaults(
-                steps=4, cfg=3.25, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED
+            image_concat=fam.ImageConcat.NOISED_LATENT,
+            defaults=fam.SamplingDefaults(
+                steps=4, cfg=3.25, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
             ),
         ),
         sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
-        folder=replace(_IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": NOTHING}, guiders={}),
+        folder=replace(
+            _IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": fam.NOTHING}, guiders={}
+        ),
     ),
 )

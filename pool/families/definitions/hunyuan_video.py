@@ -7,44 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.video_calls import joined
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    TIMESTEPS,
-    Arguments,
-    Condition,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    FirstFrameMode,
-    Guidance,
-    LayoutNames,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Pooled,
-    Prediction,
-    Reading,
-    Role,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TeaCacheFacts,
-    TextInputs,
-    VideoFacts,
-    VisionEncoderUse,
-    anything,
-    defaults_like,
-    fixed_length,
-    sample_of,
-    single_block_cuts,
-    video_like,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,15 +38,15 @@ _I2V_TEMPLATE = (
 )
 _I2V_BEFORE = 103
 _TOKENS = 256
-_CLIP = Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False)
+_CLIP = fam.Reading("clip_l", 768, pooled=fam.Pooled.PLAIN, reads_states=False)
 #: ComfyUI does not pad
-_LLAMA = fixed_length(
-    "llama3_8b", _TOKENS + _BEFORE, template=_TEMPLATE, dropped_tokens=_BEFORE, is_masked=True, mask=MaskMode.REAL,
+_LLAMA = fam.fixed_length(
+    "llama3_8b", _TOKENS + _BEFORE, template=_TEMPLATE, dropped_tokens=_BEFORE, is_masked=True, mask=fam.MaskMode.REAL,
     layers_left_out=2, final_norm=False,
 )  # fmt: skip
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.HunyuanVideoTransformer3DModel`, for text-to-video and concatenated images."""
     sizes: dict[str, Any] = dict(found)
     images = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
@@ -94,68 +59,72 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Latents of an image, and their mask ("image"), are concatenated along channels."""
     guidance = kwargs.get("guidance")
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=joined(x_BCTHW, kwargs),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context").to(kwargs["context"].dtype),
             pooled_projections=kwargs["pooled"],
             # 16 bits cannot represent the exact number
-            guidance=None if guidance is None else guidance.float() * TIMESTEPS,
+            guidance=None if guidance is None else guidance.float() * fam.TIMESTEPS,
             return_dict=False,
         )
     )
 
 
-def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, as `forward`. The model reads a guidance scale, which its pipeline sets to 1."""
     import torch
 
     return forward(module, x_BCTHW, level_B, {"guidance": torch.ones_like(level_B), **kwargs})
 
 
-def _reading(channels: int) -> Condition:
+def _reading(channels: int) -> fam.Condition:
     """Return the condition for a model that reads `channels` channels and pooled texts, which the newer models of this
     layout lack."""
     return lambda found: found.get("in_channels") == channels and found.get("vec_in_dim") is not None
 
 
-_T2V = Family(
+_T2V = fam.Family(
     name="hunyuan_video",
     title="Hunyuan Video",
-    detect=Detection(HUNYUAN_VIDEO, anything, "HunyuanVideo"),
-    build=ModelBuild(
+    detect=fam.Detection(HUNYUAN_VIDEO, fam.anything, "HunyuanVideo"),
+    build=fam.ModelBuild(
         "HunyuanVideoTransformer3DModel",
         config,
-        LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
+        fam.LayoutNames("hunyuan_video", cuts=fam.single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
         optional_inputs=frozenset({"context_mask"}),
     ),
-    text=TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
+    text=fam.TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
     latent="hunyuan_video",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "pooled", "guidance", "context_mask"}),
         side_multiple=16,
-        video=VideoFacts(frames=129, multiple=4, rate=24.0),
-        defaults=SamplingDefaults(steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=Guidance.DISTILLED),
+        video=fam.VideoFacts(frames=129, multiple=4, rate=24.0),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+        ),
     ),
     size=(1280, 720),
     sources="diffusers' HunyuanVideoPipeline",
-    folder=DiffusersFolder(
+    folder=fam.DiffusersFolder(
         "HunyuanVideoPipeline",
         # the pipeline has another order than its readings
-        text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+        text_folders={fam.Role.TEXT_ENCODER: "text_encoder_2", fam.Role.TEXT_ENCODER_2: "text_encoder"},
     ),
     lora=hunyuan.HUNYUAN_LORA,
-    options=OptionFacts(
-        teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
+    options=fam.OptionFacts(
+        teacache=(
+            fam.TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),
+        ),
         skips_blocks=True,
         moves_positions=True,
     ),
@@ -186,9 +155,9 @@ _I2V = replace(
     sampling=replace(
         _T2V.sampling,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
-        vision_use=VisionEncoderUse.WORDS,
-        video=video_like(_T2V.sampling, frames=125, begins=FirstFrameMode.LEADING_CELL),
-        defaults=defaults_like(_T2V.sampling, cfg=1.0, guidance=Guidance.CLASSIFIER_FREE),
+        vision_use=fam.VisionEncoderUse.WORDS,
+        video=fam.video_like(_T2V.sampling, frames=125, begins=fam.FirstFrameMode.LEADING_CELL),
+        defaults=fam.defaults_like(_T2V.sampling, cfg=1.0, guidance=fam.Guidance.CLASSIFIER_FREE),
     ),
     sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
     "concatenated: latents of the image, and their mask",
@@ -204,8 +173,8 @@ _SKYREELS = replace(
     sampling=replace(
         _T2V.sampling,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
-        video=video_like(_T2V.sampling, frames=97, begins=FirstFrameMode.FIRST_CELL),
-        defaults=defaults_like(_T2V.sampling, guidance=Guidance.CLASSIFIER_FREE),
+        video=fam.video_like(_T2V.sampling, frames=97, begins=fam.FirstFrameMode.FIRST_CELL),
+        defaults=fam.defaults_like(_T2V.sampling, guidance=fam.Guidance.CLASSIFIER_FREE),
     ),
     size=(960, 544),
     sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",

@@ -7,34 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
 from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    TIMESTEPS,
-    Arguments,
-    Cleaning,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    LayoutNames,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    SchedulerFacts,
-    Shapes,
-    TextInputs,
-    VideoFacts,
-    config_of,
-    having,
-    sample_of,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +31,7 @@ _IMAGE_TOKENS = 729
 _VISION_WIDTH = 1152
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanVideo15Transformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
     return {
@@ -68,20 +42,20 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Latents and mask of an image ("image") and its states ("image_context") are zeros without
     one."""
     import torch
 
     context = kwargs["context"]
-    arguments = config_of(module)
+    arguments = fam.config_of(module)
     more = arguments.in_channels - x_BCTHW.shape[1]
     image = kwargs.get("image", x_BCTHW.new_zeros(1, 1, 1, 1, 1).expand(x_BCTHW.shape[0], more, *x_BCTHW.shape[2:]))
     none = context.new_zeros(context.shape[0], _IMAGE_TOKENS, arguments.image_embed_dim)
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=torch.cat((x_BCTHW, image), dim=1),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=context,
             encoder_attention_mask=text_mask(kwargs, "context"),
             encoder_hidden_states_2=kwargs["context_2"],
@@ -92,14 +66,14 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-_VIDEO = Family(
+_VIDEO = fam.Family(
     name="hunyuan_video_15",
     title="Hunyuan Video 1.5",
-    detect=Detection(HUNYUAN_VIDEO, having(vision_in_dim=_VISION_WIDTH), "HunyuanVideo15"),
-    build=ModelBuild(
+    detect=fam.Detection(HUNYUAN_VIDEO, fam.having(vision_in_dim=_VISION_WIDTH), "HunyuanVideo15"),
+    build=fam.ModelBuild(
         "HunyuanVideo15Transformer3DModel",
         config,
-        LayoutNames(
+        fam.LayoutNames(
             "hunyuan_video_15",
             like="hunyuan_video",
             prefixes=(
@@ -113,33 +87,35 @@ _VIDEO = Family(
             ),
         ),
         forward,
-        dtypes=BFLOAT16_FIRST,
+        dtypes=fam.BFLOAT16_FIRST,
         optional_inputs=frozenset({"context_mask", "context_2_mask", "image", "image_context"}),
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
-            hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, fam.Cleaning.NEVER_EMPTY),
+            hunyuan.glyph_reading(256, fam.Cleaning.QUOTED_ONCE),
         ),
         set_name="hunyuan_video_15",
         optional=frozenset({"byt5_small_glyph"}),
     ),
     latent="hunyuan_video_15",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "context_2", "context_mask", "context_2_mask", "image", "image_context"}),
         side_multiple=16,
-        video=VideoFacts(frames=121, multiple=4, rate=24.0),
-        defaults=SamplingDefaults(
-            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+        video=fam.VideoFacts(frames=121, multiple=4, rate=24.0),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(848, 480),
     sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
-    folder=DiffusersFolder("HunyuanVideo15Pipeline", guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")}),
+    folder=fam.DiffusersFolder(
+        "HunyuanVideo15Pipeline", guiders={"guider": fam.SchedulerFacts("ClassifierFreeGuidance")}
+    ),
     lora=hunyuan.HUNYUAN_LORA,
-    options=OptionFacts(moves_positions=True),
+    options=fam.OptionFacts(moves_positions=True),
 )
 #: requests have no input for the video that it enlarges
 _SUPER_RESOLUTION = replace(
@@ -147,10 +123,12 @@ _SUPER_RESOLUTION = replace(
     name="hunyuan_video_15_sr",
     title="Hunyuan Video 1.5 super-resolution",
     detect=replace(
-        _VIDEO.detect, when=having(vision_in_dim=_VISION_WIDTH, in_channels=98), comfyui="HunyuanVideo15_SR_Distilled"
+        _VIDEO.detect,
+        when=fam.having(vision_in_dim=_VISION_WIDTH, in_channels=98),
+        comfyui="HunyuanVideo15_SR_Distilled",
     ),
     build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
-    sampling=replace(_VIDEO.sampling, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0)),
+    sampling=replace(_VIDEO.sampling, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

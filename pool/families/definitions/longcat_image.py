@@ -9,30 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    TRANSFORMER,
-    Arguments,
-    CfgRescale,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    TextInputs,
-    having,
-    rope_axes,
-)
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,39 +27,39 @@ _BEFORE = 36
 _TOKENS = 512
 
 
-def is_longcat(found: Config) -> bool:
+def is_longcat(found: fam.Config) -> bool:
     """Return whether a model with these sizes, which has Flux's layout, is LongCat-Image."""
-    is_alike = having(vec_in_dim=None, yak_mlp=False, in_channels=_CHANNELS)
+    is_alike = fam.having(vec_in_dim=None, yak_mlp=False, in_channels=_CHANNELS)
     return is_alike(found) and found["context_in_dim"] != _T5_WIDTH
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.LongCatImageTransformer2DModel`."""
     arguments, head = flux.block_arguments(found, shapes)
-    return arguments | {"axes_dims_rope": rope_axes(head)}
+    return arguments | {"axes_dims_rope": fam.rope_axes(head)}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have the positions of a diagonal, which the rows and columns of patches continue."""
     start = (1, _TOKENS, _TOKENS)
     return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids, start)
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="longcat_image",
         title="LongCat-Image",
-        detect=Detection(FLUX, is_longcat, "LongCatImage"),
-        build=ModelBuild(
+        detect=fam.Detection(FLUX, is_longcat, "LongCatImage"),
+        build=fam.ModelBuild(
             "LongCatImageTransformer2DModel",
             config,
             flux.names_of_diffusers("time_embed.timestep_embedder"),
             forward,
-            dtypes=BFLOAT16_FIRST,
+            dtypes=fam.BFLOAT16_FIRST,
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen25_7b",
                     3584,
                     _TEMPLATE,
@@ -95,23 +72,23 @@ FAMILIES = (
             )
         ),
         latent="flux",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
             reads=frozenset({"context"}),
             side_multiple=16,
-            cfg_rescale=CfgRescale.PATCHES_DOWN,
-            defaults=SamplingDefaults(
-                steps=50, cfg=4.5, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            cfg_rescale=fam.CfgRescale.PATCHES_DOWN,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=4.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
-        folder=DiffusersFolder(
+        folder=fam.DiffusersFolder(
             "LongCatImagePipeline",
             missing={
                 "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
             },
         ),
-        lora=TRANSFORMER,
+        lora=fam.TRANSFORMER,
     ),
 )

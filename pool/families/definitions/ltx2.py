@@ -11,40 +11,9 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.ltxv import CELL, video_config
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
-from modelpool.pool.families.parts.vocabulary import (
-    NO_FLOAT16,
-    TIMESTEPS,
-    TRANSFORMER,
-    Arguments,
-    Cleaning,
-    Config,
-    Connector,
-    Detection,
-    DiffusersFolder,
-    Family,
-    FirstFrameMode,
-    Guidance,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    Role,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    SoundFacts,
-    TextInputs,
-    TextJoin,
-    VideoFacts,
-    fixed_length,
-    having,
-)
 from modelpool.pool.files.formats import folder_header
 
 if TYPE_CHECKING:
@@ -55,7 +24,7 @@ if TYPE_CHECKING:
 #: the part that joins the states of the text encoder, as the name of a text encoder
 CONNECTORS = "ltx2_connectors"
 #: four spectra of 16,000 / 160 per second are one position. Source: diffusers' LTX2Pipeline, also for the guidance
-SOUND = SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
+SOUND = fam.SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
 _TOKENS = 1024
 #: beginnings of names, and modules of blocks, in the original and in diffusers
 _OUTER = (
@@ -87,7 +56,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Those of positions are the published ones."""
     return {
         **video_config(found, shapes),
@@ -101,7 +70,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. Kept frames of an
     image have no noise."""
     rate = frame_rate(kwargs)
@@ -110,7 +79,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     track = SoundTrack(SOUND, cells, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
     video_BCTHW, sound_BLA = track.parted(x_BCTHW)
     kept = {name: kwargs[name][:, :, :cells] for name in ("image", "image_mask") if name in kwargs}
-    timestep_B = level_B * TIMESTEPS
+    timestep_B = level_B * fam.TIMESTEPS
     timestep = timestep_B
     if "image_mask" in kept:
         timestep = timestep_B.unsqueeze(-1) * (1 - kept["image_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
@@ -138,62 +107,64 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="ltx2",
         title="LTX-2",
-        detect=Detection(
+        detect=fam.Detection(
             LTX,
-            having(audio=True, gated=False),
+            fam.having(audio=True, gated=False),
             "LTXAV",
             sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
         ),
-        build=ModelBuild(
+        build=fam.ModelBuild(
             "LTX2VideoTransformer3DModel",
             config,
             convert,
             forward,
-            dtypes=NO_FLOAT16,
+            dtypes=fam.NO_FLOAT16,
             optional_inputs=frozenset({"image", "image_mask"}),
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                fixed_length(
+                fam.fixed_length(
                     "gemma3_12b",
                     _TOKENS,
                     3840,
-                    cleaning=Cleaning.STRIPPED,
+                    cleaning=fam.Cleaning.STRIPPED,
                     pads_left=True,
                     is_masked=True,
-                    mask=MaskMode.REAL,
+                    mask=fam.MaskMode.REAL,
                     every_layer=True,
                     first_state=True,
                 ),
-                fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
+                fam.fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
             ),
-            join=TextJoin(lambda read: {"context": read[-1].context_LD}),
-            connector=Connector(
+            join=fam.TextJoin(lambda read: {"context": read[-1].context_LD}),
+            connector=fam.Connector(
                 "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
             ),
         ),
         latent="ltxv",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(
+                fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
+            ),
             reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
             side_multiple=32,
-            video=VideoFacts(frames=121, multiple=8, rate=24.0, begins=FirstFrameMode.KEPT, sound=SOUND),
-            defaults=SamplingDefaults(
-                steps=30, cfg=3.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            video=fam.VideoFacts(frames=121, multiple=8, rate=24.0, begins=fam.FirstFrameMode.KEPT, sound=SOUND),
+            defaults=fam.SamplingDefaults(
+                steps=30, cfg=3.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         size=(768, 512),
         sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
-        folder=DiffusersFolder(
+        folder=fam.DiffusersFolder(
             "LTX2Pipeline",
             libraries=dict.fromkeys((folder_header.CONNECTORS, folder_header.VOCODER), "ltx2"),
-            text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
+            text_folders={fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
         ),
-        lora=TRANSFORMER,
-        options=OptionFacts(isolates_sound=True),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(isolates_sound=True),
     ),
 )

@@ -6,38 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.vocabulary import (
-    NO_FLOAT16,
-    TRANSFORMER,
-    Arguments,
-    CfgRescale,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    FixedCuts,
-    Guidance,
-    LayoutNames,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    ShapeReader,
-    Shapes,
-    TeaCacheFacts,
-    TextInputs,
-    anything,
-    ratio,
-    sample_of,
-    width_of,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,13 +21,13 @@ _TOKENS = 256
 _QUERIES = re.compile(r"\.attention\.qkv\.weight$")
 
 
-def _cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
+def _cuts(shapes: fam.Shapes, key: str) -> tuple[int, ...]:
     """Queries have the width of the model; keys and values share the other rows."""
-    rows, hidden = shapes[key][0], width_of(shapes, "x_embedder.weight")
+    rows, hidden = shapes[key][0], fam.width_of(shapes, "x_embedder.weight")
     return hidden, (hidden + rows) // 2, rows
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Lumina2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden = sizes["dim"]
@@ -65,19 +35,19 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "in_channels": sizes["in_channels"],
         "hidden_size": hidden,
         "num_layers": sizes["n_layers"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
+        "num_refiner_layers": len(fam.ShapeReader(shapes).numbers("noise_refiner.")),
         "num_attention_heads": sizes["n_heads"],
         "num_kv_heads": sizes["n_kv_heads"],
         "multiple_of": 1,
-        "ffn_dim_multiplier": ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
+        "ffn_dim_multiplier": fam.ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
         "axes_dim_rope": (hidden // sizes["n_heads"] // 3,) * 3,
         "cap_feat_dim": sizes["cap_feat_dim"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Time and output of the module run from noise to image."""
-    return -sample_of(
+    return -fam.sample_of(
         module(
             hidden_states=x_BCHW,
             timestep=1 - level_B,
@@ -89,22 +59,22 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="lumina2",
         title="Lumina 2",
-        detect=Detection(LUMINA_2, anything, "Lumina2"),
-        build=ModelBuild(
+        detect=fam.Detection(LUMINA_2, fam.anything, "Lumina2"),
+        build=fam.ModelBuild(
             "Lumina2Transformer2DModel",
             config,
-            LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
+            fam.LayoutNames("lumina2", cuts=fam.FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
             forward,
-            dtypes=NO_FLOAT16,
+            dtypes=fam.NO_FLOAT16,
             optional_inputs=frozenset({"context_mask"}),
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             (
                 # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-                Reading(
+                fam.Reading(
                     "gemma2_2b",
                     2304,
                     _TEMPLATE,
@@ -112,31 +82,31 @@ FAMILIES = (
                     least_tokens=_TOKENS,
                     most_tokens=_TOKENS,
                     is_masked=True,
-                    mask=MaskMode.REAL,
+                    mask=fam.MaskMode.REAL,
                     layers_left_out=1,
                     final_norm=False,
                 ),
             )
         ),
         latent="flux",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=6.0),
             reads=frozenset({"context", "context_mask"}),
             side_multiple=16,
-            cfg_rescale=CfgRescale.ROWS,
-            defaults=SamplingDefaults(
-                steps=30, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            cfg_rescale=fam.CfgRescale.ROWS,
+            defaults=fam.SamplingDefaults(
+                steps=30, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
         "Alpha-VLLM/Lumina-Image-2.0",
-        folder=DiffusersFolder("Lumina2Pipeline"),
-        lora=TRANSFORMER,
-        options=OptionFacts(
+        folder=fam.DiffusersFolder("Lumina2Pipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(
             teacache=(
                 # the first of the two published versions
-                TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+                fam.TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
             ),
             skips_blocks=True,
         ),

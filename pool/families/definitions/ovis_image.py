@@ -6,38 +6,13 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.vocabulary import (
-    BFLOAT16_FIRST,
-    QWEN3_WITHOUT_THINKING,
-    TRANSFORMER,
-    Arguments,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Padding,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    TextInputs,
-    having,
-    rope_axes,
-)
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: the instruction that the pipeline adds to a prompt, inside of the chat template of its tokenizer
-_TEMPLATE = QWEN3_WITHOUT_THINKING.replace(
+_TEMPLATE = fam.QWEN3_WITHOUT_THINKING.replace(
     "{}",
     "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial relationships of the "
     "objects and background: {}",
@@ -47,35 +22,35 @@ _BEFORE = 28
 _TOKENS = 256
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.OvisImageTransformer2DModel`."""
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
         "out_channels": shapes["proj_out.weight"][0],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have the positions of a diagonal."""
     return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids)
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="ovis_image",
         title="Ovis-Image",
-        detect=Detection(FLUX, having(yak_mlp=True), "Flux"),
-        build=ModelBuild(
+        detect=fam.Detection(FLUX, fam.having(yak_mlp=True), "Flux"),
+        build=fam.ModelBuild(
             "OvisImageTransformer2DModel",
             config,
             flux.names_of_diffusers("timestep_embedder"),
             forward,
-            dtypes=BFLOAT16_FIRST,
+            dtypes=fam.BFLOAT16_FIRST,
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3_2b",
                     2048,
                     _TEMPLATE,
@@ -83,25 +58,25 @@ FAMILIES = (
                     least_tokens=_TOKENS + _BEFORE,
                     most_tokens=_TOKENS + _BEFORE,
                     is_masked=True,
-                    padding=Padding.ZEROED,
-                    chat_template=QWEN3_WITHOUT_THINKING,
+                    padding=fam.Padding.ZEROED,
+                    chat_template=fam.QWEN3_WITHOUT_THINKING,
                 ),
             ),
             set_name="ovis",
         ),
         latent="flux",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
             reads=frozenset({"context"}),
             side_multiple=16,
-            defaults=SamplingDefaults(
-                steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
-        folder=DiffusersFolder("OvisImagePipeline"),
-        lora=TRANSFORMER,
-        options=OptionFacts(moves_positions=True),
+        folder=fam.DiffusersFolder("OvisImagePipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(moves_positions=True),
     ),
 )

@@ -6,37 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size, text_mask
-from modelpool.pool.families.parts.vocabulary import (
-    HALF_FIRST,
-    TRANSFORMER,
-    Arguments,
-    Cleaning,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    LayoutNames,
-    LayoutTable,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Prediction,
-    Reading,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    anything,
-    config_of,
-    fixed_length,
-    having,
-    sample_of,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +19,7 @@ _CELLS = 128
 #: tokens of a prompt of alpha and of sigma
 _ALPHA_TOKENS, _SIGMA_TOKENS = 120, 300
 #: its names in the original and in diffusers
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("x_embedder.proj.", "pos_embed.proj."),
         ("t_embedder.mlp.0.", "adaln_single.emb.timestep_embedder.linear_1."),
@@ -78,7 +49,7 @@ _NAMES = LayoutTable(
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.PixArtTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, patch = sizes["hidden_size"], sizes["patch_size"]
@@ -96,13 +67,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the noise; the predicted variance is dropped. Alpha reads the image's size and aspect ratio."""
     conditions: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
-    if config_of(module).use_additional_conditions:
+    if fam.config_of(module).use_additional_conditions:
         size = output_size(x_BCHW, kwargs)
         conditions = {"resolution": size, "aspect_ratio": size[:, :1] / size[:, 1:]}
-    out = sample_of(
+    out = fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=kwargs["context"],
@@ -115,44 +86,44 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out[:, : x_BCHW.shape[1]]
 
 
-def _reading(tokens: int) -> Reading:
-    return fixed_length("t5xxl", tokens, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
+def _reading(tokens: int) -> fam.Reading:
+    return fam.fixed_length("t5xxl", tokens, cleaning=fam.Cleaning.LOWERED, is_masked=True, mask=fam.MaskMode.REAL)
 
 
-_SIGMA = Family(
+_SIGMA = fam.Family(
     name="pixart_sigma",
     title="PixArt sigma",
-    detect=Detection(PIXART, anything, "PixArtSigma"),
-    build=ModelBuild(
+    detect=fam.Detection(PIXART, fam.anything, "PixArtSigma"),
+    build=fam.ModelBuild(
         "PixArtTransformer2DModel",
         config,
         # the embedding of no text was trained; all pipelines read an empty text instead
-        LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
+        fam.LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
         forward,
-        dtypes=HALF_FIRST,
+        dtypes=fam.HALF_FIRST,
         optional_inputs=frozenset({"context_mask"}),
     ),
-    text=TextInputs((_reading(_SIGMA_TOKENS),)),
+    text=fam.TextInputs((_reading(_SIGMA_TOKENS),)),
     latent="sdxl",
-    sampling=SamplingFacts(
-        Prediction.NOISE,
-        noise=NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.NOISE,
+        noise=fam.NoiseFacts(fam.NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
         reads=frozenset({"context", "context_mask"}),
         side_multiple=16,
-        defaults=SamplingDefaults(
-            steps=20, cfg=4.5, sampler="euler", schedule="normal", guidance=Guidance.CLASSIFIER_FREE
+        defaults=fam.SamplingDefaults(
+            steps=20, cfg=4.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
-    folder=DiffusersFolder("PixArtSigmaPipeline"),
-    lora=TRANSFORMER,
-    options=OptionFacts(skips_blocks=True),
+    folder=fam.DiffusersFolder("PixArtSigmaPipeline"),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True),
 )
 _ALPHA = replace(
     _SIGMA,
     name="pixart_alpha",
     title="PixArt alpha",
-    detect=replace(_SIGMA.detect, when=having(micro_condition=True), comfyui="PixArtAlpha"),
+    detect=replace(_SIGMA.detect, when=fam.having(micro_condition=True), comfyui="PixArtAlpha"),
     build=replace(_SIGMA.build, optional_inputs=frozenset({"context_mask", "size"})),
     text=replace(_SIGMA.text, readings=(_reading(_ALPHA_TOKENS),), set_name="pixart"),
     latent="sd1",
@@ -170,7 +141,7 @@ FAMILIES = (
         detect=replace(
             _ALPHA.detect,
             # it reads no sizes; its prompts are shorter than sigma's
-            when=having(model_max_length=_ALPHA_TOKENS),
+            when=fam.having(model_max_length=_ALPHA_TOKENS),
             comfyui="PixArtSigma",
         ),
         build=_SIGMA.build,

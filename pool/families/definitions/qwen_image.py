@@ -5,43 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, references, unpacked
-from modelpool.pool.families.parts.vocabulary import (
-    GENERIC,
-    NO_FLOAT16,
-    PATCH,
-    QWEN_IMAGE_BEFORE,
-    Arguments,
-    CfgRescale,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    OptionFacts,
-    Padding,
-    Prediction,
-    Reading,
-    ReferenceMode,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    ShiftBySize,
-    TextInputs,
-    TextVision,
-    anything,
-    config_of,
-    rope_axes,
-    sample_of,
-    unchanged,
-)
-from modelpool.pool.families.parts.vocabulary import (
-    QWEN_IMAGE as TEMPLATE,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,18 +24,18 @@ _NUMBERED_NAMES = (
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.QwenImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     head = sizes["hidden_size"] // sizes["num_attention_heads"]
     return {
         "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"] // PATCH,
+        "out_channels": sizes["out_channels"] // fam.PATCH,
         "num_layers": sizes["num_layers"],
         "attention_head_dim": head,
         "num_attention_heads": sizes["num_attention_heads"],
         "joint_attention_dim": sizes["context_dim"],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
         # the reference image is marked as clean
         "zero_cond_t": bool(sizes["clean_reference"]),
         "use_additional_t_cond": bool(sizes["layered"]),
@@ -78,12 +43,12 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Layers are frames of a video, the complete image first. A latent of one frame is accepted
     as an image."""
     import torch
 
-    config = config_of(module)
+    config = fam.config_of(module)
     frames = list(x.unbind(2)) if x.dim() == 5 else [x]
     rows = torch.cat([packed(frame) for frame in frames], dim=1)
     cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
@@ -92,7 +57,7 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
         rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
     if config.use_layer3d_rope and "reference" not in kwargs:
         raise KeyError("reference")  # its position table treats the last image as the one to split
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -112,33 +77,33 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
     return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
 
 
-_QWEN_IMAGE = Family(
+_QWEN_IMAGE = fam.Family(
     name="qwen_image",
     title="Qwen-Image",
-    detect=Detection(QWEN_IMAGE, anything, "QwenImage"),
-    build=ModelBuild(
+    detect=fam.Detection(QWEN_IMAGE, fam.anything, "QwenImage"),
+    build=fam.ModelBuild(
         "QwenImageTransformer2DModel",
         config,
-        unchanged(_NUMBERED_KEY),
+        fam.unchanged(_NUMBERED_KEY),
         forward,
-        dtypes=NO_FLOAT16,
+        dtypes=fam.NO_FLOAT16,
         optional_inputs=frozenset({"context_mask", "reference"}),
     ),
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "qwen25_7b",
                 3584,
-                TEMPLATE,
-                dropped_tokens=QWEN_IMAGE_BEFORE,
-                most_tokens=512 + QWEN_IMAGE_BEFORE,
+                fam.QWEN_IMAGE,
+                dropped_tokens=fam.QWEN_IMAGE_BEFORE,
+                most_tokens=512 + fam.QWEN_IMAGE_BEFORE,
                 is_masked=True,
-                padding=Padding.DROPPED,
+                padding=fam.Padding.DROPPED,
             ),
         ),
         set_name="qwen_image",
-        vision=TextVision(
-            {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+        vision=fam.TextVision(
+            {fam.ReferenceMode.WHOLE: "QwenImageEditPipeline", fam.ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
             {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
             _NUMBERED_KEY,
             edit_names=_EDIT_NAMES,
@@ -146,23 +111,25 @@ _QWEN_IMAGE = Family(
         ),
     ),
     latent="wan21",
-    sampling=SamplingFacts(
-        Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(
+            fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02
+        ),
         reads=frozenset({"context", "context_mask"}),
         side_multiple=16,
-        cfg_rescale=CfgRescale.PATCHES,
-        defaults=SamplingDefaults(
-            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+        cfg_rescale=fam.CfgRescale.PATCHES,
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(1328, 1328),
     sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
     "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
-    folder=DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
+    folder=fam.DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
     # diffusers has the names of the original code
-    lora=GENERIC,
-    options=OptionFacts(controlnets="qwen_image", skips_blocks=True),
+    lora=fam.GENERIC,
+    options=fam.OptionFacts(controlnets="qwen_image", skips_blocks=True),
 )
 
 FAMILIES = (_QWEN_IMAGE,)

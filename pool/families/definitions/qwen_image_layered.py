@@ -10,17 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelpool.pool.families.definitions import qwen_image
-from modelpool.pool.families.parts.vocabulary import (
-    ExponentByRoot,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    VideoFacts,
-    having,
-)
+from modelpool.pool.families.parts import vocabulary as fam
 
 (_IMAGE,) = qwen_image.FAMILIES
 
@@ -29,19 +19,19 @@ FAMILIES = (
         _IMAGE,
         name="qwen_image_layered",
         title="Qwen-Image layered",
-        detect=replace(_IMAGE.detect, when=having(layered=True)),
+        detect=replace(_IMAGE.detect, when=fam.having(layered=True)),
         build=replace(_IMAGE.build, optional_inputs=frozenset({"context_mask"})),
         text=replace(_IMAGE.text, set_name="qwen_image", vision=None),
         latent="qwen_image_layered",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ExponentByRoot(256), last_share=0.02),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ExponentByRoot(256), last_share=0.02),
             reads=frozenset({"context", "reference", "context_mask"}),
             needs_reference=True,
             side_multiple=32,
             patch_side=16,
             reference_covers=True,
-            video=VideoFacts(
+            video=fam.VideoFacts(
                 # a frame is a layer; the complete image is sampled before them
                 frames=4,
                 multiple=1,
@@ -49,8 +39,8 @@ FAMILIES = (
                 unseen=1,
                 layers=True,
             ),
-            defaults=SamplingDefaults(
-                steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=Guidance.CLASSIFIER_FREE
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         size=(640, 640),

@@ -9,32 +9,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import SECONDS
-from modelpool.pool.families.parts.vocabulary import (
-    GENERIC,
-    HALF_FIRST,
-    Arguments,
-    AudioFacts,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    config_of,
-    fixed_length,
-    having,
-    sample_of,
-)
 from modelpool.pool.files.formats.folder_header import PROJECTION
 
 if TYPE_CHECKING:
@@ -75,7 +51,7 @@ _OUTER = (
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.StableAudioDiTModel`, and whether its norms have a bias."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["hidden_size"]
@@ -115,7 +91,7 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity; `level_B` is the angle whose tangent is sigma, in units of a right angle.
 
     "seconds" is embedded, [B,2,D], or else the module's `SECONDS` embeds it. States of text padding are zeros.
@@ -128,8 +104,8 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
         seconds_B2D = seconds_states(module.get_submodule(SECONDS), *seconds_B2D.unbind(dim=1)).to(context.dtype)
     if mask is not None:
         context = context * mask.unsqueeze(-1).to(context.dtype)
-    turning = config_of(module).attention_head_dim // 2
-    return sample_of(
+    turning = fam.config_of(module).attention_head_dim // 2
+    return fam.sample_of(
         module(
             x_BCL,
             level_B,
@@ -157,52 +133,52 @@ def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tenso
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="stable_audio_1",
         title="Stable Audio 1",
-        detect=Detection(
+        detect=fam.Detection(
             STABLE_AUDIO,
-            having(memory_tokens=None),
+            fam.having(memory_tokens=None),
             "StableAudio",
             extra_prefixes=(
                 "conditioner.conditioners.seconds_start.",
                 "conditioner.conditioners.seconds_total.",
             ),
         ),
-        build=ModelBuild(
+        build=fam.ModelBuild(
             "StableAudioDiTModel",
             config,
             convert,
             forward,
             seconds_model=SECONDS,
             lengths=frozenset({"sample_size"}),
-            dtypes=HALF_FIRST,
+            dtypes=fam.HALF_FIRST,
             optional_inputs=frozenset({"context_mask"}),
         ),
-        text=TextInputs(
-            (fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),), set_name="stable_audio"
+        text=fam.TextInputs(
+            (fam.fixed_length("t5_base", 128, 768, is_masked=True, mask=fam.MaskMode.REAL),), set_name="stable_audio"
         ),
         latent="stable_audio",
-        sampling=SamplingFacts(
-            Prediction.VELOCITY,
-            noise=NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            noise=fam.NoiseFacts(fam.NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
             reads=frozenset({"context", "seconds", "context_mask"}),
             side_multiple=1,
-            audio=AudioFacts(seconds=47.55, samples_per_second=44100, cells=1024),
-            defaults=SamplingDefaults(
+            audio=fam.AudioFacts(seconds=47.55, samples_per_second=44100, cells=1024),
+            defaults=fam.SamplingDefaults(
                 steps=100,
                 cfg=7.0,
                 # the noise ends far above zero: the authors' sampler is stochastic, this is the same without noise
                 sampler="dpmpp_2m",
                 schedule="exponential",
-                guidance=Guidance.CLASSIFIER_FREE,
+                guidance=fam.Guidance.CLASSIFIER_FREE,
             ),
         ),
         size=(0, 0),
         sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
         "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
         "alone",
-        folder=DiffusersFolder("StableAudioPipeline", libraries={PROJECTION: "stable_audio"}),
-        lora=GENERIC,
+        folder=fam.DiffusersFolder("StableAudioPipeline", libraries={PROJECTION: "stable_audio"}),
+        lora=fam.GENERIC,
     ),
 )

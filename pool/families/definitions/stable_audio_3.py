@@ -12,32 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.vocabulary import (
-    GENERIC,
-    HALF_FIRST,
-    Arguments,
-    AudioFacts,
-    Config,
-    Detection,
-    DiffusersFolder,
-    Family,
-    Guidance,
-    MaskMode,
-    ModelBuild,
-    ModelKwargs,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    Shapes,
-    TextInputs,
-    fixed_length,
-    ratio,
-    sample_of,
-)
 from modelpool.pool.files.formats.folder_header import DURATION_FOLDER
 
 if TYPE_CHECKING:
@@ -56,7 +33,7 @@ _OUTER = (
 )
 
 
-def _has_memory(found: Config) -> bool:
+def _has_memory(found: fam.Config) -> bool:
     return found.get("memory_tokens") is not None
 
 
@@ -85,7 +62,7 @@ def _differential_last(rows: Tensor) -> Tensor:
     return torch.cat((query, other_query, key, other_key, value))
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.StableAudio3DiTModel`."""
     sizes: dict[str, Any] = dict(found)
     width, block = sizes["hidden_size"], "transformer_blocks.0."
@@ -100,19 +77,19 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "global_cond_dim": shapes["to_global_embed.0.weight"][1],
         "local_add_cond_dim": shapes[f"{block}to_local_embed.0.weight"][1],
         "timestep_features_dim": shapes["to_timestep_embed.0.weight"][1],
-        "ff_mult": ratio(shapes[f"{block}ff.proj_out.weight"][1], width),
+        "ff_mult": fam.ratio(shapes[f"{block}ff.proj_out.weight"][1], width),
         "num_memory_tokens": sizes["memory_tokens"] or 0,
         "use_differential_attention": shapes[f"{block}self_attn.to_qkv.weight"][0] == _MAPS * width,
     }
 
 
-def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The seconds are a word, and a state for all positions."""
     import torch
 
     context, mask = kwargs["context"], text_mask(kwargs, "context")
     state_BD = module.get_submodule(DURATION)(kwargs["seconds"][:, 1]).to(context.dtype)
-    return sample_of(
+    return fam.sample_of(
         module(
             x_BCL,
             level_B,
@@ -125,44 +102,44 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
 
 
 FAMILIES = (
-    Family(
+    fam.Family(
         name="stable_audio_3",
         title="Stable Audio 3",
-        detect=Detection(
+        detect=fam.Detection(
             STABLE_AUDIO,
             _has_memory,
             "StableAudio3",
             extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
         ),
-        build=ModelBuild(
+        build=fam.ModelBuild(
             "StableAudio3DiTModel",
             config,
             convert,
             forward,
             seconds_model=DURATION,
-            dtypes=HALF_FIRST,
+            dtypes=fam.HALF_FIRST,
             optional_inputs=frozenset({"context_mask"}),
         ),
-        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
+        text=fam.TextInputs((fam.fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=fam.MaskMode.REAL),)),
         latent="stable_audio_3",
-        sampling=SamplingFacts(
-            Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
             reads=frozenset({"context", "seconds", "context_mask"}),
             side_multiple=1,
-            audio=AudioFacts(seconds=384.0, samples_per_second=44100, cells=0),
-            defaults=SamplingDefaults(
-                steps=8, cfg=1.0, sampler="lcm", schedule="log_snr", guidance=Guidance.CLASSIFIER_FREE
+            audio=fam.AudioFacts(seconds=384.0, samples_per_second=44100, cells=0),
+            defaults=fam.SamplingDefaults(
+                steps=8, cfg=1.0, sampler="lcm", schedule="log_snr", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
         ),
         size=(0, 0),
         sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
         "Euler and a classifier-free scale",
-        folder=DiffusersFolder(
+        folder=fam.DiffusersFolder(
             "StableAudio3Pipeline",
             libraries={DURATION_FOLDER: "stable_audio_3"},
             scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True},
         ),
-        lora=GENERIC,
+        lora=fam.GENERIC,
     ),
 )

@@ -1,6 +1,7 @@
-"""The names that the definition of a family is written with, for one import. Torch-free.
+"""The names that the definition of a family is written with: `from modelpool.pool.families.parts import vocabulary as
+fam`. Torch-free.
 
-Facts and their groups, the layouts of files, the names of weights, the readings of texts. Functions that calls of
+Facts and their groups, the layouts of files, the names of weights, the readings of texts. Functions that the calls of
 several models share are in modules of their own: `patches`, `video_calls`, `audio_tracks`.
 """
 
