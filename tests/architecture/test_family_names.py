@@ -15,7 +15,6 @@ OTHER_KINDS = {
     "pool/inference/controlnets/controlnet_kinds.py": "ControlNets",
     "pool/inference/pixels/latent_pixels.py": "VAEs",
     "pool/models/components/common/diffusers_private.py": "layouts of published files",
-    "pool/models/components/common/vae_compression.py": "VAEs",
     "pool/models/components/common/vae_config_table.py": "VAEs",
     "pool/models/components/text/configs.py": "text encoders",
     "pool/models/components/text/text_encoder_classes.py": "text encoders",
