@@ -10,6 +10,8 @@ import fcntl
 import json
 import logging
 import logging.handlers
+import os
+import stat
 import time
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -61,7 +63,7 @@ def open_log_file(path: Path, is_json: bool) -> LogFile:
     """Append the entries of this process to the file at `path`, from level INFO. Raises OutputFailed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _LockedFile(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+        handler = _LockedFile(path)
     except OSError as error:
         raise OutputFailed(f"{path}: the log cannot be written ({error.strerror or error})") from error
     handler.setFormatter(JsonLines() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -69,11 +71,19 @@ def open_log_file(path: Path, is_json: bool) -> LogFile:
 
 
 class _LockedFile(logging.handlers.RotatingFileHandler):
-    """A log with a lock that several processes can have: `actors.ray.unused_state` leaves locked logs alone."""
+    """A log with a lock that several processes can have: `actors.ray.unused_state` leaves locked logs alone. Its
+    messages name prompts and files: a new one is private, and a new one after a full one has the permissions of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._permissions = 0o600
+        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
     def _open(self) -> TextIOWrapper:
         """See `logging.FileHandler`; also called when the file is rotated."""
-        stream = super()._open()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.baseFilename, flags, self._permissions)
+        stream = TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, errors=self.errors)
+        self._permissions = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         with contextlib.suppress(OSError):  # file systems without locks
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return stream

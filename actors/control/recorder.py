@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from modelpool.actors.control.fleet import Clock
+from modelpool.actors.outputs.atomic_write import private_opener
 from modelpool.pool.values.core.errors import OutputFailed
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Command, Event
@@ -119,6 +120,6 @@ def _open_new(path: Path) -> tuple[TextIO, Path]:
         while free.exists():
             number += 1
             free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        return free.open("x", encoding="ascii", newline="\n"), free
+        return open(free, "x", encoding="ascii", newline="\n", opener=private_opener), free
     except OSError as error:
         raise OutputFailed(f"{free}: cannot be written ({error.strerror or error})") from error

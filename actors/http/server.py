@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: packages of the extra `serve`, by the names under which they are imported
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
-#: time for open calls when the server ends; streams never end by themselves
-SHUTDOWN_SECONDS = 2
 #: how long a thread that encodes an image keeps Python's interpreter while the event loop waits for it. Python's own
 #: 5 ms are waited for several times in one call
 SWITCH_SECONDS = 0.001
@@ -68,6 +66,7 @@ def server_config(app: ASGIApp, settings: ServeSection, log: LimitLog) -> uvicor
     this process may open."""
     import uvicorn
 
+    from modelpool.actors.http.ending_server import SHUTDOWN_SECONDS
     from modelpool.actors.http.service.connections import ConnectionLimits, Connections, raised_open_files
     from modelpool.actors.http.service.watched_protocols import watched_protocols
 
@@ -108,9 +107,8 @@ def serve(
     of this process switch, what its garbage collector looks at, when its allocator returns memory, and how many files
     it may open.
     """
-    import uvicorn
-
     from modelpool.actors.http.application import application
+    from modelpool.actors.http.ending_server import EndingServer
     from modelpool.actors.http.service.limit_log import LimitLog
 
     log = LimitLog()
@@ -122,5 +120,6 @@ def serve(
     gc.collect()
     gc.freeze()
     host, port = listening.getsockname()[:2]
+    listening.listen(config.backlog)  # who reads the address may call at once
     on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    uvicorn.Server(config).run(sockets=[listening])
+    EndingServer(config).run(sockets=[listening])

@@ -40,6 +40,12 @@ def make_private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open(opener=)`; a new one cannot be read by other users of the machine. A file that exists keeps
+    its permissions."""
+    return os.open(path, flags, 0o600)
+
+
 def own_umask() -> int | None:
     """Return which permissions new files of this process lack; None if the system does not tell. `os.umask` tells only
     by changing it, also for other threads.

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelpool.actors.outputs.atomic_write import private_opener
+
 #: characters of a trace that are read
 _TRACE_CHARACTERS = 4000
 #: traces that remain in the folder, most recently used first; a living worker uses its own every few seconds
@@ -65,7 +67,7 @@ class CrashTrace:
         self._counters = counters
         self._trace_path, self._alive_path = _paths(folder, name)
         self._alive = os.open(self._alive_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._trace = open(self._trace_path, "w", opener=_private)  # noqa: SIM115  faulthandler writes to it
+        self._trace = open(self._trace_path, "w", opener=private_opener)  # noqa: SIM115  faulthandler writes to it
         self.refresh()
         faulthandler.enable(self._trace, all_threads=False)
         _remove_on_exit(self._alive_path)
@@ -128,10 +130,6 @@ def count_oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.trace", folder / f"{name}.alive"
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _prune(folder: Path) -> None:

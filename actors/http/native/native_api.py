@@ -11,6 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import ClientGone, Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, written_for_submission
-from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions
 from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.history_json import history_json
@@ -99,42 +100,59 @@ class NewJobs:
         return sum(map(_outputs_of, self.requests))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Keyed:
-    """A submission under an idempotency key, which may still be on its way, and the hash of its body."""
+    """A submission under an idempotency key, and the hash of its body: on its way, or its id. Nothing else of it is
+    kept, so that keys keep no submission that the server has forgotten."""
 
     body_sha256: str
-    submission: asyncio.Future[HttpSubmission]
+    arriving: asyncio.Future[HttpSubmission] | None
+    submission_id: str = ""
 
 
 class Idempotency:
     """The submissions of the latest idempotency keys. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, submissions: Submissions) -> None:
+        self._submissions = submissions
         #: by owner
         self._owners: dict[str, OrderedDict[str, _Keyed]] = {}
 
     async def once(
         self, owner: str, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, HttpSubmission]]
     ) -> HttpSubmission:
-        """Return the submission under a key; submit if there is none. Raises HttpProblem (409) for another body, and
-        what `submit` raises; then the key is free again.
+        """Return the submission under a key; submit if there is none. Raises HttpProblem (409 for another body, 410 for
+        a submission that is forgotten), and what `submit` raises; then the key is free again.
         """
         of_owner = self._owners.setdefault(owner, OrderedDict())
         known = of_owner.get(key_id)
         if known is None:
-            known = of_owner[key_id] = _Keyed(body_sha256, asyncio.ensure_future(submit()))
+            arriving = asyncio.ensure_future(submit())
+            known = of_owner[key_id] = _Keyed(body_sha256, arriving)
+            arriving.add_done_callback(partial(_note_arrived, of_owner, key_id, known))
             while len(of_owner) > MOST_KEYS:
                 of_owner.popitem(last=False)
         if known.body_sha256 != body_sha256:
             raise HttpProblem(409, "Idempotency-Key: it was used for another body")
-        try:
+        if known.arriving is not None:
             # a client that goes must not cancel what another one waits for
-            return await asyncio.shield(known.submission)
-        except Exception:
-            if of_owner.get(key_id) is known:
-                del of_owner[key_id]
-            raise
+            return await asyncio.shield(known.arriving)
+        try:
+            return await self._submissions.find(known.submission_id, owner)
+        except HttpProblem as problem:
+            if problem.status != 404:
+                raise
+            message = f"submission {known.submission_id} has ended, and the server remembers it no more"
+            raise HttpProblem(410, f"Idempotency-Key: {message}; its outputs stay") from None
+
+
+def _note_arrived(
+    of_owner: OrderedDict[str, _Keyed], key_id: str, keyed: _Keyed, arrived: asyncio.Future[HttpSubmission]
+) -> None:
+    if not arrived.cancelled() and arrived.exception() is None:
+        keyed.submission_id, keyed.arriving = arrived.result().id, None
+    elif of_owner.get(key_id) is keyed:
+        del of_owner[key_id]
 
 
 def native_router(services: Services, webhooks: Webhooks, start: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
@@ -153,7 +171,7 @@ def _add_submissions(
     start: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
     """Add the calls that submit requests and list submissions."""
-    idempotency = Idempotency()
+    idempotency = Idempotency(services.submissions)
     max_bytes = services.settings.upload_bound_bytes
     extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": submission_schema()}}}}
 

@@ -56,19 +56,17 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["type"] == "http":
-            body = UnreadBody(scope, receive, send)
-            receive, send = body.receive, body.send
+        body = UnreadBody(scope, receive, send) if scope["type"] == "http" else None
         try:
             scope[CALLER] = self._checked(scope, headers)
         except HttpProblem as problem:
             self._note(problem)
-            await _refuse(scope, send, problem)
+            await _refuse(scope, send if body is None else body.send, problem)
             return
-        if scope["type"] == "websocket":
+        if body is None:
             await self._app(scope, receive, send)
             return
-        await self._answer(scope, receive, send)
+        await self._answer(scope, body)
 
     def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         _check_origin(headers, self._settings, self._any_host)
@@ -81,7 +79,8 @@ class Gate:
             raise _too_large(self._settings.upload_bound_bytes)
         return caller
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, body: UnreadBody) -> None:
+        receive, send = body.receive, body.send
         started = is_open_stream = False
         left_bytes = self._settings.upload_bound_bytes
 
@@ -115,6 +114,7 @@ class Gate:
         except ClientDisconnect:  # before its body had arrived
             return
         except asyncio.CancelledError:  # the server ends, and has waited for this call
+            body.leave()
             if not started:
                 await _refuse(scope, send, HttpProblem(503, "the server ends", {"Connection": "close"}))
             elif is_open_stream:  # clients of events connect again; any other answer must not look complete

@@ -267,11 +267,11 @@ class Services:
 
     async def output_path(self, submission_id: str, index: int, owner: str, file: str = "") -> Path:
         """Return the output of a job. `file` is its name as another server has reported it, for a submission that only
-        that one follows; it is in the folder of the owner, which all of them have. Raises HttpProblem.
+        that one follows; it is in the folder of the owner, which all of them have. Raises HttpProblem and PoolLost.
         """
         try:
             submission = await self.submissions.find(submission_id, owner)
-        except HttpProblem:
+        except (HttpProblem, PoolLost):
             if not self.has_siblings or not file or Path(file).name != file:
                 raise
             path = owner_folder(self.folder, owner) / file

@@ -373,7 +373,8 @@ class Submissions:
         return submission
 
     async def find(self, submission_id: str, owner: str) -> HttpSubmission:
-        """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
+        """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404), and
+        PoolLost where only the pool can tell."""
         known = self._known.get(submission_id)
         if known is not None and known.owner == owner:
             return known
@@ -381,7 +382,7 @@ class Submissions:
             try:
                 jobs = await asyncio.to_thread(self._pool.attach, submission_id)
                 record = (await asyncio.to_thread(jobs.progress)).record
-            except (UserError, PoolLost):
+            except UserError:
                 pass
             else:
                 if record.submission_id == submission_id and (not owner or record.user == owner):

@@ -53,6 +53,10 @@ class UnreadBody:
                 await self._skip()
         await self._send({"type": "http.response.body", "body": b""})
 
+    def leave(self) -> None:
+        """Read nothing more of the body: the server ends."""
+        self._is_read = True
+
     async def _skip(self) -> None:
         while not self._is_read:
             await self.receive()

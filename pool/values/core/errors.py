@@ -44,6 +44,10 @@ class UnknownArchitecture(UserError):
     """A readable file of weights whose keys and shapes match no known family."""
 
 
+class NeedsNewerLibrary(UnknownArchitecture):
+    """A model whose architecture the installed version of a library does not have."""
+
+
 class MissingParts(UnknownArchitecture):
     """Separate files that do not form a model: a part is missing, or does not belong to it."""
 

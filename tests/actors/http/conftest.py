@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from modelpool import ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
+from modelpool.actors.http.ending_server import EndingServer
 from modelpool.actors.http.server import listen, server_config
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.ports import HttpPool
@@ -31,7 +31,7 @@ def served(pool: HttpPool, folder: Path, port: int = 0, **settings: object) -> I
     listening = listen(section)
     log = LimitLog()
     config = server_config(application(pool, section, folder, limits=log), section, log)
-    server = uvicorn.Server(config)
+    server = EndingServer(config)
     ready = threading.Event()
     startup = server.startup
 

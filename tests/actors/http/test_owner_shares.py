@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import random
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from modelpool.actors.http.comfy import comfy_prompts
 from modelpool.actors.http.native import native_api
 from modelpool.actors.http.service.bodies import MOST_BODIES_OF_OWNER
 from modelpool.actors.http.service.limit_log import LimitLog
+from modelpool.actors.http.service.submissions import HttpSubmission
 from tests.actors.http.asgi import Answer, RefusingPool, call
 from tests.actors.http.fake_page_pool import SLOW, open_page_pool
 
@@ -173,5 +175,30 @@ def test_kept_submissions_keys_and_workflows_of_one_user_displace_none_of_anothe
                         await asyncio.sleep(0.01)
             assert len((await ask("bob", "GET", "/history")).json) == 1
             assert len((await ask("ann", "GET", "/history")).json) == 3
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_idempotency_keys_keep_no_submission_that_the_server_has_forgotten(tmp_path: Path) -> None:
+    """Each key kept its submission with all ends: 2000 of a user, whatever `kept_submissions` says."""
+    with open_page_pool(output=tmp_path / "pool") as pool:
+        ask = asked(application(pool, ServeSection(keys=KEYS, kept_submissions=2), tmp_path))
+
+        async def run() -> None:
+            request = {"model": "shapes", "prompt": "a thing", "steps": 1, "seed": 1}
+            made = []
+            for number in range(6):
+                answer = await ask("ann", "POST", "/api/jobs", request, idempotency_key=str(number))
+                made.append(answer.json["id"])
+                while (await ask("ann", "GET", f"/api/jobs/{made[-1]}")).json["state"] != "ended":
+                    await asyncio.sleep(0.01)
+            gc.collect()
+            alive = {each.id for each in gc.get_objects() if isinstance(each, HttpSubmission)}
+            assert alive & set(made) == set(made[-2:])
+            again = await ask("ann", "POST", "/api/jobs", request, idempotency_key="5")
+            assert (again.status, again.json["id"], again.json["succeeded"]) == (201, made[5], 1)
+            again = await ask("ann", "POST", "/api/jobs", request, idempotency_key="0")
+            assert again.status == 410, again.body
+            assert f"submission {made[0]} has ended" in again.body.decode()
 
         asyncio.run(asyncio.wait_for(run(), 60))

@@ -84,6 +84,13 @@ class Service:
         self.connected.clear()
         self.line.lose()
 
+    def keep_jobs_waiting(self) -> None:
+        """Lose the controller of the jobs, until `new_controller`; the pool answers questions over another one."""
+        self.pool.close()
+        self.lose_controller()
+        self.lines.append(LoopConnection(2, partial(FakeEngine, self.folder)))
+        self.pool = ModelPool(self.lines[-1], lambda: None, None, jobs=lambda: self)
+
     def new_controller(self, pins: tuple[tuple[str, int], ...] = ()) -> None:
         self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line, pins=pins)
         self.lines.append(self.line)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import threading
 import time
 from io import BytesIO
@@ -250,3 +251,43 @@ def test_a_refused_submission_and_a_refused_retry_leave_no_images(tmp_path: Path
             assert [folder.name for folder in inputs.iterdir()] == [first], "the retry left a folder"
 
         asyncio.run(asyncio.wait_for(run(), WAIT_SECONDS))
+
+
+def test_a_retry_has_its_images_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    """The first submission is removed, with its images, before the retry of its retry runs on another server. That
+    server does not know the requests, and says so when it is asked for one more retry."""
+    with opened(tmp_path) as service:
+        inputs = service.out / "inputs"
+        service.keep_jobs_waiting()
+
+        async def cancelled_and_retried() -> list[str]:
+            app = application(service.pool, ServeSection(), service.out)
+
+            async def ask(method: str, path: str, value: Any = None) -> Any:
+                return await call(app, method, path, b"" if value is None else json.dumps(value).encode())
+
+            request = {"model": "shapes", "prompt": "a thing", "steps": 2, "image": png(), "strength": 0.5}
+            made = [(await ask("POST", "/api/jobs", {"requests": [request], "detached": True})).json["id"]]
+            for _ in range(2):
+                assert (await ask("DELETE", f"/api/jobs/{made[-1]}")).status < 300
+                while (await ask("GET", f"/api/jobs/{made[-1]}")).json["state"] != "ended":
+                    await asyncio.sleep(0.02)
+                made.append((await ask("POST", f"/api/jobs/{made[-1]}/retry")).json["id"])
+            return made
+
+        made = asyncio.run(asyncio.wait_for(cancelled_and_retried(), WAIT_SECONDS))
+        assert {folder.name for folder in inputs.iterdir()} == set(made)
+        for each in made[:-1]:
+            shutil.rmtree(inputs / each)
+
+        async def after_a_restart() -> None:
+            app = application(service.pool, ServeSection(), service.out)
+            refused = await call(app, "POST", f"/api/jobs/{made[0]}/retry")
+            assert refused.status == 409
+            assert f"submission {made[0]}: its requests are not known to this server" in refused.body.decode()
+            assert {folder.name for folder in inputs.iterdir()} == {made[-1]}
+
+        asyncio.run(asyncio.wait_for(after_a_restart(), WAIT_SECONDS))
+        assert sweep(service.pool, service.out) == []
+        service.new_controller()
+        assert service.pool.attach(made[-1]).wait(WAIT_SECONDS).succeeded == 1

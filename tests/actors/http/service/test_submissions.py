@@ -18,7 +18,7 @@ from modelpool.actors.http.native.native_api import end_json
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import output_of
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions
-from modelpool.actors.outputs.results.outcomes import JobFailure
+from modelpool.actors.outputs.results.outcomes import JobFailure, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress
 from modelpool.actors.request.requests import GenerateRequest
@@ -178,6 +178,20 @@ def test_a_lost_pool_ends_the_wait() -> None:
             await waiting
         assert submission.over
         assert submissions.unfinished("ann") == 0
+
+    run(work)
+
+
+def test_a_submission_that_only_a_lost_pool_knows_is_not_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reads 404 gives up; one that reads 503 asks again."""
+
+    async def work(submissions: Submissions, pool: OrderedPool) -> None:
+        def attach(submission_id: str) -> OrderedJobs:
+            raise PoolLost("the pool is gone")
+
+        monkeypatch.setattr(pool, "attach", attach, raising=False)
+        with pytest.raises(PoolLost):
+            await submissions.find("s77", "")
 
     run(work)
 
