@@ -16,6 +16,7 @@ OTHER_KINDS = {
     "pool/inference/pixels/latent_pixels.py": "VAEs",
     "pool/models/components/common/diffusers_private.py": "layouts of published files",
     "pool/models/components/common/vae_config_table.py": "VAEs",
+    "pool/models/components/diffusion/adapted_modules.py": "classes of diffusers that are replaced here",
     "pool/models/components/text/configs.py": "text encoders",
     "pool/models/components/text/text_encoder_classes.py": "text encoders",
     "pool/models/components/text/text_encoder_names.py": "text encoders",

@@ -21,6 +21,8 @@ from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.sampling_facts import (
+    NoiseKind,
+    Prediction,
     ReferenceMode,
     SamplingDefaults,
     SamplingFacts,
@@ -37,7 +39,7 @@ NOTHING = (None, None)
 
 
 class VisionPart(Enum):
-    """The vision part of a text encoder: whose it is."""
+    """The vision part of a text encoder, by its model."""
 
     QWEN_25 = "Qwen 2.5 VL"
     QWEN_3 = "Qwen 3 VL"
@@ -55,7 +57,7 @@ class TextVision:
     edit_names    pattern in the names of the models that were trained with reference images, if only some of the family
                   were; empty: all were
     numbered_names  the same, of the models that were trained with numbered images
-    part          whose vision part it is
+    part          the vision part that it must be
     """
 
     pipelines: Mapping[ReferenceMode, str]
@@ -280,6 +282,23 @@ class Family:
     options: OptionFacts = OptionFacts()
     distilled: SamplingFacts | None = None
     two_experts: TwoExperts | None = None
+
+    def __post_init__(self) -> None:
+        """Check what every family must state and `SamplingFacts` leaves open. Raises ValueError naming the field."""
+        found = (self.sampling, self.distilled, None if self.two_experts is None else self.two_experts.sampling)
+        for facts in (each for each in found if each is not None):
+            if facts.defaults is None:
+                raise ValueError(f"family {self.name}: sampling.defaults: found None, expected its defaults")
+            if facts.side_multiple < 1 or any(side % facts.side_multiple for side in self.size):
+                expected = f"a divisor of its size of {self.size[0]} x {self.size[1]} pixels"
+                raise ValueError(
+                    f"family {self.name}: sampling.side_multiple: found {facts.side_multiple}, expected {expected}"
+                )
+            if (facts.noise.kind is NoiseKind.FLOW) != (facts.prediction is Prediction.FLOW):
+                raise ValueError(
+                    f"family {self.name}: sampling.prediction: found {facts.prediction.value} with the noise "
+                    f"{facts.noise.kind.value}, expected flow with flow only"
+                )
 
     @property
     def required_inputs(self) -> frozenset[str]:

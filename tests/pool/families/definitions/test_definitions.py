@@ -18,6 +18,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.detection.signatures import SIGNATURES
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from scripts.write_families import read_tests
 from tests.pool.families.definitions.in_tables import families_in_tables, modules_with_tests
 from tests.pool.families.detection.published import (
@@ -50,6 +51,24 @@ def test_families_with_one_name_of_readings_read_alike() -> None:
     readings: dict[str, object] = {}
     for family in defined_families():
         assert readings.setdefault(family.readings_name, family.text.readings) == family.text.readings, family.name
+
+
+def test_a_family_must_state_how_it_samples() -> None:
+    """`SamplingFacts` have defaults for UNets: a family that forgets one of them is refused, with the field."""
+    family = next(
+        family for family in defined_families() if family.sampling.noise.kind is NoiseKind.FLOW and any(family.size)
+    )
+    for changes, field in (
+        ({"defaults": None}, "defaults"),
+        ({"side_multiple": 0}, "side_multiple"),
+        ({"side_multiple": 7}, "side_multiple"),
+        ({"prediction": Prediction.NOISE}, "prediction"),
+        ({"noise": NoiseFacts()}, "prediction"),
+    ):
+        wrong = dataclasses.replace(family.sampling, **changes)
+        for name in ("sampling", "distilled"):
+            with pytest.raises(ValueError, match=rf"family {family.name}: sampling\.{field}: found"):
+                dataclasses.replace(family, **{name: wrong})
 
 
 def test_families_of_one_class_support_the_same_options_of_its_blocks_and_positions() -> None:
