@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import FACTS
+from modelpool.pool.families.detection.vaes import FACTS, VaeFacts
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.models.components.common.infer_config import latents_with

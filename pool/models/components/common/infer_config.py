@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
+from modelpool.pool.families.detection.vaes import VaeFacts
 from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.two_stages import check_stage
 from modelpool.pool.families.parts.unet_facts import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH

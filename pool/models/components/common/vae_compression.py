@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import FACTS, HUNYUAN_IMAGE_REFINER, recognise_vae
+from modelpool.pool.families.detection.vaes import FACTS, HUNYUAN_IMAGE_REFINER, VaeFacts, recognise_vae
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS, MEASURES
 from modelpool.pool.models.components.common.vae_configs import Config
