@@ -27,8 +27,8 @@ from modelpool.pool.families import definitions as family_modules  # noqa: E402 
 from modelpool.pool.families.detection.layouts.signature import Signature  # noqa: E402
 from modelpool.pool.families.detection.signatures import SIGNATURES  # noqa: E402
 from modelpool.pool.families.detection.text_encoders import MEMBERS  # noqa: E402
-from modelpool.pool.families.parts.family import Family  # noqa: E402
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS  # noqa: E402
+from modelpool.pool.families.parts.located_family import LocatedFamily  # noqa: E402
 from modelpool.pool.families.supported import running_families  # noqa: E402
 from modelpool.pool.families.text_readings import readings_of  # noqa: E402
 from modelpool.pool.families.two_experts import TWO_EXPERTS  # noqa: E402
@@ -127,7 +127,7 @@ def _title(row: Signature) -> str:
     return row.title.removeprefix("the ")
 
 
-def _row(row: Signature, family: Family, proof: Proof) -> str:
+def _row(row: Signature, family: LocatedFamily, proof: Proof) -> str:
     defaults = family.sampling.defaults
     readings = readings_of(family.name)
     encoders = [r.encoder for r in readings] if readings else list(MEMBERS.get(family.name, ()))
@@ -144,7 +144,7 @@ def _row(row: Signature, family: Family, proof: Proof) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _pair_row(name: str, pair: Family) -> str:
+def _pair_row(name: str, pair: LocatedFamily) -> str:
     defaults, low = pair.sampling.defaults, pair.sampling.low_noise
     assert defaults is not None
     assert low is not None
@@ -160,7 +160,7 @@ def _pair_row(name: str, pair: Family) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _makes(family: Family) -> str:
+def _makes(family: LocatedFamily) -> str:
     if family.sampling.video is not None:
         return "layers of an image" if family.sampling.makes_layers else "video"
     return "image" if family.sampling.audio is None else "audio"
@@ -233,7 +233,7 @@ def _family(key: str, value: ast.expr) -> str:
     names = (info.name for info in pkgutil.iter_modules(family_modules.__path__))
     modules = (importlib.import_module(f"{family_modules.__name__}.{name}") for name in names)
     found = (getattr(module, first.id, None) for module in modules)
-    return next((each.name for each in found if isinstance(each, Family)), key)
+    return next((each.name for each in found if isinstance(each, LocatedFamily)), key)
 
 
 def _tables(module: ast.Module) -> Iterator[tuple[str, Mapping[str, ast.expr]]]:

@@ -14,7 +14,7 @@ pipeline of its authors.
 
 from __future__ import annotations
 
-from modelpool.pool.families.parts.video_facts import MASK_CHANNELS
+from modelpool.pool.families.parts.video_calls import MASK_CHANNELS
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 #: name of the control video in `ModelKwargs` (`pool.models.components.diffusion.architecture`)

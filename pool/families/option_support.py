@@ -7,8 +7,8 @@ from functools import cache
 from types import MappingProxyType
 
 from modelpool.pool.families.definitions import defined_families
+from modelpool.pool.families.parts.family import OptionFacts
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.families.teacache_facts import TEACACHE_FACTS
 from modelpool.pool.values.core.run_options import RUN_OPTIONS
 from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, ImageConcat, Prediction, SamplingFacts
 
@@ -16,43 +16,6 @@ from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, Imag
 _UNET = "UNet2DConditionModel"
 #: what needs levels of a UNet
 _UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale"})
-#: transformers whose blocks take and return tokens in a known form: options may skip them
-BLOCK_MODELS = frozenset(
-    {
-        "AuraFlowTransformer2DModel",
-        "BriaTransformer2DModel",
-        "ChromaTransformer2DModel",
-        "CogVideoXTransformer3DModel",
-        "CosmosTransformer3DModel",
-        "Flux2Transformer2DModel",
-        "FluxTransformer2DModel",
-        "HunyuanVideoTransformer3DModel",
-        "LTXVideoTransformer3DModel",
-        "Lumina2Transformer2DModel",
-        "MochiTransformer3DModel",
-        "PixArtTransformer2DModel",
-        "QwenImageTransformer2DModel",
-        "SD3Transformer2DModel",
-        "WanTransformer3DModel",
-        "ZImageTransformer2DModel",
-    }
-)
-#: transformers that are called with the positions of their patches, or count them in a module of their own
-ROPE_MODELS = frozenset(
-    {
-        "BriaTransformer2DModel",
-        "ChromaTransformer2DModel",
-        "Flux2Transformer2DModel",
-        "FluxTransformer2DModel",
-        "HunyuanVideo15Transformer3DModel",
-        "HunyuanVideoTransformer3DModel",
-        "OvisImageTransformer2DModel",
-        "WanTransformer3DModel",
-        "WanVACETransformer3DModel",
-    }
-)
-#: transformers of videos with sound that can be called without either reading the other
-ISOLATING_MODELS = frozenset({"LTX2VideoTransformer3DModel"})
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
     {
@@ -68,26 +31,26 @@ _GUIDED = frozenset(
 def supported_options(facts: SamplingFacts) -> frozenset[str]:
     """Return the names of the options that models of `facts` support."""
     found = set[str]()
-    architecture = _architecture(facts)
+    own = _option_facts().get(facts.model, OptionFacts())
     guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
     if facts.image_concat is ImageConcat.INSTEAD:  # one step, in which nothing is generated
         return frozenset()
-    if architecture == _UNET:
+    if not facts.model:  # a UNet that is called without a row of its own
         found |= _UNET_OPTIONS
         if facts.image_concat is None:
             found.add("tiled")
         if facts.image_concat is ImageConcat.PIXELS:
             found.discard("sag")  # its noisy image input belongs to the latent that is not blurred
-    if architecture in BLOCK_MODELS:
+    if own.skips_blocks:
         found |= {"slg", "fbcache", "block_scale"}
-    if facts.model in TEACACHE_FACTS and facts.low_noise is None:  # two experts are Wan 2.2
+    if own.teacache and facts.low_noise is None:  # two experts are Wan 2.2
         found.add("teacache")
-    if architecture in ROPE_MODELS:
+    if own.moves_positions:
         found.add("rope")
     has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
-    if architecture in ISOLATING_MODELS:
+    if own.isolates_sound:
         found.add("isolation")
     is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if is_plain and facts.prediction is Prediction.FLOW:
@@ -117,10 +80,6 @@ def _families_by_option() -> Mapping[str, tuple[str, ...]]:
 
 
 @cache
-def _architectures() -> Mapping[str, str]:
-    """Return the class of diffusers of each row of transformers."""
-    return MappingProxyType({family.name: family.module for family in defined_families()})
-
-
-def _architecture(facts: SamplingFacts) -> str:
-    return _architectures().get(facts.model, "") if facts.model else _UNET
+def _option_facts() -> Mapping[str, OptionFacts]:
+    """Return the facts about options of each transformer, by family."""
+    return MappingProxyType({family.name: family.options for family in defined_families()})

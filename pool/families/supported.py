@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 
@@ -10,7 +10,7 @@ from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 LIST = "docs/reference/families.md"
 
 
-def running_families() -> dict[str, Family]:
+def running_families() -> dict[str, LocatedFamily]:
     """Return the families that run, by the name that recognition returns."""
     return {family.name: family for family in (*FAMILIES, *VIDEO_UNETS)} | dict(TRANSFORMERS)
 

@@ -10,7 +10,7 @@ from modelpool.pool.families.parts.teacache import TeaCacheFacts
 
 #: by the name of a family; of several for one size, the first whose pixels suffice counts
 TEACACHE_FACTS: Mapping[str, tuple[TeaCacheFacts, ...]] = MappingProxyType(
-    {family.name: family.teacache for family in defined_families() if family.teacache}
+    {family.name: family.options.teacache for family in defined_families() if family.options.teacache}
 )
 
 

@@ -1,6 +1,6 @@
 """Readings of a prompt by each family's text encoders: templates, lengths, layers, masks. Torch-free.
 
-The modules of `pool.families.modules` define them, one row per set of text encoders; families that read a set
+The modules of `pool.families.definitions` define them, one row per set of text encoders; families that read a set
 differently have a row of their own.
 """
 

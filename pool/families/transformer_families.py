@@ -19,26 +19,19 @@ from modelpool.pool.families.detection.layouts.signature import Naming
 from modelpool.pool.families.detection.parts import split
 from modelpool.pool.families.detection.qwen_layout import qwen3_vision_config, qwen_vision_config
 from modelpool.pool.families.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.parts.definition import (
-    FamilyDefinition,
+from modelpool.pool.families.parts.family import (
+    Family,
     TextVision,
     VisionPart,
 )
-from modelpool.pool.families.parts.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.model_facts import ModelFacts
+from modelpool.pool.families.parts.located_family import SEEING_PARTS, Architecture, LocatedFamily, is_weight
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.family_facts import TextFacts
-from modelpool.pool.values.core.sampling_facts import (
-    AudioFacts,
-    ReferenceMode,
-    SamplingDefaults,
-    SamplingFacts,
-    VideoFacts,
-)
+from modelpool.pool.values.core.sampling_facts import ReferenceMode, SamplingFacts
 from modelpool.pool.values.specs.spec import Role
 
 #: roles of a model's text encoders, in the order of the members of its set
@@ -52,7 +45,7 @@ TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
 #: families whose text encoder is connected to the model by a part in its file
-_CONNECTED: Mapping[str, FamilyDefinition] = {
+_CONNECTED: Mapping[str, Family] = {
     family.name: family for family in defined_families() if family.text.connector is not None
 }
 #: tables of words in diffusion models that are their text encoders
@@ -78,143 +71,100 @@ def text_prefix(member: str) -> str:
     return f"text_encoders.{member}.transformer."
 
 
-def defined_family(definition: FamilyDefinition) -> Family:
-    """Return the family of a module of `pool.families.modules`."""
-    name, facts = definition.name, definition.facts
-    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text.vision is not None else set())
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.text.readings), strict=False))
-    connectors = [role for role, reading in zip(TEXT_ROLES, definition.text.readings, strict=False) if reading.connects]
-    connector = definition.text.connector
-    latent = LATENT_FORMATS[definition.latent]
-    words = definition.text.words.get(Naming.PUBLISHED)
-    return Family(
-        name=name,
-        title=definition.title,
+def usual_location(family: Family) -> LocatedFamily:
+    """Return `family` with the key prefixes that single files usually have, and all of its text encoders."""
+    sampling = _completed(family)
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in family.text.readings), strict=False))
+    connectors = [role for role, reading in zip(TEXT_ROLES, family.text.readings, strict=False) if reading.connects]
+    connector = family.text.connector
+    latent = LATENT_FORMATS[family.latent]
+    words = family.text.words.get(Naming.PUBLISHED)
+    detect = family.detect
+    return LocatedFamily(
+        name=family.name,
+        title=family.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
             **({} if connector is None else dict.fromkeys(connectors, connector.prefix)),
             **({} if words is None else {Role.TEXT_ENCODER: _MODEL_PREFIX + words}),
-            **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
+            **({} if sampling.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
             Role.VAE: _VAE_PREFIX,
         },
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
             **dict.fromkeys(connectors, Architecture.TEXT_CONNECTOR),
-            **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
+            **({} if sampling.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
-            if definition.build.seconds_model
+            if family.build.seconds_model
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
         },
         texts={role: TextFacts(encoder=member) for role, member in members.items()},
-        native_pixels=facts.width,
-        native_sides=(facts.width, facts.height),
+        native_pixels=family.size[0],
+        native_sides=family.size,
         scaling_factor=latent.scale,
-        latent_shift=latent.mean[0] if len(latent.mean) == 1 and definition.shifts_latent else 0.0,
-        shifts_latent=definition.shifts_latent,
+        latent_shift=latent.mean[0] if len(latent.mean) == 1 and family.shifts_latent else 0.0,
+        shifts_latent=family.shifts_latent,
         latent_means=latent.mean if len(latent.mean) > 1 else (),
         latent_deviations=latent.std if len(latent.mean) > 1 else (),
-        sampling=SamplingFacts(
-            prediction=facts.prediction,
-            noise=facts.noise,
-            model=name,
-            writes_tokens=any(reading.writes_tokens for reading in definition.text.readings),
-            words_negative=any(reading.negative_template for reading in definition.text.readings),
-            reads=frozenset(reads),
-            image_concat=definition.image_concat,
-            vision_use=facts.vision_use,
-            side_multiple=facts.side_multiple,
-            patch_side=facts.patch_side,
-            video=_video(facts),
-            audio=_audio(facts),
-            cfg_rescale=definition.cfg_rescale,
-            several_references=definition.several_references,
-            needs_reference="reference" in facts.reads,
-            reference_covers=definition.reference_covers,
-            learned_negative=facts.learned_negative,
-            reference_side=definition.reference_side,
-            defaults=SamplingDefaults(
-                *(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance, facts.image_cfg),
-                negative=facts.negative,
-                last_cfg=facts.last_cfg,
-            ),
-        ),
-        text_set=name,
+        sampling=sampling,
+        text_set=family.name,
         extra_prefixes={
-            **({Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {}),
-            **({Role.VAE: definition.sound_prefixes} if definition.sound_prefixes else {}),
-            **dict.fromkeys(connectors, _inside(definition, _MODEL_PREFIX)),
+            **({Role.DIFFUSION_MODEL: detect.extra_prefixes} if detect.extra_prefixes else {}),
+            **({Role.VAE: detect.sound_prefixes} if detect.sound_prefixes else {}),
+            **dict.fromkeys(connectors, _inside(family, _MODEL_PREFIX)),
         },
-        latent_format=definition.latent,
-        dtypes=definition.dtypes,
-        relative=name,
+        latent_format=family.latent,
+        dtypes=family.build.dtypes,
+        relative=family.name,
         inside=frozenset() if words is None else frozenset({Role.TEXT_ENCODER}),
-        companion=definition.companion,
+        companion=family.build.companion,
     )
 
 
-def _audio(facts: ModelFacts) -> AudioFacts | None:
-    if not facts.seconds:
-        return None
-    return AudioFacts(
-        facts.seconds,
-        facts.samples_per_second,
-        facts.cells,
-        most_seconds=facts.most_seconds,
-        cell_samples=facts.cell_samples,
-        peak=facts.peak,
+def _completed(family: Family) -> SamplingFacts:
+    """Return the sampling facts with what the name and the texts of `family` imply."""
+    return replace(
+        family.sampling,
+        model=family.name,
+        writes_tokens=any(reading.writes_tokens for reading in family.text.readings),
+        words_negative=any(reading.negative_template for reading in family.text.readings),
     )
 
 
-def _inside(definition: FamilyDefinition, prefix: str) -> tuple[str, ...]:
+def _inside(family: Family, prefix: str) -> tuple[str, ...]:
     """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
-    return (
-        () if definition.text.connector is None else tuple(prefix + part for part in definition.text.connector.inside)
-    )
+    return () if family.text.connector is None else tuple(prefix + part for part in family.text.connector.inside)
 
 
-def _video(facts: ModelFacts) -> VideoFacts | None:
-    if not facts.frame_multiple:
-        return None
-    return VideoFacts(
-        facts.frames,
-        facts.frame_multiple,
-        facts.frame_rate,
-        facts.begins,
-        ends=facts.ends,
-        cell=facts.cell_frames,
-        unseen=facts.unseen_cells,
-        layers=facts.layers,
-        sound=facts.sound,
-    )
-
-
-def _is_said(definition: FamilyDefinition) -> bool:
+def _is_said(family: Family) -> bool:
     """Return whether requests can provide all required inputs."""
-    reads_image = definition.image_concat is not None or definition.facts.begins is not None
+    sampling = family.sampling
+    reads_image = sampling.image_concat is not None or (
+        sampling.video is not None and sampling.video.begins is not None
+    )
     not_said = _NOT_SAID - {"image"} if reads_image else _NOT_SAID
-    return not not_said & set(definition.facts.reads)
+    return not not_said & family.required_inputs
 
 
 #: by the name that recognition returns
-TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
-    {definition.name: defined_family(definition) for definition in defined_families() if _is_said(definition)}
-    | dict(CASCADES)
+TRANSFORMERS: Mapping[str, LocatedFamily] = MappingProxyType(
+    {family.name: usual_location(family) for family in defined_families() if _is_said(family)} | dict(CASCADES)
 )
 
 
 #: distilled models that only the index of a folder identifies, by family
-DISTILLED: Mapping[str, Family] = MappingProxyType(
+DISTILLED: Mapping[str, LocatedFamily] = MappingProxyType(
     {
-        definition.name: defined_family(replace(definition, facts=definition.distilled))
-        for definition in defined_families()
-        if definition.distilled is not None
+        family.name: usual_location(replace(family, sampling=family.distilled))
+        for family in defined_families()
+        if family.distilled is not None
     }
 )
 
 
-def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> Family:
+def located(family: LocatedFamily, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family` with the prefixes of its components among `shapes`; its diffusion model was `found`.
 
     Missing components keep their default prefix, except optional text encoders, which are removed.
@@ -245,14 +195,14 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     return with_unconditional(with_text_vision(placed, shapes), shapes)
 
 
-def metadata_config(family: Family, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+def metadata_config(family: LocatedFamily, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the arguments of the class of the diffusion model that the `metadata` of a file states and no shape tells;
     empty for none."""
     read = _METADATA_CONFIGS.get(family.name)
     return {} if read is None else read(metadata)
 
 
-def with_unconditional(family: Family, shapes: Mapping[str, Shape]) -> Family:
+def with_unconditional(family: LocatedFamily, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family`, guided by the second model of its diffusion model if `shapes` has it."""
     if family.name not in UNCONDITIONAL:
         return family
@@ -270,8 +220,8 @@ def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:
 
 
 def with_text_vision(
-    family: Family, shapes: Mapping[str, Shape], vision_use: ReferenceMode = ReferenceMode.BY_NAME
-) -> Family:
+    family: LocatedFamily, shapes: Mapping[str, Shape], vision_use: ReferenceMode = ReferenceMode.BY_NAME
+) -> LocatedFamily:
     """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
     it.
 

@@ -15,18 +15,17 @@ from types import MappingProxyType
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.detection.parts import LOW_NOISE_PREFIX
-from modelpool.pool.families.parts.definition import FamilyDefinition, TwoExperts
-from modelpool.pool.families.parts.family import Family
-from modelpool.pool.families.transformer_families import defined_family
+from modelpool.pool.families.parts.family import Family, TwoExperts
+from modelpool.pool.families.parts.located_family import LocatedFamily
+from modelpool.pool.families.transformer_families import usual_location
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
-from modelpool.pool.values.core.sampling_facts import LowNoiseExpert
 from modelpool.pool.values.specs.spec import Role
 
 
-def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:
-    family = defined_family(replace(definition, facts=pair.facts))
+def _family(expert: Family, pair: TwoExperts) -> LocatedFamily:
+    family = usual_location(replace(expert, sampling=pair.sampling))
     before_vae: dict[Role, str] = {role: prefix for role, prefix in family.prefixes.items() if role is not Role.VAE}
     high = family.architectures[Role.DIFFUSION_MODEL]
     return replace(
@@ -34,21 +33,20 @@ def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:
         title=pair.title,
         prefixes={**before_vae, Role.DIFFUSION_MODEL_2: LOW_NOISE_PREFIX, Role.VAE: family.prefixes[Role.VAE]},
         architectures={**family.architectures, Role.DIFFUSION_MODEL_2: high},
-        sampling=replace(family.sampling, low_noise=LowNoiseExpert(pair.facts.boundary, pair.facts.low_cfg)),
     )
 
 
 #: by the name that recognition returns for each expert
-TWO_EXPERTS: Mapping[str, Family] = MappingProxyType(
+TWO_EXPERTS: Mapping[str, LocatedFamily] = MappingProxyType(
     {
-        definition.name: _family(definition, definition.two_experts)
-        for definition in defined_families()
-        if definition.two_experts is not None
+        family.name: _family(family, family.two_experts)
+        for family in defined_families()
+        if family.two_experts is not None
     }
 )
 
 
-def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> Family:
+def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> LocatedFamily:
     """Return the two-expert family of the high-noise expert `found` and of a low-noise expert with tensors of the
     shapes `second` (keys without prefix); `of` is the file of the latter.
 

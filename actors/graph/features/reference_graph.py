@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models
 NUMBERED_PIXELS, EDIT_STEP = 384**2, 32
-#: "edit" as a word of a name, not as a part of "credit" or "edited"
-_EDIT = r"(?:(?<![A-Za-z])(?i:edit)|(?<=[a-z])Edit|(?i:(?:qwen|image)edit))"
-_EDIT_NAMES = re.compile(rf"{_EDIT}(?![a-z])|{_EDIT}(?i:plus)")
-#: names of models trained with numbered images: Qwen-Image-Edit 2509 (year, month) and later ones
-_NUMBERED_NAMES = re.compile(
-    rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
-    rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
-)
-#: the family whose editing models read references and not `image`
-_QWEN_IMAGE = "qwen_image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +140,8 @@ def reference_mode(request: GenerateRequest, model: ModelRef, defaults: ModelDef
         return {}
     mode = facts.reference_mode
     if mode is ReferenceMode.BY_NAME:
-        mode = ReferenceMode.NUMBERED if _is_called(_NUMBERED_NAMES, request, model) else ReferenceMode.WHOLE
+        numbered = TEXT_VISION[facts.model].numbered_names
+        mode = ReferenceMode.NUMBERED if _is_called(numbered, request, model) else ReferenceMode.WHOLE
     if len(request.references) > 1 and not facts.writes_tokens:
         mode = ReferenceMode.NUMBERED
     return {"reference_as": mode.value}
@@ -159,20 +150,22 @@ def reference_mode(request: GenerateRequest, model: ModelRef, defaults: ModelDef
 def edit_model_warnings(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> Iterator[str]:
     """Yield the warning for a request that uses `image` with an editing model of this family, which reads
     `reference`; editing models of other families read `image`."""
-    if request.image is None or request.references or facts.model != _QWEN_IMAGE:
+    vision = TEXT_VISION.get(facts.model)
+    if request.image is None or request.references or vision is None or not vision.edit_names:
         return
-    if _is_called(_EDIT_NAMES, request, model):
+    if _is_called(vision.edit_names, request, model):
         yield (
             f"model {request.model!r} starts from image but does not read it as a reference; pass the image that an "
             "editing model works from as reference"
         )
 
 
-def _is_called(names: re.Pattern[str], request: GenerateRequest, model: ModelRef) -> bool:
-    """Whether one of `names` matches the name of a model, in the request, in the catalog, or of its file."""
+def _is_called(names: str, request: GenerateRequest, model: ModelRef) -> bool:
+    """Whether the pattern `names`, if there is one, matches the name of a model, in the request, in the catalog, or of
+    its file."""
     assembly = model.assembly
     file = "" if assembly is None else PurePath(assembly.diffusion_model or assembly.checkpoint).name
-    return any(map(names.search, (request.model, model.name, file)))
+    return names != "" and any(re.search(names, name) for name in (request.model, model.name, file))
 
 
 def _own_size(size: tuple[int, int], most: int, step: int) -> tuple[int, int]:

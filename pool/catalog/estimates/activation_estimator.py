@@ -40,7 +40,7 @@ from modelpool.pool.catalog.estimates.stage_peak_bytes import (
     with_image_prompts,
 )
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.two_stages import empty_text
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES

@@ -12,7 +12,7 @@ from torch import nn
 from modelpool.pool.catalog.estimates.activation_estimator import empty_conditioning
 from modelpool.pool.catalog.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.two_stages import prior_cells
 from modelpool.pool.models.components.text.connectors import connected, empty_states
 from modelpool.pool.models.loading.describe import native_size

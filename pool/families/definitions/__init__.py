@@ -12,10 +12,10 @@ import importlib
 import pkgutil
 from typing import TypeAlias
 
-from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.parts.unet_definition import UNetDefinition
 
-Definition: TypeAlias = FamilyDefinition | UNetDefinition
+Definition: TypeAlias = Family | UNetDefinition
 
 
 @functools.cache
@@ -28,9 +28,9 @@ def all_definitions() -> tuple[Definition, ...]:
 
 
 @functools.cache
-def defined_families() -> tuple[FamilyDefinition, ...]:
+def defined_families() -> tuple[Family, ...]:
     """Return those of them that are transformers."""
-    return tuple(family for family in all_definitions() if isinstance(family, FamilyDefinition))
+    return tuple(family for family in all_definitions() if isinstance(family, Family))
 
 
 @functools.cache

@@ -12,21 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import ACE_STEP_15
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameRule, NameSource
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +36,7 @@ _PEAK = 10.0 ** (-1.0 / 20.0)
 _RATE, _CELL_SAMPLES = 48000, 1920
 
 
-def _attention(reader: ShapeReader, layer: str, prefix: str = "") -> Arguments:
+def _attention(reader: fam.ShapeReader, layer: str, prefix: str = "") -> fam.Arguments:
     """The arguments that follow from the first layer of a stack."""
     head = reader.size(f"{layer}self_attn.norm_q.weight", 0, 1)
     return {
@@ -61,9 +48,9 @@ def _attention(reader: ShapeReader, layer: str, prefix: str = "") -> Arguments:
     }
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.AceStepTransformer1DModel`, and those of its condition encoder."""
-    reader, own = ShapeReader(shapes), f"{COMPANION}_"
+    reader, own = fam.ShapeReader(shapes), f"{COMPANION}_"
     lyrics, timbre = f"{COMPANION}.lyric_encoder.", f"{COMPANION}.timbre_encoder."
     projector = f"{COMPANION}.text_projector.weight"
     silence = f"{COMPANION}.{SILENCE}"
@@ -105,7 +92,7 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def prepare(module: nn.Module, shape_CL: tuple[int, ...], kwargs: ModelKwargs) -> tuple[dict[str, Tensor], Tensor]:
+def prepare(module: nn.Module, shape_CL: tuple[int, ...], kwargs: fam.ModelKwargs) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs of the steps: the context of lyrics, silence and caption, and the latent of silence; and the
     context of the learned state, which is as long.
 
@@ -120,7 +107,7 @@ def prepare(module: nn.Module, shape_CL: tuple[int, ...], kwargs: ModelKwargs) -
     return {**others, "context": context_BLD, "source": source_BCL}, null_1LD.expand_as(context_BLD)
 
 
-def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise minus clean latent. Inputs that are not prepared, as those of dry runs, are prepared first."""
     import torch
 
@@ -130,7 +117,7 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
     # all of the audio is generated
     told_BCL = torch.cat((source_BCL, torch.ones_like(source_BCL)), dim=1)
     level_B = level_B.to(x_BCL.dtype)
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCL.transpose(1, 2),
             timestep=level_B,
@@ -146,70 +133,78 @@ def _without_part(base: str) -> str:
     return base.removeprefix(_MODEL_PART)
 
 
-_FACTS = audio_facts(
-    NoiseFacts(NoiseKind.FLOW, shift=3.0),
-    Guidance.PROJECTED,
-    prediction=Prediction.FLOW,
-    level=Level.SHARE,
-    cfg=7.0,
-    steps=50,
-    reads=("context", "lyrics"),
-    seconds=60.0,
-    most_seconds=600.0,
-    samples_per_second=_RATE,
-    cell_samples=_CELL_SAMPLES,
-    peak=_PEAK,
+_SAMPLING = fam.SamplingFacts(
+    fam.Prediction.FLOW,
+    noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+    reads=frozenset({"context", "lyrics"}),
+    side_multiple=1,
     learned_negative=True,
-    sources="diffusers' AceStepPipeline; steps as its authors recommend for base and SFT models, 8 for turbo ones",
+    audio=fam.AudioFacts(
+        seconds=60.0,
+        samples_per_second=_RATE,
+        cells=0,
+        most_seconds=600.0,
+        cell_samples=_CELL_SAMPLES,
+        peak=_PEAK,
+    ),
+    defaults=fam.SamplingDefaults(
+        steps=50, cfg=7.0, sampler="euler", schedule="simple", guidance=fam.Guidance.PROJECTED
+    ),
 )
-
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ace_step_15",
         title="ACE-Step 1.5",
-        layout=ACE_STEP_15,
-        when=anything,
-        comfyui="ACEStep15",
-        build=ModelBuild("AceStepTransformer1DModel", config, convert, forward, prepare=prepare),
-        companion=COMPANION,
-        latent="ace_step_15",
-        text=TextInputs(
+        detect=fam.Detection(ACE_STEP_15, fam.anything, "ACEStep15"),
+        build=fam.ModelBuild(
+            "AceStepTransformer1DModel",
+            config,
+            convert,
+            forward,
+            prepare=prepare,
+            dtypes=fam.NO_FLOAT16,
+            companion=COMPANION,
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3_06b",
                     1024,
                     "# Instruction\nFill the audio semantic mask based on the given conditions:\n\n# Caption\n{}"
                     "<|endoftext|>\n",
                     most_tokens=256,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             ),
-            lyrics=Reading(
+            lyrics=fam.Reading(
                 "qwen3_06b",
                 1024,
                 "{}<|endoftext|>",
                 most_tokens=2048,
-                padding=Padding.DROPPED,
+                padding=fam.Padding.DROPPED,
                 layers=(0,),
                 has_weights=False,
             ),
         ),
-        facts=_FACTS,
-        distilled=replace(_FACTS, guidance=Guidance.NONE, cfg=1.0, steps=8),
-        folder=DiffusersFolder(
+        latent="ace_step_15",
+        sampling=_SAMPLING,
+        distilled=replace(
+            _SAMPLING, defaults=fam.defaults_like(_SAMPLING, steps=8, cfg=1.0, guidance=fam.Guidance.NONE)
+        ),
+        size=(0, 0),
+        sources="diffusers' AceStepPipeline; steps as its authors recommend for base and SFT models, 8 for turbo ones",
+        folder=fam.DiffusersFolder(
             "AceStepPipeline",
             distilled_entries={"is_turbo": True, "model_version": "turbo"},
             scheduler_entries={"num_train_timesteps": 1, "shift": 1.0},
             own_levels=True,
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=LoraNaming(
+        lora=fam.LoraNaming(
             (
-                *TRANSFORMER.rules,
+                *fam.TRANSFORMER.rules,
                 # trainers of its authors adapt the diffusion model alone, whose name is a part of the file's
-                NameRule("base_model.model.", NameSource.CHECKPOINT, transform=_without_part),
-                NameRule("", NameSource.CHECKPOINT, transform=_without_part),
+                fam.NameRule("base_model.model.", fam.NameSource.CHECKPOINT, transform=_without_part),
+                fam.NameRule("", fam.NameSource.CHECKPOINT, transform=_without_part),
             )
         ),
     ),

@@ -9,21 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,14 +24,14 @@ _TOKENS = 512
 _FIRST_BETA, _LAST_BETA = 0.0001, 0.02
 
 
-def is_allegro(found: Config) -> bool:
+def is_allegro(found: fam.Config) -> bool:
     """Return whether a model with these sizes, and the names of PixArt, is an Allegro that reads texts alone."""
     hidden, channels = found["hidden_size"], found["in_channels"]
     has_heads = isinstance(hidden, int) and hidden % _HEAD == 0 and hidden != _PIXART
     return has_heads and found.get("out_channels") == channels and not found.get("reads_frames")
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.AllegroTransformer3DModel`. Those that scale positions are the published ones."""
     sizes: dict[str, Any] = dict(found)
     return {
@@ -59,15 +46,15 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the noise."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCTHW,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context"),
             timestep=level_B,
-            image_rotary_emb=_rotary(config_of(module), x_BCTHW),
+            image_rotary_emb=_rotary(fam.config_of(module), x_BCTHW),
             return_dict=False,
         )
     )
@@ -97,40 +84,42 @@ def _rotary(own: Any, x_BCTHW: Tensor) -> tuple[Any, Tensor]:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="allegro",
         title="Allegro",
-        layout=PIXART,
-        when=is_allegro,
-        comfyui="",
-        build=ModelBuild("AllegroTransformer3DModel", config, unchanged(), forward),
+        detect=fam.Detection(PIXART, is_allegro, ""),
+        build=fam.ModelBuild(
+            "AllegroTransformer3DModel",
+            config,
+            fam.unchanged(),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
+            (fam.fixed_length("t5xxl", _TOKENS, cleaning=fam.Cleaning.LOWERED, is_masked=True, mask=fam.MaskMode.REAL),)
+        ),
         latent="allegro",
-        text=TextInputs(
-            (fixed_length("t5xxl", _TOKENS, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),)
+        sampling=fam.SamplingFacts(
+            fam.Prediction.NOISE,
+            noise=fam.NoiseFacts(fam.NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            video=fam.VideoFacts(
+                # the published 88 are as many latent frames
+                frames=85,
+                multiple=4,
+                rate=15.0,
+            ),
+            defaults=fam.SamplingDefaults(
+                steps=100, cfg=7.5, sampler="euler_ancestral", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        facts=image_timesteps(
-            Prediction.NOISE,
-            NoiseFacts(NoiseKind.LINEAR, beta_start=_FIRST_BETA, beta_end=_LAST_BETA),
-            Guidance.CLASSIFIER_FREE,
-            cfg=7.5,
-            steps=100,
-            width=1280,
-            height=720,
-            # the published 88 are as many latent frames
-            frames=85,
-            frame_multiple=4,
-            frame_rate=15.0,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' AllegroPipeline; rhymes-ai/Allegro",
-        ),
-        schedule="normal",
-        sampler="euler_ancestral",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder(
+        size=(1280, 720),
+        sources="diffusers' AllegroPipeline; rhymes-ai/Allegro",
+        folder=fam.DiffusersFolder(
             "AllegroPipeline",
-            scheduler=SchedulerFacts(
+            scheduler=fam.SchedulerFacts(
                 "EulerAncestralDiscreteScheduler",
                 {
                     "beta_start": _FIRST_BETA,
@@ -141,5 +130,6 @@ FAMILIES = (
                 },
             ),
         ),
+        lora=fam.TRANSFORMER,
     ),
 )

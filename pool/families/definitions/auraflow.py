@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,43 +12,43 @@ if TYPE_CHECKING:
 #: width of a head, which no tensor tells. Source: the published code
 _HEAD = 256
 
-_LAYOUT = Layout(
+_LAYOUT = fam.Layout(
     "AuraFlow",
     (
-        published(
+        fam.published(
             "double_layers.0.attn.w1q.weight",
-            measure=sizes(
-                in_channels=dim("init_x_linear.weight", 1, divide=PATCH),
-                hidden_size=dim("init_x_linear.weight", 0),
-                max_seq=maybe("positional_encoding", 1, 3),
-                cond_seq_dim=dim("cond_seq_linear.weight", 1),
-                n_double_layers=count("double_layers."),
-                n_layers=count("double_layers.", "single_layers."),
+            measure=fam.sizes(
+                in_channels=fam.dim("init_x_linear.weight", 1, divide=fam.PATCH),
+                hidden_size=fam.dim("init_x_linear.weight", 0),
+                max_seq=fam.maybe("positional_encoding", 1, 3),
+                cond_seq_dim=fam.dim("cond_seq_linear.weight", 1),
+                n_double_layers=fam.count("double_layers."),
+                n_layers=fam.count("double_layers.", "single_layers."),
             ),
         ),
-        diffusers(
+        fam.diffusers(
             "joint_transformer_blocks.0.attn.add_k_proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, divide=PATCH),
-                hidden_size=dim("pos_embed.proj.weight", 0),
-                max_seq=maybe("pos_embed.pos_embed", 1, 3),
-                cond_seq_dim=dim("context_embedder.weight", 1),
-                n_double_layers=count("joint_transformer_blocks."),
-                n_layers=count("joint_transformer_blocks.", "single_transformer_blocks."),
+            measure=fam.sizes(
+                in_channels=fam.dim("pos_embed.proj.weight", 1, divide=fam.PATCH),
+                hidden_size=fam.dim("pos_embed.proj.weight", 0),
+                max_seq=fam.maybe("pos_embed.pos_embed", 1, 3),
+                cond_seq_dim=fam.dim("context_embedder.weight", 1),
+                n_double_layers=fam.count("joint_transformer_blocks."),
+                n_layers=fam.count("joint_transformer_blocks.", "single_transformer_blocks."),
             ),
         ),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.AuraFlowTransformer2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden = measured["hidden_size"]
     head = min(hidden, _HEAD)
     return {
         "in_channels": measured["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // PATCH,
+        "out_channels": shapes["proj_out.weight"][0] // fam.PATCH,
         "num_mmdit_layers": measured["n_double_layers"],
         "num_single_dit_layers": measured["n_layers"] - measured["n_double_layers"],
         "attention_head_dim": head,
@@ -73,10 +59,10 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. States of padding are zeros."""
     context, mask = kwargs["context"], kwargs.get("context_mask")
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=context if mask is None else context * mask[..., None],
@@ -87,29 +73,34 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="auraflow",
         title="AuraFlow",
-        layout=_LAYOUT,
-        when=anything,
-        comfyui="AuraFlow",
-        build=ModelBuild("AuraFlowTransformer2DModel", config, "auraflow", forward),
+        detect=fam.Detection(_LAYOUT, fam.anything, "AuraFlow"),
+        build=fam.ModelBuild(
+            "AuraFlowTransformer2DModel",
+            config,
+            "auraflow",
+            forward,
+            dtypes=fam.HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
+            (fam.fixed_length("t5xl", 256, 2048, is_masked=True, padding=fam.Padding.ZEROED),), set_name="aura_flow"
+        ),
         latent="sdxl",
-        text=TextInputs(
-            (fixed_length("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),), set_name="aura_flow"
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=1.73),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.73),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.5,
-            steps=50,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
-        ),
-        schedule="normal",
-        dtypes=HALF_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("AuraFlowPipeline"),
+        sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
+        folder=fam.DiffusersFolder("AuraFlowPipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(skips_blocks=True),
     ),
 )

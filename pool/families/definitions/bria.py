@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,12 +16,12 @@ if TYPE_CHECKING:
 _TOKENS = 128
 
 
-def is_bria(found: Config) -> bool:
+def is_bria(found: fam.Config) -> bool:
     """Return whether a model with these sizes is Bria: no pooled text, and not one of the others without one."""
     return found.get("vec_in_dim") is None and not found.get("yak_mlp") and not is_longcat(found)
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.BriaTransformer2DModel`. The positions of its heads have no first coordinate, as in
     the published configuration."""
     arguments, head = flux.block_arguments(found, shapes)
@@ -44,49 +32,52 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have no position."""
     return flux.call_with_text_positions(
-        module, x_BCHW, level_B * TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
+        module, x_BCHW, level_B * fam.TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
     )
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="bria",
         title="Bria 3",
-        layout=FLUX,
-        when=is_bria,
-        comfyui="",
-        build=ModelBuild(
-            "BriaTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+        detect=fam.Detection(FLUX, is_bria, ""),
+        build=fam.ModelBuild(
+            "BriaTransformer2DModel",
+            config,
+            flux.names_of_diffusers("time_embed.timestep_embedder"),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
         ),
-        latent="sdxl",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
                 # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
-                Reading(
+                fam.Reading(
                     "t5xxl",
                     4096,
                     is_optional=True,
                     least_tokens=_TOKENS,
                     most_tokens=_TOKENS,
                     is_masked=True,
-                    padding=Padding.ZEROED,
+                    padding=fam.Padding.ZEROED,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=30,
-            reads=("context",),
-            sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
+        latent="sdxl",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=1.0),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=30, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("BriaPipeline", shifts_by_size=False),
+        sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
+        folder=fam.DiffusersFolder("BriaPipeline", shifts_by_size=False),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
     ),
 )

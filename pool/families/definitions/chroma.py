@@ -6,44 +6,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import CHROMA
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.ChromaTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
         "in_channels": sizes["in_channels"],
         "out_channels": sizes["out_channels"],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
         "approximator_num_channels": sizes["in_dim"],
         "approximator_hidden_dim": sizes["hidden_dim"],
         "approximator_layers": sizes["n_layers"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The mask hides words, as in training; diffusers' pipeline converts it to floats that
     attention adds, so that it hides none."""
     import torch
@@ -52,7 +37,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     mask = kwargs.get("context_mask")
     if mask is not None:
         mask = torch.cat((mask, mask.new_ones(rows.shape[:2])), dim=1)
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -67,35 +52,37 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="chroma",
         title="Chroma",
-        layout=CHROMA,
-        when=anything,
-        comfyui="Chroma",
-        build=ModelBuild(
+        detect=fam.Detection(CHROMA, fam.anything, "Chroma"),
+        build=fam.ModelBuild(
             "ChromaTransformer2DModel",
             config,
-            LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
+            fam.LayoutNames("chroma", cuts=fam.single_block_cuts("txt_in.weight"), older=fam.scale_of_norm),
             forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
+            # ComfyUI drops all padding but one token; here the mask hides it
+            (fam.fixed_length("t5xxl", 512, is_masked=True, mask=fam.MaskMode.ONE_MORE),)
         ),
         latent="flux",
-        text=TextInputs(
-            # ComfyUI drops all padding but one token; here the mask hides it
-            (fixed_length("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),)
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=35, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=35,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
+        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
+        folder=fam.DiffusersFolder(
+            "ChromaPipeline", entries={"image_encoder": fam.NOTHING, "feature_extractor": fam.NOTHING}
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
         lora=flux.LORA,
-        folder=DiffusersFolder("ChromaPipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}),
+        options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
     ),
 )

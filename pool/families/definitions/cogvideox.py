@@ -15,28 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import ModelFacts, image_timesteps
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.families.parts.video_facts import fixed_extent, joined
+from modelpool.pool.families.parts import vocabulary as fam
+from modelpool.pool.families.parts.video_calls import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +42,7 @@ _THETA = 10000.0
 _TABLE = "patch_embed.pos_embedding"
 
 #: the names of single files, which are ComfyUI's
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("patch_embed.", "patch_embed."),
         ("time_embedding_linear_1.", "time_embedding.linear_1."),
@@ -86,7 +68,7 @@ _NAMES = LayoutTable(
 )
 #: the names of the files of the original code, in the folders of a block. Source: the key lists in diffusers'
 #: convert_cogvideox_to_diffusers.py
-_ORIGINAL = LayoutTable(
+_ORIGINAL = fam.LayoutTable(
     outer=(
         ("mixins.patch_embed.", "patch_embed."),
         ("mixins.pos_embed.pos_embedding", "patch_embed.pos_embedding"),
@@ -141,7 +123,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _ORIGINAL.convert(named) | modulations
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogVideoXTransformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
     has_table, patch_frames = _TABLE in shapes, sizes["patch_frames"]
@@ -187,9 +169,9 @@ def _table_sides(shape: tuple[int, ...]) -> tuple[int, int, int]:
     )
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity. Raises UnusableField for another size than that of a table of positions."""
-    own = config_of(module)
+    own = fam.config_of(module)
     more: dict[str, Tensor] = {}
     if own.ofs_embed_dim:
         # images were divided by the scale of latents in its training, instead of multiplied
@@ -204,7 +186,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     rotary = None
     if own.use_rotary_positional_embeddings:
         rotary = _rotary(own, frames, rows // own.patch_size, columns // own.patch_size, x_BCTHW.device)
-    out_BTCHW = sample_of(
+    out_BTCHW = fam.sample_of(
         module(
             hidden_states=x_BTCHW,
             encoder_hidden_states=kwargs["context"],
@@ -253,45 +235,36 @@ def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tupl
     return angles.cos(), angles.sin()
 
 
-def _having(channels: int, patch_frames: int, *, small: bool = False) -> Condition:
-    def condition(found: Config) -> bool:
+def _having(channels: int, patch_frames: int, *, small: bool = False) -> fam.Condition:
+    def condition(found: fam.Config) -> bool:
         sizes = found["in_channels"], found["patch_frames"], found["num_heads"] == _SMALL_HEADS
         return sizes == (channels, patch_frames, small)
 
     return condition
 
 
-def _reads_offset(found: Config) -> bool:
+def _reads_offset(found: fam.Config) -> bool:
     """Return whether a model with these sizes is version 1.5 and reads an image, and is no relative of it."""
     return _having(2 * _CHANNELS, 2)(found) and bool(found["reads_offset"])
 
 
-def _learned(found: Config) -> bool:
+def _learned(found: fam.Config) -> bool:
     """Return whether a model with these sizes reads an image, and has a table of positions."""
     return found["in_channels"] == 2 * _CHANNELS and found["patch_frames"] == 1 and bool(found["learned_positions"])
 
 
-def _follows(*, small: bool) -> Condition:
+def _follows(*, small: bool) -> fam.Condition:
     """Return the condition of a model that reads the latent of a video, and computes its positions."""
     sizes = _having(2 * _CHANNELS, 1, small=small)
     return lambda found: sizes(found) and not found["learned_positions"]
 
 
-def _facts(shift: float, **more: Any) -> ModelFacts:
-    usual = {
-        "cfg": 6.0, "steps": 50, "width": _WIDTH, "height": _HEIGHT, "frames": _FRAMES, "frame_multiple": _PAIR,
-        "cell_frames": _CELL_FRAMES, "frame_rate": 8.0, "reads": ("context",),
-    }  # fmt: skip
-    return image_timesteps(
-        Prediction.VELOCITY,
-        NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift),
-        Guidance.CLASSIFIER_FREE,
-        **{**usual, **more},
-    )
+def _noise(shift: float) -> fam.NoiseFacts:
+    return fam.NoiseFacts(fam.NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift)
 
 
-def _scheduler(shift: float) -> SchedulerFacts:
-    return SchedulerFacts(
+def _scheduler(shift: float) -> fam.SchedulerFacts:
+    return fam.SchedulerFacts(
         "CogVideoXDDIMScheduler",
         {
             "beta_start": 0.00085,
@@ -310,9 +283,9 @@ def _scheduler(shift: float) -> SchedulerFacts:
 _PURE_NOISE = 1e5
 #: channels of latents, and their scale
 _CHANNELS = 16
-_SCALE = LATENT_FORMATS["cogvideox"].scale
+_SCALE = fam.LATENT_FORMATS["cogvideox"].scale
 _SMALL_SHIFT, _LARGE_SHIFT = 3.0, 1.0
-_LAYOUT_NAMES = LayoutNames(
+_LAYOUT_NAMES = fam.LayoutNames(
     "cogvideox",
     # positions that the model computes, and tables of the language model that it was made from
     without=("mixins.pos_embed.freqs_", "transformer.word_embeddings", "transformer.position_embeddings"),
@@ -320,61 +293,76 @@ _LAYOUT_NAMES = LayoutNames(
 )
 
 
-def _teacache(*coefficients: float) -> tuple[TeaCacheFacts, ...]:
-    return (TeaCacheFacts(coefficients, 0.1, of_vector=True),)
+def _teacache(*coefficients: float) -> tuple[fam.TeaCacheFacts, ...]:
+    return (fam.TeaCacheFacts(coefficients, 0.1, of_vector=True),)
 
 
-_LARGE = FamilyDefinition(
+_LARGE = fam.Family(
     name="cogvideox",
     title="CogVideoX 5B",
-    layout=COGVIDEOX,
-    when=_having(_CHANNELS, 1),
-    comfyui="CogVideoX_T2V",
-    build=ModelBuild("CogVideoXTransformer3DModel", config, _LAYOUT_NAMES, forward),
+    detect=fam.Detection(COGVIDEOX, _having(_CHANNELS, 1), "CogVideoX_T2V"),
+    build=fam.ModelBuild(
+        "CogVideoXTransformer3DModel",
+        config,
+        _LAYOUT_NAMES,
+        forward,
+        dtypes=fam.BFLOAT16_FIRST,
+    ),
+    text=fam.TextInputs((fam.fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
     latent="cogvideox",
-    text=TextInputs((fixed_length("t5xxl", _TOKENS),), set_name="cogvideox"),
-    facts=_facts(_LARGE_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b"),
-    schedule="trailing",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
-    teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
+        noise=_noise(_LARGE_SHIFT),
+        reads=frozenset({"context"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=_FRAMES, multiple=_PAIR, rate=8.0, cell=_CELL_FRAMES),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(_WIDTH, _HEIGHT),
+    sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b",
+    folder=fam.DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(
+        teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
+        skips_blocks=True,
+    ),
 )
-
-_SIZES_15: dict[str, Any] = {
-    "width": _WIDTH_15, "height": _HEIGHT_15, "frames": _FRAMES_15, "frame_rate": 16.0, "unseen_cells": 1,
-}  # fmt: skip
 
 _SMALL = replace(
     _LARGE,
     name="cogvideox_2b",
     title="CogVideoX 2B",
-    when=_having(_CHANNELS, 1, small=True),
+    detect=replace(_LARGE.detect, when=_having(_CHANNELS, 1, small=True)),
     build=replace(
         _LARGE.build,
         # its code keeps the sines that the model computes in a parameter, which is not trained
         convert=replace(_LAYOUT_NAMES, without=(*_LAYOUT_NAMES.without, "mixins.pos_embed.pos_embedding")),
+        dtypes=fam.HALF_FIRST,
     ),
     latent="cogvideox_2b",
-    facts=_facts(_SMALL_SHIFT, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b"),
-    dtypes=HALF_FIRST,
+    sampling=replace(_LARGE.sampling, noise=_noise(_SMALL_SHIFT)),
+    sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b",
     folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
-    teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
+    options=replace(
+        _LARGE.options,
+        teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),
+    ),
 )
 
 
-def _following(base: FamilyDefinition, name: str, title: str, small: bool, source: str) -> FamilyDefinition:
+def _following(base: fam.Family, name: str, title: str, small: bool, source: str) -> fam.Family:
     """Return the model that follows a video, with the sizes of `base`."""
-    sources = f"diffusers' CogVideoXFunControlPipeline; {source}"
     return replace(
         base,
         name=name,
         title=title,
-        when=_follows(small=small),
-        comfyui="CogVideoX_I2V",
-        facts=replace(base.facts, reads=("context", "followed"), sources=sources),
+        detect=replace(base.detect, when=_follows(small=small), comfyui="CogVideoX_I2V"),
+        sampling=replace(base.sampling, reads=frozenset({"context", "followed"})),
+        sources=f"diffusers' CogVideoXFunControlPipeline; {source}",
         folder=replace(base.folder, pipeline="CogVideoXFunControlPipeline"),
-        teacache=(),
+        options=replace(base.options, teacache=()),
     )
 
 
@@ -391,40 +379,50 @@ FAMILIES = (
         _LARGE,
         name="cogvideox_i2v",
         title="CogVideoX image-to-video",
-        when=_learned,
-        comfyui="CogVideoX_I2V",
-        facts=_facts(
-            _LARGE_SHIFT,
-            reads=("context", "image"),
-            begins=FirstFrameMode.FIRST_CELL,
-            sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
+        detect=replace(_LARGE.detect, when=_learned, comfyui="CogVideoX_I2V"),
+        sampling=replace(
+            _LARGE.sampling,
+            reads=frozenset({"context", "image"}),
+            video=fam.video_like(_LARGE.sampling, begins=fam.FirstFrameMode.FIRST_CELL),
         ),
+        sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX-5b-I2V",
         folder=replace(_LARGE.folder, pipeline="CogVideoXImageToVideoPipeline"),
     ),
     replace(
         _LARGE,
         name="cogvideox_15",
         title="CogVideoX 1.5",
-        when=_having(_CHANNELS, 2),
-        facts=_facts(_LARGE_SHIFT, **_SIZES_15, sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B"),
-        teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
+        detect=replace(_LARGE.detect, when=_having(_CHANNELS, 2)),
+        sampling=replace(
+            _LARGE.sampling, video=fam.video_like(_LARGE.sampling, frames=_FRAMES_15, rate=16.0, unseen=1)
+        ),
+        size=(_WIDTH_15, _HEIGHT_15),
+        sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX1.5-5B",
+        options=replace(
+            _LARGE.options,
+            teacache=_teacache(2.50210439e02, -1.65061612e02, 3.57804877e01, -7.81551492e-01, 3.58559703e-02),
+        ),
     ),
     replace(
         _LARGE,
         name="cogvideox_15_i2v",
         title="CogVideoX 1.5 image-to-video",
-        when=_reads_offset,
+        detect=replace(_LARGE.detect, when=_reads_offset, comfyui="CogVideoX_I2V"),
+        sampling=replace(
+            _LARGE.sampling,
+            reads=frozenset({"context", "image"}),
+            video=fam.video_like(
+                _LARGE.sampling, frames=_FRAMES_15, rate=16.0, begins=fam.FirstFrameMode.FIRST_CELL, unseen=1
+            ),
+        ),
+        size=(_WIDTH_15, _HEIGHT_15),
+        sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
         folder=replace(
             _LARGE.folder, pipeline="CogVideoXImageToVideoPipeline", vae_entries={"invert_scale_latents": True}
         ),
-        comfyui="CogVideoX_I2V",
-        facts=_facts(
-            _LARGE_SHIFT,
-            **_SIZES_15,
-            reads=("context", "image"),
-            begins=FirstFrameMode.FIRST_CELL,
-            sources="diffusers' CogVideoXImageToVideoPipeline; THUDM/CogVideoX1.5-5B-I2V",
+        options=replace(
+            _LARGE.options,
+            teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
         ),
-        teacache=_teacache(1.22842302e02, -1.04088754e02, 2.62981677e01, -3.06009921e-01, 3.71213220e-02),
     ),
 )

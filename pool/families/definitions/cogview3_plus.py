@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,12 +21,12 @@ _TOKENS = 224
 _SHIFT, _PURE_NOISE = 4.0, 1e5
 
 
-def is_version_3(found: Config) -> bool:
+def is_version_3(found: fam.Config) -> bool:
     """Return whether a model with these sizes is a CogView 3+."""
     return cogview4.is_older(found) and found["in_channels"] == cogview4.CHANNELS
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogView3PlusTransformer2DModel`."""
     arguments = cogview4.config(found, shapes)
     hidden = arguments["attention_head_dim"] * arguments["num_attention_heads"]
@@ -47,37 +34,39 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {**arguments, "attention_head_dim": head, "num_attention_heads": hidden // head}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity."""
     return cogview4.call(module, x_BCHW, level_B, kwargs["context"], output_size(x_BCHW, kwargs))
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="cogview3_plus",
         title="CogView 3+",
-        layout=COGVIEW,
-        when=is_version_3,
-        comfyui="",
-        build=ModelBuild("CogView3PlusTransformer2DModel", config, unchanged("patch_embed.pos_embed"), forward),
-        latent="cogview4",
-        text=TextInputs((fixed_length("t5xxl", _TOKENS, is_optional=True),)),
-        facts=image_timesteps(
-            Prediction.VELOCITY,
-            NoiseFacts(NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context",),
-            may_read=("size",),
-            sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
+        detect=fam.Detection(COGVIEW, is_version_3, ""),
+        build=fam.ModelBuild(
+            "CogView3PlusTransformer2DModel",
+            config,
+            fam.unchanged("patch_embed.pos_embed"),
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"size"}),
         ),
-        schedule="trailing",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder(
+        text=fam.TextInputs((fam.fixed_length("t5xxl", _TOKENS, is_optional=True),)),
+        latent="cogview4",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            noise=fam.NoiseFacts(fam.NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=_SHIFT),
+            reads=frozenset({"context", "size"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
+        folder=fam.DiffusersFolder(
             "CogView3PlusPipeline",
-            scheduler=SchedulerFacts(
+            scheduler=fam.SchedulerFacts(
                 "CogVideoXDDIMScheduler",
                 {
                     "beta_start": 0.00085,
@@ -91,5 +80,6 @@ FAMILIES = (
                 },
             ),
         ),
+        lora=fam.TRANSFORMER,
     ),
 )

@@ -11,23 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.video_facts import joined
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
-from modelpool.pool.values.core.shift_by_size import ShiftByRoot
+from modelpool.pool.families.parts.video_calls import joined
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,9 +29,9 @@ _CONDITIONS = 6
 #: largest error of a timestep that is computed from its level
 _ROUNDING = 2e-3
 #: grows with the size of the image
-SHIFT = ShiftByRoot(256, 0.25, 0.75)
+SHIFT = fam.ShiftByRoot(256, 0.25, 0.75)
 #: the scheduler of its folders, with that shift
-SCHEDULER = SchedulerFacts(
+SCHEDULER = fam.SchedulerFacts(
     "FlowMatchEulerDiscreteScheduler",
     {
         "use_dynamic_shifting": True,
@@ -62,7 +48,7 @@ _MULTIPLE = 16
 _PATCH = 2
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CogView4Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, channels = sizes["hidden_size"], sizes["in_channels"]
@@ -80,23 +66,23 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def is_version_4(found: Config) -> bool:
+def is_version_4(found: fam.Config) -> bool:
     """Return whether a model with these sizes is neither a CogView 3+ nor one that reads an image."""
     return not is_older(found) and found["in_channels"] == CHANNELS
 
 
-def follows_image(found: Config) -> bool:
+def follows_image(found: fam.Config) -> bool:
     """Return whether a model with these sizes is a CogView 4 that reads an image."""
     return not is_older(found) and found["in_channels"] == 2 * CHANNELS
 
 
-def is_older(found: Config) -> bool:
+def is_older(found: fam.Config) -> bool:
     """Return whether a model with these sizes is as wide as CogView 3+."""
     sizes: dict[str, Any] = dict(found)
     return not sizes["hidden_size"] % OLDER_HEAD
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Texts of different lengths run one after the other: the mask of diffusers' class does not
     hide words, but adds 1 to the weights of the others. "image" adds channels to the latent."""
     import torch
@@ -116,7 +102,7 @@ def timestep_before_shift(x_BCHW: Tensor, level_B: Tensor) -> Tensor:
     import torch
 
     shift = SHIFT.shift(x_BCHW.shape[-2] * x_BCHW.shape[-1] // _PATCH**2, 0)
-    timestep_B = TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
+    timestep_B = fam.TIMESTEPS * level_B / (shift - (shift - 1.0) * level_B)
     whole_B = timestep_B.round()
     return torch.where((timestep_B - whole_B).abs() < _ROUNDING, whole_B, timestep_B)
 
@@ -125,7 +111,7 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     """Return the output of a CogView for images that were not cropped."""
     import torch
 
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=context_BLD,
@@ -138,17 +124,21 @@ def call(module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Ten
     )
 
 
-_PLAIN = FamilyDefinition(
+_PLAIN = fam.Family(
     name="cogview4",
     title="CogView 4",
-    layout=COGVIEW,
-    when=is_version_4,
-    comfyui="",
-    build=ModelBuild("CogView4Transformer2DModel", config, unchanged(), forward),
-    latent="cogview4",
-    text=TextInputs(
+    detect=fam.Detection(COGVIEW, is_version_4, ""),
+    build=fam.ModelBuild(
+        "CogView4Transformer2DModel",
+        config,
+        fam.unchanged(),
+        forward,
+        dtypes=fam.NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "size"}),
+    ),
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "glm4_9b",
                 4096,
                 most_tokens=_TOKENS,
@@ -157,23 +147,23 @@ _PLAIN = FamilyDefinition(
                 is_masked=True,
                 layers_left_out=1,
                 final_norm=False,
-                padding=Padding.DROPPED,
+                padding=fam.Padding.DROPPED,
             ),
         )
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=SHIFT),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        reads=("context",),
-        may_read=("context_mask", "size"),
-        sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
+    latent="cogview4",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=SHIFT),
+        reads=frozenset({"context", "context_mask", "size"}),
+        side_multiple=16,
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="linspace", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="linspace",
-    dtypes=NO_FLOAT16,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
+    sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
+    folder=fam.DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),
+    lora=fam.TRANSFORMER,
 )
 
 FAMILIES = (
@@ -181,13 +171,13 @@ FAMILIES = (
         _PLAIN,
         name="cogview4_control",
         title="CogView 4 control",
-        when=follows_image,
-        facts=replace(
-            _PLAIN.facts,
-            reads=("context", "image"),
-            sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
+        detect=replace(_PLAIN.detect, when=follows_image),
+        sampling=replace(
+            _PLAIN.sampling,
+            reads=frozenset({"context", "image", "context_mask", "size"}),
+            image_concat=fam.ImageConcat.LATENT,
         ),
-        image_concat=ImageConcat.LATENT,
+        sources="diffusers' CogView4ControlPipeline; THUDM/CogView4-6B-Control",
         folder=replace(_PLAIN.folder, pipeline="CogView4ControlPipeline"),
     ),
     _PLAIN,

@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, heads, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.detection.layouts.video_layouts import (
     COSMOS_DIFFUSERS_KEYS,
     COSMOS_DIFFUSERS_SIZES,
@@ -16,21 +14,8 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts, image_flow
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import Padding, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, with_image
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.families.parts import vocabulary as fam
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,35 +43,35 @@ _KEPT_LEVEL = 0.0001 / 1.0001
 
 _BLOCK = "blocks.block0.blocks.0.block.attn."
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Cosmos",
     (
-        published(
+        fam.published(
             _BLOCK + "to_q.0.weight",
             "x_embedder.proj.1.weight",
-            measure=sizes(
+            measure=fam.sizes(
                 # one additional channel marks padding
                 in_channels=lambda reader: without_mask(reader, "x_embedder.proj.1.weight"),
-                out_channels=dim("final_layer.linear.weight", 0, divide=PATCH),
-                model_channels=dim("x_embedder.proj.1.weight", 0),
-                num_blocks=count("blocks.block"),
-                num_heads=heads(("x_embedder.proj.1.weight", 0), _BLOCK + "to_q.1.weight"),
-                crossattn_emb_channels=maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
-                extra_per_block_abs_pos_emb=has("extra_pos_embedder.pos_emb_h"),
+                out_channels=fam.dim("final_layer.linear.weight", 0, divide=PATCH),
+                model_channels=fam.dim("x_embedder.proj.1.weight", 0),
+                num_blocks=fam.count("blocks.block"),
+                num_heads=fam.heads(("x_embedder.proj.1.weight", 0), _BLOCK + "to_q.1.weight"),
+                crossattn_emb_channels=fam.maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
+                extra_per_block_abs_pos_emb=fam.has("extra_pos_embedder.pos_emb_h"),
             ),
         ),
-        diffusers(*COSMOS_DIFFUSERS_KEYS, COSMOS_LEARNED_POSITIONS, measure=COSMOS_DIFFUSERS_SIZES),
+        fam.diffusers(*COSMOS_DIFFUSERS_KEYS, COSMOS_LEARNED_POSITIONS, measure=COSMOS_DIFFUSERS_SIZES),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.CosmosTransformer3DModel`, of the first Cosmos and of Predict 2."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["model_channels"]
     learned = bool(sizes["extra_per_block_abs_pos_emb"])
     projection = shapes.get("crossattn_proj.0.weight")
-    texts: Arguments = {}
+    texts: fam.Arguments = {}
     if projection is not None:
         texts = {
             "use_crossattn_projection": True,
@@ -109,7 +94,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _largest(shapes: Shapes) -> tuple[int, int, int]:
+def _largest(shapes: fam.Shapes) -> tuple[int, int, int]:
     """Return the largest latent with positions; patches are 2 cells wide and high."""
     time, height, width = (shapes[f"learnable_pos_embed.pos_emb_{axis}"][0] for axis in "thw")
     return time, 2 * height, 2 * width
@@ -122,9 +107,9 @@ def _scale(sizes: dict[str, Any], learned: bool, projected: bool) -> tuple[float
     return _SCALES[learned, goes_on, sizes["model_channels"] > _WIDE]
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Call the first Cosmos. The first-frame image ("image") has the noise and scale that the model expects."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=_with_masks(module, with_image(x_BCTHW, kwargs), kwargs),
             timestep=level_B,
@@ -135,7 +120,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. First-frame cells ("image") have almost no noise. An image latent is accepted as one
     frame."""
     if x_BCTHW.dim() == 4:
@@ -146,7 +131,7 @@ def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
         if "image_mask" in kwargs:
             kept = kwargs["image_mask"][..., :1, :1].to(timestep.dtype)
             timestep = kept * _KEPT_LEVEL + (1 - kept) * timestep
-    out = sample_of(
+    out = fam.sample_of(
         module(
             hidden_states=_with_masks(module, with_image(x_BCTHW, kwargs), kwargs),
             timestep=timestep,
@@ -160,11 +145,11 @@ def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
 
 def _goes_on(module: nn.Module) -> bool:
     """Return whether the model reads a channel that marks kept frames, in addition to the padding channel."""
-    arguments = config_of(module)
+    arguments = fam.config_of(module)
     return bool(arguments.in_channels - arguments.out_channels > 1)
 
 
-def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Return the latent, the channel of kept frames if the model reads it, and the padding channel, all zeros."""
     import torch
 
@@ -174,96 +159,95 @@ def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tens
     return torch.cat((x_BCTHW, kwargs["image_mask"].to(x_BCTHW) if "image_mask" in kwargs else nothing, nothing), dim=1)
 
 
-def _marks_frames(found: Config) -> bool:
+def _marks_frames(found: fam.Config) -> bool:
     """Return whether the model reads a channel that marks kept frames; Anima, which has an adapter for its texts, is
     another family."""
     return found.get("in_channels") == 17 and not found.get("language_adapter")
 
 
-_T2V = FamilyDefinition(
+_T2V = fam.Family(
     name="cosmos_t2v",
     title="Cosmos text-to-video",
-    layout=LAYOUT,
-    when=anything,
-    comfyui="CosmosT2V",
-    build=ModelBuild("CosmosTransformer3DModel", config, "cosmos", forward),
-    latent="cosmos",
-    text=TextInputs((fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),), set_name="cosmos"),
-    facts=ModelFacts(
-        prediction=Prediction.EDM,
-        noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
-        level=Level.LOGARITHM,
-        guidance=Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=36,
-        width=1280,
-        height=704,
-        frames=121,
-        side_multiple=16,
-        frame_multiple=8,
-        frame_rate=30.0,
-        reads=("context", "frame_rate"),
-        sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    detect=fam.Detection(LAYOUT, fam.anything, "CosmosT2V"),
+    build=fam.ModelBuild(
+        "CosmosTransformer3DModel",
+        config,
+        "cosmos",
+        forward,
+        dtypes=fam.BFLOAT16_FIRST,
     ),
-    schedule="karras",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": NOTHING}),
+    text=fam.TextInputs(
+        (fam.fixed_length("t5xxl_old", 512, 1024, is_masked=True, padding=fam.Padding.ZEROED),), set_name="cosmos"
+    ),
+    latent="cosmos",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.EDM,
+        noise=fam.NoiseFacts(fam.NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
+        reads=frozenset({"context", "frame_rate"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=121, multiple=8, rate=30.0),
+        defaults=fam.SamplingDefaults(
+            steps=36, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(1280, 704),
+    sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    folder=fam.DiffusersFolder("CosmosTextToWorldPipeline", entries={"safety_checker": fam.NOTHING}),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True),
 )
 _I2V = replace(
     _T2V,
     name="cosmos_i2v",
     title="Cosmos image-to-video",
-    when=having(in_channels=17),
-    comfyui="CosmosI2V",
-    facts=replace(
-        _T2V.facts,
-        may_read=("image", "image_mask"),
-        begins=FirstFrameMode.KEPT_WITH_NOISE,
-        sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    detect=replace(_T2V.detect, when=fam.having(in_channels=17), comfyui="CosmosI2V"),
+    build=replace(_T2V.build, optional_inputs=frozenset({"image", "image_mask"})),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+        video=fam.video_like(_T2V.sampling, begins=fam.FirstFrameMode.KEPT_WITH_NOISE),
     ),
+    sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
     folder=replace(_T2V.folder, pipeline="CosmosVideoToWorldPipeline"),
 )
 _PREDICT_2_T2I = replace(
     _T2V,
     name="cosmos2_t2i",
     title="Cosmos Predict 2 images",
-    layout=COSMOS_PREDICT_2,
-    comfyui="CosmosT2IPredict2",
-    build=replace(_T2V.build, forward=forward_predict_2),
-    latent="wan21",
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=35,
-        width=1360,
-        height=768,
-        reads=("context",),
-        sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "
-        "both sigmas, and its guidance scale is smaller by 1",
+    detect=replace(_T2V.detect, layout=COSMOS_PREDICT_2, comfyui="CosmosT2IPredict2"),
+    build=replace(
+        _T2V.build,
+        forward=forward_predict_2,
+        dtypes=fam.NO_FLOAT16,
     ),
-    dtypes=NO_FLOAT16,
+    latent="wan21",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
+        reads=frozenset({"context"}),
+        side_multiple=16,
+        defaults=fam.SamplingDefaults(
+            steps=35, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(1360, 768),
+    sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "
+    "both sigmas, and its guidance scale is smaller by 1",
     folder=replace(_T2V.folder, pipeline="Cosmos2TextToImagePipeline", scheduler_entries={"use_karras_sigmas": True}),
 )
 _PREDICT_2_I2V = replace(
     _PREDICT_2_T2I,
     name="cosmos2_i2v",
     title="Cosmos Predict 2 video",
-    when=_marks_frames,
-    comfyui="CosmosI2VPredict2",
-    facts=replace(
-        _PREDICT_2_T2I.facts,
-        width=1280,
-        height=704,
-        frames=93,
-        frame_multiple=4,
-        frame_rate=16.0,
-        reads=("context", "frame_rate"),
-        may_read=("image", "image_mask"),
-        begins=FirstFrameMode.KEPT,
-        sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
+    detect=replace(_PREDICT_2_T2I.detect, when=_marks_frames, comfyui="CosmosI2VPredict2"),
+    build=replace(_PREDICT_2_T2I.build, optional_inputs=frozenset({"image", "image_mask"})),
+    sampling=replace(
+        _PREDICT_2_T2I.sampling,
+        reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+        video=fam.VideoFacts(frames=93, multiple=4, rate=16.0, begins=fam.FirstFrameMode.KEPT),
     ),
+    size=(1280, 704),
+    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
     folder=replace(_PREDICT_2_T2I.folder, pipeline="Cosmos2VideoToWorldPipeline"),
 )
 

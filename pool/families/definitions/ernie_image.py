@@ -8,51 +8,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _PATCHES, _WORDS = "x_embedder.proj.weight", "text_proj.weight"
 #: single files have the names of diffusers
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Ernie Image",
     (
-        published(
+        fam.published(
             "layers.0.mlp.linear_fc2.weight",
             "adaLN_modulation.1.weight",
-            measure=sizes(
-                in_channels=dim(_PATCHES, 1, 4),
-                patch_size=dim(_PATCHES, 2, 4),
-                hidden_size=dim(_PATCHES, 0, 4),
-                depth=count("layers."),
-                num_heads=heads((_PATCHES, 0, 4), "layers.0.self_attention.norm_q.weight"),
-                inner_size=dim("layers.0.mlp.linear_fc2.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim(_PATCHES, 1, 4),
+                patch_size=fam.dim(_PATCHES, 2, 4),
+                hidden_size=fam.dim(_PATCHES, 0, 4),
+                depth=fam.count("layers."),
+                num_heads=fam.heads((_PATCHES, 0, 4), "layers.0.self_attention.norm_q.weight"),
+                inner_size=fam.dim("layers.0.mlp.linear_fc2.weight", 1),
                 # texts as wide as the model are not projected
-                context_dim=maybe(_WORDS, 1),
+                context_dim=fam.maybe(_WORDS, 1),
             ),
         ),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.ErnieImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, patch = sizes["hidden_size"], sizes["patch_size"]
@@ -65,16 +50,16 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "out_channels": shapes["final_linear.weight"][0] // patch**2,
         "patch_size": patch,
         "text_in_dim": sizes["context_dim"] or hidden,
-        "rope_axes_dim": rope_quarters(hidden // sizes["num_heads"]),
+        "rope_axes_dim": fam.rope_quarters(hidden // sizes["num_heads"]),
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Patches have the number of words as the first coordinate of their positions."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             text_bth=kwargs["context"],
             text_lens=text_mask(kwargs, "context").sum(dim=1),
             return_dict=False,
@@ -83,38 +68,42 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ernie_image",
         title="Ernie Image",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="ErnieImage",
-        build=ModelBuild("ErnieImageTransformer2DModel", config, unchanged(), forward),
-        latent="flux2",
-        text=TextInputs(
+        detect=fam.Detection(LAYOUT, fam.anything, "ErnieImage"),
+        build=fam.ModelBuild(
+            "ErnieImageTransformer2DModel",
+            config,
+            fam.unchanged(),
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "ministral3_3b",
                     3072,
                     is_masked=True,
                     layers_left_out=1,
                     final_norm=False,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=50,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' ErnieImagePipeline; the shift is that of ComfyUI's class",
+        latent="flux2",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("ErnieImagePipeline", entries={"pe": NOTHING, "pe_tokenizer": NOTHING}),
+        sources="diffusers' ErnieImagePipeline; the shift is that of ComfyUI's class",
+        folder=fam.DiffusersFolder("ErnieImagePipeline", entries={"pe": fam.NOTHING, "pe_tokenizer": fam.NOTHING}),
+        lora=fam.TRANSFORMER,
     ),
 )

@@ -6,25 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import patch_ids, references
-from modelpool.pool.families.parts.text_reading import Reading, fixed_length
-from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize, ShiftBySizeAndSteps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,15 +21,15 @@ _TEMPLATE = (
     "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
 )
 #: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
-_SHIFT = ShiftBySizeAndSteps(
-    ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
-    ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
+_SHIFT = fam.ShiftBySizeAndSteps(
+    fam.ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
+    fam.ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
     (10, 200),
     4300,
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Flux2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     arguments, head = flux.block_arguments(found, shapes)
@@ -55,13 +39,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "in_channels": sizes["in_channels"],
         "out_channels": sizes["out_channels"],
         "timestep_guidance_channels": shapes["time_guidance_embed.timestep_embedder.linear_1.weight"][1],
-        "mlp_ratio": ratio(inner, hidden),
+        "mlp_ratio": fam.ratio(inner, hidden),
         "axes_dims_rope": (head // 4,) * 4,
         "guidance_embeds": sizes["guidance_embed"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have a coordinate of their own."""
     import torch
     from torch import nn
@@ -72,7 +56,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
         rows = torch.cat((rows, reference.flatten(2).transpose(1, 2)), dim=1)
         ids = torch.cat((ids, patch_ids(reference, 1, first=number * _REFERENCE)))
     words = torch.arange(context.shape[1], device=context.device, dtype=ids.dtype)
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -86,17 +70,21 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
 
 
-_FLUX_2 = FamilyDefinition(
+_FLUX_2 = fam.Family(
     name="flux2",
     title="Flux 2",
-    layout=FLUX_2,
-    when=anything,
-    comfyui="Flux2",
-    build=ModelBuild("Flux2Transformer2DModel", config, LayoutNames("flux2", older=scale_of_norm), forward),
-    latent="flux2",
-    text=TextInputs(
+    detect=fam.Detection(FLUX_2, fam.anything, "Flux2"),
+    build=fam.ModelBuild(
+        "Flux2Transformer2DModel",
+        config,
+        fam.LayoutNames("flux2", older=fam.scale_of_norm),
+        forward,
+        dtypes=fam.BFLOAT16_FIRST,
+        optional_inputs=frozenset({"reference"}),
+    ),
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "mistral3_24b",
                 5120,
                 _TEMPLATE,
@@ -109,48 +97,49 @@ _FLUX_2 = FamilyDefinition(
         ),
         set_name="flux2",
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=_SHIFT),
-        Guidance.DISTILLED,
-        cfg=4.0,
-        steps=50,
-        reads=("context", "guidance"),
-        may_read=("reference",),
-        sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
+    latent="flux2",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=_SHIFT),
+        reads=frozenset({"context", "guidance", "reference"}),
+        side_multiple=16,
+        several_references=True,
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+        ),
     ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("Flux2Pipeline"),
-    several_references=True,
+    sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
+    folder=fam.DiffusersFolder("Flux2Pipeline"),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
 )
 
 FAMILIES = (
-    replace(_FLUX_2, name="flux2_dev", title="Flux 2 dev", when=having(hidden_size=6144)),
+    replace(
+        _FLUX_2, name="flux2_dev", title="Flux 2 dev", detect=replace(_FLUX_2.detect, when=fam.having(hidden_size=6144))
+    ),
     replace(
         _FLUX_2,
         name="flux2_klein",
         title="Flux 2 klein",
-        when=having(guidance_embed=False),
+        detect=replace(_FLUX_2.detect, when=fam.having(guidance_embed=False)),
         text=replace(
             _FLUX_2.text,
             # Qwen3 4B or 8B instead of Mistral
             readings=(
-                fixed_length(
-                    "qwen3_4b", _TOKENS, 2560, template=QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
+                fam.fixed_length(
+                    "qwen3_4b", _TOKENS, 2560, template=fam.QWEN3_WITHOUT_THINKING, is_masked=True, layers=(9, 18, 27)
                 ),
             ),
             set_name="flux2_klein",
         ),
-        facts=replace(
-            _FLUX_2.facts,
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=4,
-            reads=("context",),
-            sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
-            "model needs 50 steps and a classifier-free scale of 4",
+        sampling=replace(
+            _FLUX_2.sampling,
+            reads=frozenset({"context", "reference"}),
+            defaults=fam.defaults_like(_FLUX_2.sampling, steps=4, cfg=1.0, guidance=fam.Guidance.NONE),
         ),
+        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base "
+        "model needs 50 steps and a classifier-free scale of 4",
         folder=replace(_FLUX_2.folder, pipeline="Flux2KleinPipeline", entries={"is_distilled": True}),
     ),
     _FLUX_2,

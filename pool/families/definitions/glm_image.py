@@ -12,46 +12,28 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import cogview4
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-    TextVision,
-    VisionPart,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
-from modelpool.pool.families.parts.text_reading import Padding, Reading
 from modelpool.pool.families.parts.written_image import REFERENCE_TOKEN
 from modelpool.pool.files.formats.folder_header import WRITER_FOLDER
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ReferenceMode
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "GLM-Image",
     (
-        diffusers(
+        fam.diffusers(
             "glyph_projector.net.0.proj.weight",
             "prior_token_embedding.weight",
-            measure=sizes(
-                in_channels=dim("image_projector.proj.weight", 1, divide=PATCH),
-                hidden_size=dim("image_projector.proj.weight", 0),
-                depth=count("transformer_blocks."),
-                context_dim=dim("glyph_projector.net.0.proj.weight", 1),
-                codes=dim("prior_token_embedding.weight", 0),
+            measure=fam.sizes(
+                in_channels=fam.dim("image_projector.proj.weight", 1, divide=fam.PATCH),
+                hidden_size=fam.dim("image_projector.proj.weight", 0),
+                depth=fam.count("transformer_blocks."),
+                context_dim=fam.dim("glyph_projector.net.0.proj.weight", 1),
+                codes=fam.dim("prior_token_embedding.weight", 0),
             ),
         ),
     ),
@@ -65,7 +47,7 @@ _CONDITIONS = 4
 _GLYPHS = 2048
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.GlmImageTransformer2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden = measured["hidden_size"]
@@ -73,7 +55,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {
         "patch_size": _PATCH_SIDE,
         "in_channels": measured["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // PATCH,
+        "out_channels": shapes["proj_out.weight"][0] // fam.PATCH,
         "num_layers": measured["depth"],
         "attention_head_dim": head,
         "num_attention_heads": hidden // head,
@@ -84,13 +66,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def join(read: Sequence[ReadText]) -> Joined:
+def join(read: Sequence[fam.ReadText]) -> fam.Joined:
     """The states of glyphs, and the tokens of the image and of the reference images."""
     glyphs, writer = read
     return {"context": glyphs.context_LD, "prior_tokens": writer.tokens_N, "reference_tokens": writer.seen_N}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Without tokens, as for negative prompts, their embeddings are zeros, and no reference
     images are read."""
     import torch
@@ -98,7 +80,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     tokens_BN, size_B2 = kwargs.get("prior_tokens"), output_size(x_BCHW, kwargs)
     # tokens have no part in dry runs, reference images have
     reads_references = "reference" in kwargs and (tokens_BN is not None or x_BCHW.is_meta)
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=kwargs["context"],
@@ -118,17 +100,17 @@ def _no_tokens(x_BCHW: Tensor) -> Tensor:
     """Return tokens without a meaning for the patches of latents, [B,N]."""
     import torch
 
-    patches = x_BCHW.shape[-2] * x_BCHW.shape[-1] // PATCH
+    patches = x_BCHW.shape[-2] * x_BCHW.shape[-1] // fam.PATCH
     return torch.zeros((len(x_BCHW), patches), dtype=torch.long, device=x_BCHW.device)
 
 
-def _references(kwargs: ModelKwargs) -> list[str]:
+def _references(kwargs: fam.ModelKwargs) -> list[str]:
     """Return the names of the latents of reference images, in order."""
     later = (f"reference_{number}" for number in range(2, len(kwargs) + 2))
     return ["reference", *takewhile(kwargs.__contains__, later)]
 
 
-def _references_read(module: nn.Module, kwargs: ModelKwargs) -> Any:
+def _references_read(module: nn.Module, kwargs: fam.ModelKwargs) -> Any:
     """Return the keys and values of the reference images of each latent, which `module` reads one after the other,
     clean and without a text."""
     import torch
@@ -136,7 +118,7 @@ def _references_read(module: nn.Module, kwargs: ModelKwargs) -> Any:
 
     images = [kwargs[name] for name in _references(kwargs)]
     context, tokens_BN = kwargs["context"], kwargs.get("reference_tokens")
-    caches = GlmImageKVCache(num_layers=config_of(module).num_layers)
+    caches = GlmImageKVCache(num_layers=fam.config_of(module).num_layers)
     caches.set_mode("write")
     for row in range(len(context)):
         start = 0
@@ -164,50 +146,56 @@ def _references_read(module: nn.Module, kwargs: ModelKwargs) -> Any:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="glm_image",
         title="GLM-Image",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="",
-        build=ModelBuild("GlmImageTransformer2DModel", config, unchanged(), forward),
-        latent="glm_image",
-        folder=DiffusersFolder(
-            "GlmImagePipeline",
-            scales_latent=False,
-            text_folders={Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.TEXT_ENCODER_2: WRITER_FOLDER},
-            scheduler=cogview4.SCHEDULER,
+        detect=fam.Detection(LAYOUT, fam.anything, ""),
+        build=fam.ModelBuild(
+            "GlmImageTransformer2DModel",
+            config,
+            fam.unchanged(),
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"prior_tokens", "size", "reference", "reference_tokens"}),
         ),
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "byt5_small_glyph",
                     1472,
                     most_tokens=_GLYPHS,
                     is_masked=True,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                     quotes_apart=True,
                 ),
-                Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
+                fam.Reading("glm_image_9b", image_token=REFERENCE_TOKEN, reads_states=False, writes_tokens=True),
             ),
-            join=TextJoin(join),
-            vision=TextVision(
-                {ReferenceMode.WHOLE: "GlmImagePipeline"}, {}, part=VisionPart.GLM_IMAGE, role=Role.TEXT_ENCODER_2
+            join=fam.TextJoin(join),
+            vision=fam.TextVision(
+                {fam.ReferenceMode.WHOLE: "GlmImagePipeline"},
+                {},
+                part=fam.VisionPart.GLM_IMAGE,
+                role=fam.Role.TEXT_ENCODER_2,
             ),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),
-            Guidance.CLASSIFIER_FREE,
-            cfg=1.5,
-            steps=50,
+        latent="glm_image",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=cogview4.SHIFT),
+            reads=frozenset({"context", "prior_tokens", "size", "reference_tokens"}),
             side_multiple=32,
             patch_side=16,
-            reads=("context",),
-            may_read=("prior_tokens", "size", "reference", "reference_tokens"),
-            sources="diffusers' GlmImagePipeline; zai-org/GLM-Image",
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=1.5, sampler="euler", schedule="linspace_open", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="linspace_open",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        sources="diffusers' GlmImagePipeline; zai-org/GLM-Image",
+        folder=fam.DiffusersFolder(
+            "GlmImagePipeline",
+            scales_latent=False,
+            text_folders={fam.Role.TEXT_ENCODER: fam.Role.TEXT_ENCODER.value, fam.Role.TEXT_ENCODER_2: WRITER_FOLDER},
+            scheduler=cogview4.SCHEDULER,
+        ),
+        lora=fam.TRANSFORMER,
     ),
 )

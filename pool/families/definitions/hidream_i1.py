@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, always, count, dim, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
-from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Pooled, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,29 +17,29 @@ _TEXT_LAYERS = 32
 _TOKENS = 128
 
 #: both namings are equal
-_LAYOUT = Layout(
+_LAYOUT = fam.Layout(
     "HiDream",
     (
-        published(
+        fam.published(
             "caption_projection.0.linear.weight",
             "double_stream_blocks.0.block.adaLN_modulation.1.weight",
-            measure=sizes(
-                patch_size=always(2),
-                in_channels=dim("x_embedder.proj.weight", 1, divide=PATCH),
-                out_channels=dim("final_layer.linear.weight", 0, divide=PATCH),
-                hidden_size=dim("x_embedder.proj.weight", 0),
-                num_layers=count("double_stream_blocks."),
-                num_single_layers=count("single_stream_blocks."),
-                text_emb_dim=dim("p_embedder.pooled_embedder.linear_1.weight", 1),
-                num_routed_experts=maybe("double_stream_blocks.0.block.ff_i.gate.weight", 0),
-                text_layers=count("caption_projection."),
+            measure=fam.sizes(
+                patch_size=fam.always(2),
+                in_channels=fam.dim("x_embedder.proj.weight", 1, divide=fam.PATCH),
+                out_channels=fam.dim("final_layer.linear.weight", 0, divide=fam.PATCH),
+                hidden_size=fam.dim("x_embedder.proj.weight", 0),
+                num_layers=fam.count("double_stream_blocks."),
+                num_single_layers=fam.count("single_stream_blocks."),
+                text_emb_dim=fam.dim("p_embedder.pooled_embedder.linear_1.weight", 1),
+                num_routed_experts=fam.maybe("double_stream_blocks.0.block.ff_i.gate.weight", 0),
+                text_layers=fam.count("caption_projection."),
             ),
         ),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HiDreamImageTransformer2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden = measured["hidden_size"]
@@ -77,12 +62,12 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The output of the module runs from noise to image."""
-    return -sample_of(
+    return -fam.sample_of(
         module(
             hidden_states=x_BCHW,
-            timesteps=level_B * TIMESTEPS,
+            timesteps=level_B * fam.TIMESTEPS,
             encoder_hidden_states_t5=kwargs["context"],
             encoder_hidden_states_llama3=kwargs["context_2"].transpose(0, 1),
             pooled_embeds=kwargs["pooled"],
@@ -91,50 +76,54 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     )
 
 
-def _join(read: Sequence[ReadText]) -> Joined:
+def _join(read: Sequence[fam.ReadText]) -> fam.Joined:
     """T5's states, Llama's of every layer, and the pooled vectors of both CLIPs."""
     small, large, t5, llama = read
-    return {"context": t5.context_LD, "context_2": llama.context_LD, "pooled": joined_pooled(small, large)}
+    return {"context": t5.context_LD, "context_2": llama.context_LD, "pooled": fam.joined_pooled(small, large)}
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="hidream_i1",
         title="HiDream I1",
-        layout=_LAYOUT,
-        when=anything,
-        comfyui="HiDream",
-        build=ModelBuild("HiDreamImageTransformer2DModel", config, "hidream", forward),
-        latent="flux",
-        text=TextInputs(
+        detect=fam.Detection(_LAYOUT, fam.anything, "HiDream"),
+        build=fam.ModelBuild(
+            "HiDreamImageTransformer2DModel",
+            config,
+            "hidream",
+            forward,
+            dtypes=fam.NO_FLOAT16,
+        ),
+        text=fam.TextInputs(
             # the model reads the states of several of Llama's layers, one per block
             (
-                Reading("clip_l", 768, chunk_tokens=_TOKENS, pooled=Pooled.PROJECTED, reads_states=False),
-                Reading(
+                fam.Reading("clip_l", 768, chunk_tokens=_TOKENS, pooled=fam.Pooled.PROJECTED, reads_states=False),
+                fam.Reading(
                     "clip_g",
                     1280,
-                    clip_pad_id=OPEN_CLIP_PAD,
+                    clip_pad_id=fam.OPEN_CLIP_PAD,
                     chunk_tokens=_TOKENS,
-                    pooled=Pooled.PROJECTED,
+                    pooled=fam.Pooled.PROJECTED,
                     reads_states=False,
                 ),
-                fixed_length("t5xxl", _TOKENS, is_masked=True),
-                fixed_length("llama3_8b", _TOKENS, is_masked=True, every_layer=True, pad="<|eot_id|>"),
+                fam.fixed_length("t5xxl", _TOKENS, is_masked=True),
+                fam.fixed_length("llama3_8b", _TOKENS, is_masked=True, every_layer=True, pad="<|eot_id|>"),
             ),
             set_name="hidream",
-            join=TextJoin(_join),
+            join=fam.TextJoin(_join),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context", "context_2", "pooled"),
-            sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
+        latent="flux",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_2", "pooled"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="normal",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("HiDreamImagePipeline"),
+        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
+        folder=fam.DiffusersFolder("HiDreamImagePipeline"),
+        lora=fam.TRANSFORMER,
     ),
 )

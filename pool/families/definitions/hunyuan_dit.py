@@ -5,67 +5,51 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import CHECKPOINT_KEYS, LoraNaming, NameSource, dotted, joined_names
-from modelpool.pool.families.parts.model_facts import image_timesteps
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: the two sources have the same names for different norms, so each has separate prefixes
-_LORA = LoraNaming(
+_LORA = fam.LoraNaming(
     (
-        *CHECKPOINT_KEYS,
-        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
-        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
-        *dotted(NameSource.DIFFUSERS, "transformer."),
-        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
+        *fam.CHECKPOINT_KEYS,
+        *fam.dotted(fam.NameSource.CHECKPOINT, "base_model.model.", ""),
+        *fam.joined_names(fam.NameSource.CHECKPOINT, "lycoris_"),
+        *fam.dotted(fam.NameSource.DIFFUSERS, "transformer."),
+        *fam.joined_names(fam.NameSource.DIFFUSERS, "lora_transformer_"),
     )
 )
 
-_LAYOUT = Layout(
+_LAYOUT = fam.Layout(
     "HunyuanDiT",
     (
-        published(
+        fam.published(
             "mlp_t5.0.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
-                extra_in=dim("extra_embedder.0.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim("x_embedder.proj.weight", 1, 4),
+                hidden_size=fam.dim("x_embedder.proj.weight", 0, 4),
+                depth=fam.count("blocks."),
+                num_heads=fam.heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
+                extra_in=fam.dim("extra_embedder.0.weight", 1),
             ),
         ),
-        diffusers(
+        fam.diffusers(
             "time_extra_emb.pooler.positional_embedding",
             "pos_embed.proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
-                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim("pos_embed.proj.weight", 1, 4),
+                hidden_size=fam.dim("pos_embed.proj.weight", 0, 4),
+                depth=fam.count("blocks."),
+                num_heads=fam.heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
+                extra_in=fam.dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
             ),
         ),
     ),
 )
 #: its names in the original and in diffusers
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("text_embedding_padding", "text_embedding_padding"),
         ("mlp_t5.0.", "text_embedder.linear_1."),
@@ -103,7 +87,7 @@ _NAMES = LayoutTable(
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanDiT2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden = measured["hidden_size"]
@@ -114,7 +98,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "patch_size": shapes["pos_embed.proj.weight"][2],
         "hidden_size": hidden,
         "num_layers": measured["depth"],
-        "mlp_ratio": ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
+        "mlp_ratio": fam.ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
         "learn_sigma": True,
         "cross_attention_dim": shapes["text_embedding_padding"][1],
         "cross_attention_dim_t5": shapes["text_embedder.linear_1.weight"][1],
@@ -125,46 +109,53 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity; the predicted variance is dropped."""
     extra = module_kwargs(module, x_BCHW, kwargs)
     # it computes in the dtype of the timestep
-    out = sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **extra, return_dict=False))
+    out = fam.sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **extra, return_dict=False))
     return out[:, : x_BCHW.shape[1]]
 
 
-_V1_2 = FamilyDefinition(
+_V1_2 = fam.Family(
     name="hunyuan_dit",
     title="HunyuanDiT 1.2",
-    layout=_LAYOUT,
-    when=anything,
-    comfyui="HunyuanDiT",
-    build=ModelBuild("HunyuanDiT2DModel", config, LayoutNames("hunyuan_dit", converter=_NAMES.convert), forward),
-    latent="sdxl",
-    text=TextInputs(
+    detect=fam.Detection(_LAYOUT, fam.anything, "HunyuanDiT"),
+    build=fam.ModelBuild(
+        "HunyuanDiT2DModel",
+        config,
+        fam.LayoutNames("hunyuan_dit", converter=_NAMES.convert),
+        forward,
+        dtypes=fam.HALF_FIRST,
+    ),
+    text=fam.TextInputs(
         (
-            fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=MaskMode.REAL),
-            fixed_length("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
+            fam.fixed_length("hydit_bert", TOKENS, 1024, is_masked=True, mask=fam.MaskMode.REAL),
+            fam.fixed_length("t5xl", 256, 2048, is_masked=True, mask=fam.MaskMode.REAL),
         ),
         set_name="hunyuan_dit",
+        # its T5 is a multilingual one
+        lora_names={"t5xl": "mt5xl"},
     ),
-    facts=image_timesteps(
-        Prediction.VELOCITY,
-        NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        reads=("context", "context_mask", "context_2", "context_2_mask"),
-        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
+    latent="sdxl",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
+        noise=fam.NoiseFacts(fam.NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
+        reads=frozenset({"context", "context_mask", "context_2", "context_2_mask"}),
+        side_multiple=16,
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    controlnets="hunyuan_dit",
-    lora=_LORA,
-    folder=DiffusersFolder(
+    sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
+    folder=fam.DiffusersFolder(
         "HunyuanDiTPipeline",
-        entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},
+        # the default image size of its pipeline, which that uses without a model
+        config_entries={"sample_size": 128},
+        entries={"safety_checker": fam.NOTHING, "feature_extractor": fam.NOTHING, "requires_safety_checker": False},
     ),
+    lora=_LORA,
+    options=fam.OptionFacts(controlnets="hunyuan_dit"),
 )
 
 FAMILIES = (
@@ -172,14 +163,14 @@ FAMILIES = (
         _V1_2,
         name="hunyuan_dit_1",
         title="HunyuanDiT 1.0 or 1.1",
-        when=having(extra_in=3968),
-        comfyui="HunyuanDiT1",
-        facts=replace(
-            _V1_2.facts,
-            noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
-            may_read=("size",),
-            sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
+        detect=replace(_V1_2.detect, when=fam.having(extra_in=3968), comfyui="HunyuanDiT1"),
+        build=replace(_V1_2.build, optional_inputs=frozenset({"size"})),
+        sampling=replace(
+            _V1_2.sampling,
+            noise=fam.NoiseFacts(fam.NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
+            reads=frozenset({"context", "context_mask", "context_2", "context_2_mask", "size"}),
         ),
+        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
     ),
     _V1_2,
 )

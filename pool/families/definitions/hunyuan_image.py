@@ -8,29 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE, QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_TEMPLATE = QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
+_TEMPLATE = fam.QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
 #: tokens that the encoder of the words to render reads
 _GLYPHS = 128
 #: patches of its refiner, and width of the image states that HunyuanVideo 1.5 reads: models with the same keys
@@ -40,13 +25,13 @@ REFINER_PATCH, _VIDEO_VISION_WIDTH = (1, 1, 1), 1152
 _CFG_STEPS = {"guider": 5, "ocr_guider": 38}
 
 
-def is_hunyuan_image(found: Config) -> bool:
+def is_hunyuan_image(found: fam.Config) -> bool:
     """Return whether a model with these sizes is neither a video model nor the refiner."""
     is_other = found["patch_size"] == REFINER_PATCH or found["vision_in_dim"] == _VIDEO_VISION_WIDTH
     return found["vec_in_dim"] is None and not is_other
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, head = sizes["hidden_size"], shapes["transformer_blocks.0.attn.norm_q.weight"][0]
@@ -58,8 +43,8 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "attention_head_dim": head,
         "num_layers": sizes["depth"],
         "num_single_layers": sizes["depth_single_blocks"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("context_embedder.token_refiner.refiner_blocks.")),
-        "mlp_ratio": ratio(shapes["transformer_blocks.0.ff.net.0.proj.weight"][0], hidden),
+        "num_refiner_layers": len(fam.ShapeReader(shapes).numbers("context_embedder.token_refiner.refiner_blocks.")),
+        "mlp_ratio": fam.ratio(shapes["transformer_blocks.0.ff.net.0.proj.weight"][0], hidden),
         "patch_size": sizes["patch_size"],
         "guidance_embeds": sizes["guidance_embed"],
         "text_embed_dim": sizes["context_in_dim"],
@@ -69,22 +54,22 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The distilled model reads its next level."""
-    config = config_of(module)
+    config = fam.config_of(module)
     second = {}
     if "context_2" in kwargs:
         second = {
             "encoder_hidden_states_2": kwargs["context_2"],
             "encoder_attention_mask_2": text_mask(kwargs, "context_2"),
         }
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x,
             # it computes in the dtype of the timestep
-            timestep=(level_B * TIMESTEPS).to(x.dtype),
-            timestep_r=(kwargs["next_level"] * TIMESTEPS).to(x.dtype) if config.use_meanflow else None,
-            guidance=(kwargs["guidance"] * TIMESTEPS).to(x.dtype) if config.guidance_embeds else None,
+            timestep=(level_B * fam.TIMESTEPS).to(x.dtype),
+            timestep_r=(kwargs["next_level"] * fam.TIMESTEPS).to(x.dtype) if config.use_meanflow else None,
+            guidance=(kwargs["guidance"] * fam.TIMESTEPS).to(x.dtype) if config.guidance_embeds else None,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context"),
             **second,
@@ -94,16 +79,14 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="hunyuan_image_21",
         title="Hunyuan Image 2.1",
-        layout=HUNYUAN_VIDEO,
-        when=is_hunyuan_image,
-        comfyui="HunyuanImage21",
-        build=ModelBuild(
+        detect=fam.Detection(HUNYUAN_VIDEO, is_hunyuan_image, "HunyuanImage21"),
+        build=fam.ModelBuild(
             "HunyuanImageTransformer2DModel",
             config,
-            LayoutNames(
+            fam.LayoutNames(
                 "hunyuan_image",
                 like="hunyuan_video",
                 prefixes=(
@@ -114,35 +97,39 @@ FAMILIES = (
                 ),
             ),
             forward,
+            dtypes=fam.HALF_FIRST,
+            optional_inputs=frozenset({"context_mask", "context_2", "context_2_mask", "guidance", "next_level"}),
         ),
-        latent="hunyuan_image",
-        text=TextInputs(
-            (hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
+        text=fam.TextInputs(
+            (
+                hunyuan.qwen_reading(_TEMPLATE, fam.QWEN_IMAGE_BEFORE),
+                hunyuan.glyph_reading(_GLYPHS, fam.Cleaning.QUOTED),
+            ),
             set_name="hunyuan_image",
             optional=frozenset({"byt5_small_glyph"}),
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=5.0),
-            Guidance.PROJECTED_LATE,
-            cfg=3.5,
-            steps=50,
-            width=2048,
-            height=2048,
+        latent="hunyuan_image",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=5.0),
+            reads=frozenset({"context", "context_mask", "context_2", "context_2_mask", "guidance", "next_level"}),
             side_multiple=64,
-            reads=("context",),
-            may_read=("context_mask", "context_2", "context_2_mask", "guidance", "next_level"),
-            sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and "
-            "8 steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="simple", guidance=fam.Guidance.PROJECTED_LATE
+            ),
         ),
-        schedule="simple",
-        dtypes=HALF_FIRST,
-        lora=hunyuan.HUNYUAN_LORA,
-        folder=DiffusersFolder(
+        size=(2048, 2048),
+        sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and "
+        "8 steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
+        folder=fam.DiffusersFolder(
             "HunyuanImagePipeline",
             guiders={
-                folder: SchedulerFacts("AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step})
+                folder: fam.SchedulerFacts(
+                    "AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step}
+                )
                 for folder, step in _CFG_STEPS.items()
             },
         ),
+        lora=hunyuan.HUNYUAN_LORA,
     ),
 )

@@ -9,13 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import hunyuan_image
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import NO_FLOAT16, NOTHING
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.video_facts import joined
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
+from modelpool.pool.families.parts.video_calls import joined
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,13 +32,13 @@ _FRAME_SHARE = 8
 (_IMAGE,) = hunyuan_image.FAMILIES
 
 
-def is_refiner(found: Config) -> bool:
+def is_refiner(found: fam.Config) -> bool:
     """Return whether a model with these sizes refines images."""
     is_plain = found["vec_in_dim"] is None and found["vision_in_dim"] is None
     return is_plain and found["patch_size"] == hunyuan_image.REFINER_PATCH
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanImageTransformer2DModel`."""
     arguments = hunyuan_image.config(found, shapes)
     head = arguments["attention_head_dim"]
@@ -50,7 +46,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {**arguments, "rope_axes_dim": (frame, (head - frame) // 2, (head - frame) // 2)}
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. An image is one frame."""
     frame = x.unsqueeze(2) if x.dim() == 4 else x
     both = joined(frame, {"image": kwargs["image"].reshape(frame.shape)})
@@ -62,10 +58,14 @@ FAMILIES = (
         _IMAGE,
         name="hunyuan_image_21_refiner",
         title="Hunyuan Image 2.1 refiner",
-        when=is_refiner,
-        comfyui="HunyuanImage21Refiner",
-        build=replace(_IMAGE.build, config=config, forward=forward),
-        latent="hunyuan_image_refiner",
+        detect=replace(_IMAGE.detect, when=is_refiner, comfyui="HunyuanImage21Refiner"),
+        build=replace(
+            _IMAGE.build,
+            config=config,
+            forward=forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
         text=replace(
             _IMAGE.text,
             readings=(
@@ -78,20 +78,20 @@ FAMILIES = (
             set_name="hunyuan_image_refiner",
             optional=frozenset(),
         ),
-        image_concat=ImageConcat.NOISED_LATENT,
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=4.0),
-            Guidance.DISTILLED,
-            cfg=3.25,
-            steps=4,
-            width=2048,
-            height=2048,
+        latent="hunyuan_image_refiner",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=4.0),
+            reads=frozenset({"context", "image", "guidance", "context_mask"}),
             side_multiple=32,
-            reads=("context", "image", "guidance"),
-            may_read=("context_mask",),
-            sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
+            image_concat=fam.ImageConcat.NOISED_LATENT,
+            defaults=fam.SamplingDefaults(
+                steps=4, cfg=3.25, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+            ),
         ),
-        dtypes=NO_FLOAT16,
-        folder=replace(_IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": NOTHING}, guiders={}),
+        sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
+        folder=replace(
+            _IMAGE.folder, pipeline="HunyuanImageRefinerPipeline", entries={"guider": fam.NOTHING}, guiders={}
+        ),
     ),
 )

@@ -6,30 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
-from modelpool.pool.families.parts.video_facts import joined, video_flow
-from modelpool.pool.values.core.sampling_facts import (
-    FirstFrameMode,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    VisionEncoderUse,
-)
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.families.parts.video_calls import joined
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,15 +38,15 @@ _I2V_TEMPLATE = (
 )
 _I2V_BEFORE = 103
 _TOKENS = 256
-_CLIP = Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False)
+_CLIP = fam.Reading("clip_l", 768, pooled=fam.Pooled.PLAIN, reads_states=False)
 #: ComfyUI does not pad
-_LLAMA = fixed_length(
-    "llama3_8b", _TOKENS + _BEFORE, template=_TEMPLATE, dropped_tokens=_BEFORE, is_masked=True, mask=MaskMode.REAL,
+_LLAMA = fam.fixed_length(
+    "llama3_8b", _TOKENS + _BEFORE, template=_TEMPLATE, dropped_tokens=_BEFORE, is_masked=True, mask=fam.MaskMode.REAL,
     layers_left_out=2, final_norm=False,
 )  # fmt: skip
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.HunyuanVideoTransformer3DModel`, for text-to-video and concatenated images."""
     sizes: dict[str, Any] = dict(found)
     images = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
@@ -79,79 +59,81 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Latents of an image, and their mask ("image"), are concatenated along channels."""
     guidance = kwargs.get("guidance")
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=joined(x_BCTHW, kwargs),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context").to(kwargs["context"].dtype),
             pooled_projections=kwargs["pooled"],
             # 16 bits cannot represent the exact number
-            guidance=None if guidance is None else guidance.float() * TIMESTEPS,
+            guidance=None if guidance is None else guidance.float() * fam.TIMESTEPS,
             return_dict=False,
         )
     )
 
 
-def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def skyreels_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, as `forward`. The model reads a guidance scale, which its pipeline sets to 1."""
     import torch
 
     return forward(module, x_BCTHW, level_B, {"guidance": torch.ones_like(level_B), **kwargs})
 
 
-def _reading(channels: int) -> Condition:
+def _reading(channels: int) -> fam.Condition:
     """Return the condition for a model that reads `channels` channels and pooled texts, which the newer models of this
     layout lack."""
     return lambda found: found.get("in_channels") == channels and found.get("vec_in_dim") is not None
 
 
-_T2V = FamilyDefinition(
+_T2V = fam.Family(
     name="hunyuan_video",
     title="Hunyuan Video",
-    layout=HUNYUAN_VIDEO,
-    when=anything,
-    comfyui="HunyuanVideo",
-    build=ModelBuild(
+    detect=fam.Detection(HUNYUAN_VIDEO, fam.anything, "HunyuanVideo"),
+    build=fam.ModelBuild(
         "HunyuanVideoTransformer3DModel",
         config,
-        LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
+        fam.LayoutNames("hunyuan_video", cuts=fam.single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
         forward,
+        dtypes=fam.BFLOAT16_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
+    text=fam.TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
     latent="hunyuan_video",
-    text=TextInputs((_CLIP, _LLAMA), set_name="hunyuan_video"),
-    folder=DiffusersFolder(
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
+        reads=frozenset({"context", "pooled", "guidance", "context_mask"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=129, multiple=4, rate=24.0),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
+        ),
+    ),
+    size=(1280, 720),
+    sources="diffusers' HunyuanVideoPipeline",
+    folder=fam.DiffusersFolder(
         "HunyuanVideoPipeline",
         # the pipeline has another order than its readings
-        text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+        text_folders={fam.Role.TEXT_ENCODER: "text_encoder_2", fam.Role.TEXT_ENCODER_2: "text_encoder"},
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        Guidance.DISTILLED,
-        cfg=6.0,
-        steps=50,
-        width=1280,
-        height=720,
-        frames=129,
-        frame_rate=24.0,
-        reads=("context", "pooled", "guidance"),
-        may_read=("context_mask",),
-        sources="diffusers' HunyuanVideoPipeline",
-    ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
-    teacache=(TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),),
+    options=fam.OptionFacts(
+        teacache=(
+            fam.TeaCacheFacts((7.33226126e02, -4.01131952e02, 6.75869174e01, -3.14987800e00, 9.61237896e-02), 0.1),
+        ),
+        skips_blocks=True,
+        moves_positions=True,
+    ),
 )
 _I2V = replace(
     _T2V,
     name="hunyuan_video_i2v",
     title="Hunyuan Video image-to-video",
-    when=_reading(33),
-    comfyui="HunyuanVideoI2V",
+    detect=replace(_T2V.detect, when=_reading(33), comfyui="HunyuanVideoI2V"),
     text=replace(
         _T2V.text,
         readings=(
@@ -170,39 +152,34 @@ _I2V = replace(
         ),
         set_name="hunyuan_video_i2v",
     ),
-    facts=replace(
-        _T2V.facts,
-        guidance=Guidance.CLASSIFIER_FREE,
-        cfg=1.0,
-        frames=125,
-        reads=("context", "pooled", "image"),
-        begins=FirstFrameMode.LEADING_CELL,
-        vision_use=VisionEncoderUse.WORDS,
-        sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
-        "concatenated: latents of the image, and their mask",
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "pooled", "image", "context_mask"}),
+        vision_use=fam.VisionEncoderUse.WORDS,
+        video=fam.video_like(_T2V.sampling, frames=125, begins=fam.FirstFrameMode.LEADING_CELL),
+        defaults=fam.defaults_like(_T2V.sampling, cfg=1.0, guidance=fam.Guidance.CLASSIFIER_FREE),
     ),
+    sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
+    "concatenated: latents of the image, and their mask",
     folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 _SKYREELS = replace(
     _T2V,
     name="skyreels_i2v",
     title="SkyReels image-to-video",
-    when=_reading(32),
-    comfyui="HunyuanVideoSkyreelsI2V",
-    facts=replace(
-        _T2V.facts,
-        guidance=Guidance.CLASSIFIER_FREE,
-        width=960,
-        height=544,
-        frames=97,
-        reads=("context", "pooled", "image"),
-        begins=FirstFrameMode.FIRST_CELL,
-        sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
-    ),
+    detect=replace(_T2V.detect, when=_reading(32), comfyui="HunyuanVideoSkyreelsI2V"),
     build=replace(_T2V.build, forward=skyreels_forward),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "pooled", "image", "context_mask"}),
+        video=fam.video_like(_T2V.sampling, frames=97, begins=fam.FirstFrameMode.FIRST_CELL),
+        defaults=fam.defaults_like(_T2V.sampling, guidance=fam.Guidance.CLASSIFIER_FREE),
+    ),
+    size=(960, 544),
+    sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

@@ -6,23 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.video_facts import video_flow
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +31,7 @@ _IMAGE_TOKENS = 729
 _VISION_WIDTH = 1152
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.HunyuanVideo15Transformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
     return {
@@ -56,20 +42,20 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Latents and mask of an image ("image") and its states ("image_context") are zeros without
     one."""
     import torch
 
     context = kwargs["context"]
-    arguments = config_of(module)
+    arguments = fam.config_of(module)
     more = arguments.in_channels - x_BCTHW.shape[1]
     image = kwargs.get("image", x_BCTHW.new_zeros(1, 1, 1, 1, 1).expand(x_BCTHW.shape[0], more, *x_BCTHW.shape[2:]))
     none = context.new_zeros(context.shape[0], _IMAGE_TOKENS, arguments.image_embed_dim)
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=torch.cat((x_BCTHW, image), dim=1),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=context,
             encoder_attention_mask=text_mask(kwargs, "context"),
             encoder_hidden_states_2=kwargs["context_2"],
@@ -80,16 +66,14 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-_VIDEO = FamilyDefinition(
+_VIDEO = fam.Family(
     name="hunyuan_video_15",
     title="Hunyuan Video 1.5",
-    layout=HUNYUAN_VIDEO,
-    when=having(vision_in_dim=_VISION_WIDTH),
-    comfyui="HunyuanVideo15",
-    build=ModelBuild(
+    detect=fam.Detection(HUNYUAN_VIDEO, fam.having(vision_in_dim=_VISION_WIDTH), "HunyuanVideo15"),
+    build=fam.ModelBuild(
         "HunyuanVideo15Transformer3DModel",
         config,
-        LayoutNames(
+        fam.LayoutNames(
             "hunyuan_video_15",
             like="hunyuan_video",
             prefixes=(
@@ -103,42 +87,48 @@ _VIDEO = FamilyDefinition(
             ),
         ),
         forward,
+        dtypes=fam.BFLOAT16_FIRST,
+        optional_inputs=frozenset({"context_mask", "context_2_mask", "image", "image_context"}),
     ),
-    latent="hunyuan_video_15",
-    text=TextInputs(
+    text=fam.TextInputs(
         (
-            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, Cleaning.NEVER_EMPTY),
-            hunyuan.glyph_reading(256, Cleaning.QUOTED_ONCE),
+            hunyuan.qwen_reading(_TEMPLATE, _BEFORE, fam.Cleaning.NEVER_EMPTY),
+            hunyuan.glyph_reading(256, fam.Cleaning.QUOTED_ONCE),
         ),
         set_name="hunyuan_video_15",
         optional=frozenset({"byt5_small_glyph"}),
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=6.0,
-        steps=50,
-        width=848,
-        height=480,
-        frames=121,
-        frame_rate=24.0,
-        reads=("context", "context_2"),
-        may_read=("context_mask", "context_2_mask", "image", "image_context"),
-        sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
+    latent="hunyuan_video_15",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
+        reads=frozenset({"context", "context_2", "context_mask", "context_2_mask", "image", "image_context"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=121, multiple=4, rate=24.0),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="simple",
-    dtypes=BFLOAT16_FIRST,
+    size=(848, 480),
+    sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
+    folder=fam.DiffusersFolder(
+        "HunyuanVideo15Pipeline", guiders={"guider": fam.SchedulerFacts("ClassifierFreeGuidance")}
+    ),
     lora=hunyuan.HUNYUAN_LORA,
-    folder=DiffusersFolder("HunyuanVideo15Pipeline", guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")}),
+    options=fam.OptionFacts(moves_positions=True),
 )
 #: requests have no input for the video that it enlarges
 _SUPER_RESOLUTION = replace(
     _VIDEO,
     name="hunyuan_video_15_sr",
     title="Hunyuan Video 1.5 super-resolution",
-    when=having(vision_in_dim=_VISION_WIDTH, in_channels=98),
-    comfyui="HunyuanVideo15_SR_Distilled",
-    facts=replace(_VIDEO.facts, noise=NoiseFacts(NoiseKind.FLOW, shift=2.0), reads=("context", "context_2", "image")),
+    detect=replace(
+        _VIDEO.detect,
+        when=fam.having(vision_in_dim=_VISION_WIDTH, in_channels=98),
+        comfyui="HunyuanVideo15_SR_Distilled",
+    ),
+    build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
+    sampling=replace(_VIDEO.sampling, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

@@ -13,26 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    NOTHING,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import UNCONDITIONAL
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER, LoraNaming, NameSource, dotted
-from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import patch_ids
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftByRoot
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,17 +28,17 @@ _FIRST_PATCH = 65536
 #: patches of an image of 512 x 512 pixels, for which the levels are not shifted
 _UNSHIFTED = 1024
 
-_measure = sizes(
-    in_channels=dim("input_proj.weight", 1),
-    hidden_size=dim("input_proj.weight", 0),
-    depth=count("layers."),
-    has_unconditional=has(f"{UNCONDITIONAL}.input_proj.weight"),
+_measure = fam.sizes(
+    in_channels=fam.dim("input_proj.weight", 1),
+    hidden_size=fam.dim("input_proj.weight", 0),
+    depth=fam.count("layers."),
+    has_unconditional=fam.has(f"{UNCONDITIONAL}.input_proj.weight"),
 )
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Ideogram 4",
     (
-        published("embed_image_indicator.weight", "layers.0.attention.qkv.weight", measure=_measure),
-        diffusers("embed_image_indicator.weight", "layers.0.attention.to_q.weight", measure=_measure),
+        fam.published("embed_image_indicator.weight", "layers.0.attention.qkv.weight", measure=_measure),
+        fam.diffusers("embed_image_indicator.weight", "layers.0.attention.to_q.weight", measure=_measure),
     ),
 )
 
@@ -75,7 +58,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Ideogram4Transformer2DModel`, and whether there is a second model."""
     measured: dict[str, Any] = dict(found)
     head = shapes["layers.0.attention.norm_q.weight"][0]
@@ -96,13 +79,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 def as_rows(x_BCHW: Tensor) -> Tensor:
     """Return the patches of a latent as rows, [B,N,C]. Its channels are those of the VAE, each with the four cells of a
     patch; a row has the channels of the first cell, then those of the next."""
-    rows: Tensor = x_BCHW.unflatten(1, (-1, PATCH)).transpose(1, 2).flatten(1, 2).flatten(2).transpose(1, 2)
+    rows: Tensor = x_BCHW.unflatten(1, (-1, fam.PATCH)).transpose(1, 2).flatten(1, 2).flatten(2).transpose(1, 2)
     return rows
 
 
 def as_latent(rows_BNC: Tensor, height: int, width: int) -> Tensor:
     """Return the latent of `height` times `width` patches: the inverse of `as_rows`."""
-    cells = rows_BNC.transpose(1, 2).unflatten(1, (PATCH, -1)).transpose(1, 2).flatten(1, 2)
+    cells = rows_BNC.transpose(1, 2).unflatten(1, (fam.PATCH, -1)).transpose(1, 2).flatten(1, 2)
     latent: Tensor = cells.unflatten(2, (height, width))
     return latent
 
@@ -113,7 +96,7 @@ def as_words(context_BLD: Tensor) -> Tensor:
     return words
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words come first and have one position in all coordinates."""
     import torch
 
@@ -127,11 +110,11 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
         if "context_mask" in kwargs:
             patches = positions_BS3.shape[1] - context.shape[1]
             segments_BS = torch.nn.functional.pad(kwargs["context_mask"].long(), (0, patches), value=1)
-    rows_BNC = sample_of(
+    rows_BNC = fam.sample_of(
         module(
             hidden_states=as_rows(x_BCHW),
             # rounded as the scheduler of the pipeline does: the embedding depends on the last bits of the time
-            timestep=1.0 - level_B * TIMESTEPS / TIMESTEPS,
+            timestep=1.0 - level_B * fam.TIMESTEPS / fam.TIMESTEPS,
             encoder_hidden_states=context,
             position_ids=positions_BS3,
             segment_ids=segments_BS,
@@ -142,55 +125,59 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ideogram4",
         title="Ideogram 4",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="Ideogram4",
-        build=ModelBuild(
+        detect=fam.Detection(LAYOUT, fam.anything, "Ideogram4"),
+        build=fam.ModelBuild(
             "Ideogram4Transformer2DModel",
             config,
-            LayoutNames("ideogram4", converter=convert),
+            fam.LayoutNames("ideogram4", converter=convert),
             forward,
             unconditional=UNCONDITIONAL,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="ideogram4",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3vl_8b",
                     4096,
-                    QWEN3_CHAT,
+                    fam.QWEN3_CHAT,
                     most_tokens=_TOKENS,
                     is_masked=True,
                     layers=_LAYERS,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
-            Guidance.CLASSIFIER_FREE,
-            cfg=7.0,
-            last_cfg=3.0,
-            steps=48,
-            width=2048,
-            height=2048,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "
-            "the original code for 20 and 12 steps have 2 and 1 of these",
+        latent="ideogram4",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftByRoot(_UNSHIFTED, 0.0, 1.0)),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=48,
+                cfg=7.0,
+                sampler="euler",
+                schedule="logit_normal",
+                guidance=fam.Guidance.CLASSIFIER_FREE,
+                last_cfg=3.0,
+            ),
         ),
-        schedule="logit_normal",
-        dtypes=NO_FLOAT16,
-        lora=LoraNaming((*TRANSFORMER.rules, *dotted(NameSource.CHECKPOINT, "conditional_transformer."))),
-        folder=DiffusersFolder(
+        size=(2048, 2048),
+        sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "
+        "the original code for 20 and 12 steps have 2 and 1 of these",
+        folder=fam.DiffusersFolder(
             "Ideogram4Pipeline",
-            entries={"prompt_enhancer_head": NOTHING},
+            entries={"prompt_enhancer_head": fam.NOTHING},
             scheduler_entries={"shift": 1.0},
             shifts_by_size=False,
             own_levels=True,
+        ),
+        lora=fam.LoraNaming(
+            (*fam.TRANSFORMER.rules, *fam.dotted(fam.NameSource.CHECKPOINT, "conditional_transformer."))
         ),
     ),
 )

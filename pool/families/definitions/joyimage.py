@@ -9,40 +9,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-    TextVision,
-    VisionPart,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN, Padding, Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ReferenceMode
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: both namings are equal
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "JoyImage",
     (
-        published(
+        fam.published(
             "double_blocks.0.attn.img_attn_qkv.weight",
             "condition_embedder.time_embedder.linear_1.weight",
             "img_in.weight",
-            measure=sizes(
-                in_channels=dim("img_in.weight", 1, 5),
-                hidden_size=dim("img_in.weight", 0, 5),
-                num_layers=count("double_blocks."),
-                context_dim=dim("condition_embedder.text_embedder.linear_1.weight", 1),
+            measure=fam.sizes(
+                in_channels=fam.dim("img_in.weight", 1, 5),
+                hidden_size=fam.dim("img_in.weight", 0, 5),
+                num_layers=fam.count("double_blocks."),
+                context_dim=fam.dim("condition_embedder.text_embedder.linear_1.weight", 1),
             ),
         ),
     ),
@@ -52,14 +36,14 @@ _TEMPLATE = (
     "<|im_start|>system\n \\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
-_IMAGE_TEMPLATE = _TEMPLATE.replace("{}", f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>{{}}")
+_IMAGE_TEMPLATE = _TEMPLATE.replace("{}", f"<|vision_start|>{fam.IMAGE_TOKEN}<|vision_end|>{{}}")
 #: first tokens whose states are dropped, and the others that are read
 _BEFORE, _TOKENS = 34, 2048
 #: base of the rotations, of the published configuration; the default of the class is another one
 _THETA = 10000
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.JoyImageEditTransformer3DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden, patch = measured["hidden_size"], list(shapes["img_in.weight"][2:])
@@ -73,12 +57,12 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "text_dim": measured["context_dim"],
         "mlp_width_ratio": shapes["double_blocks.0.img_mlp.net.0.proj.weight"][0] / hidden,
         "num_layers": measured["num_layers"],
-        "rope_dim_list": list(rope_axes(head)),
+        "rope_dim_list": list(fam.rope_axes(head)),
         "theta": _THETA,
     }
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The module has no mask: texts of different lengths run one after the other. A latent of
     one frame is accepted as an image."""
     import torch
@@ -98,10 +82,10 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
 
 def _predict(module: nn.Module, items_BN: Tensor, level_B: Tensor, context_BLD: Tensor) -> Tensor:
     """Return the prediction for texts of one length."""
-    out_BN = sample_of(
+    out_BN = fam.sample_of(
         module(
             hidden_states=items_BN,
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=context_BLD,
             return_dict=False,
         )
@@ -110,56 +94,63 @@ def _predict(module: nn.Module, items_BN: Tensor, level_B: Tensor, context_BLD: 
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="joyimage",
         title="JoyImage",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="JoyImage",
-        build=ModelBuild("JoyImageEditTransformer3DModel", config, unchanged(), forward),
-        latent="wan21",
-        text=TextInputs(
+        detect=fam.Detection(LAYOUT, fam.anything, "JoyImage"),
+        build=fam.ModelBuild(
+            "JoyImageEditTransformer3DModel",
+            config,
+            fam.unchanged(),
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask", "reference"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3vl_8b",
                     4096,
                     _TEMPLATE,
                     dropped_tokens=_BEFORE,
                     most_tokens=_TOKENS + _BEFORE,
                     is_masked=True,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                     final_norm=False,
                     image_template=_IMAGE_TEMPLATE,
                 ),
             ),
-            vision=TextVision(
-                {ReferenceMode.WHOLE: "JoyImageEditPipeline"},
+            vision=fam.TextVision(
+                {fam.ReferenceMode.WHOLE: "JoyImageEditPipeline"},
                 {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
-                part=VisionPart.QWEN_3,
+                part=fam.VisionPart.QWEN_3,
             ),
         ),
-        reference_covers=True,
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=1.5),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=40,
+        latent="wan21",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=1.5),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=32,
             patch_side=16,
-            reads=("context",),
-            may_read=("context_mask", "reference"),
-            sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
-            "images of about a million pixels; the shift of SGLang",
+            cfg_rescale=fam.CfgRescale.CELLS,
+            reference_covers=True,
+            defaults=fam.SamplingDefaults(
+                steps=40,
+                cfg=4.0,
+                sampler="euler",
+                # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+                schedule="normal",
+                guidance=fam.Guidance.CLASSIFIER_FREE,
+            ),
         ),
-        # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
-        schedule="normal",
-        cfg_rescale=CfgRescale.CELLS,
-        dtypes=NO_FLOAT16,
-        # diffusers has the names of the original code
-        lora=GENERIC,
-        folder=DiffusersFolder(
+        sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
+        "images of about a million pixels; the shift of SGLang",
+        folder=fam.DiffusersFolder(
             "JoyImageEditPipeline",
             missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen3-VL-8B-Instruct"},
         ),
+        # diffusers has the names of the original code
+        lora=fam.GENERIC,
     ),
 )

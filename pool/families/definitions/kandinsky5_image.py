@@ -7,22 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import one_length_at_a_time
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Pooled, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,12 +31,12 @@ _VIDEO_WIDTHS = (1792, 4096)
 _TIMESTEPS = 1000
 
 
-def is_for_images(found: Config) -> bool:
+def is_for_images(found: fam.Config) -> bool:
     """Return whether a model with these sizes makes images: it reads latents alone, and is none of those for video."""
     return found.get("visual_embed_dim") == _IMAGE_PATCH and found.get("model_dim") not in _VIDEO_WIDTHS
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Kandinsky5Transformer3DModel`. A quarter of a head is rotated by the frame, the rest
     by row and column, as in the published configurations (16, 24 and 24 of 64)."""
     sizes: dict[str, Any] = dict(found)
@@ -69,7 +56,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The model has no mask: texts of different lengths run one after the other."""
     return one_length_at_a_time(_forward_one_length, module, x_BCHW, level_B, kwargs)
 
@@ -80,7 +67,7 @@ def _forward_one_length(
     import torch
 
     lengths = (1, x_BCHW.shape[2] // 2, x_BCHW.shape[3] // 2)
-    out_B1HWC = sample_of(
+    out_B1HWC = fam.sample_of(
         (
             module(
                 hidden_states=x_BCHW.movedim(1, -1)[:, None],
@@ -97,46 +84,52 @@ def _forward_one_length(
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="kandinsky5_image",
         title="Kandinsky 5 images",
-        layout=KANDINSKY_5,
-        when=is_for_images,
-        comfyui="Kandinsky5Image",
-        build=ModelBuild("Kandinsky5Transformer3DModel", config, unchanged(), forward),
-        latent="flux",
-        # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
-        shifts_latent=False,
-        text=TextInputs(
+        detect=fam.Detection(KANDINSKY_5, is_for_images, "Kandinsky5Image"),
+        build=fam.ModelBuild(
+            "Kandinsky5Transformer3DModel",
+            config,
+            fam.unchanged(),
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading("clip_l", 768, cleaning=Cleaning.UNESCAPED, pooled=Pooled.PLAIN, reads_states=False),
-                Reading(
+                fam.Reading(
+                    "clip_l", 768, cleaning=fam.Cleaning.UNESCAPED, pooled=fam.Pooled.PLAIN, reads_states=False
+                ),
+                fam.Reading(
                     "qwen25_7b",
                     3584,
                     _TEMPLATE,
-                    cleaning=Cleaning.UNESCAPED,
+                    cleaning=fam.Cleaning.UNESCAPED,
                     dropped_tokens=_BEFORE,
                     most_tokens=_TOKENS + _BEFORE,
                     is_masked=True,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             )
         ),
-        folder=DiffusersFolder(
+        latent="flux",
+        # the pipeline only scales the latents of Flux's VAE; ComfyUI also shifts them
+        shifts_latent=False,
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "pooled", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        sources="diffusers' Kandinsky5T2IPipeline; the shift is that of ComfyUI",
+        folder=fam.DiffusersFolder(
             "Kandinsky5T2IPipeline",
-            text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+            text_folders={fam.Role.TEXT_ENCODER: "text_encoder_2", fam.Role.TEXT_ENCODER_2: "text_encoder"},
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.5,
-            steps=50,
-            reads=("context", "pooled"),
-            may_read=("context_mask",),
-            sources="diffusers' Kandinsky5T2IPipeline; the shift is that of ComfyUI",
-        ),
-        schedule="normal",
-        dtypes=NO_FLOAT16,
-        lora=GENERIC,
+        lora=fam.GENERIC,
     ),
 )

@@ -11,12 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import kandinsky5_image
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import one_length_at_a_time
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.parts.video_facts import video_flow
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,12 +46,12 @@ _TIMESTEPS = 1000
 (_IMAGE,) = kandinsky5_image.FAMILIES
 
 
-def is_for_video(found: Config) -> bool:
+def is_for_video(found: fam.Config) -> bool:
     """Return whether a model with these sizes makes videos."""
     return not kandinsky5_image.is_for_images(found)
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.Kandinsky5Transformer3DModel`: models that read a given frame and its mask
     have twice the channels, and one more."""
     arguments = kandinsky5_image.config(found, shapes)
@@ -63,7 +59,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {**arguments, "in_visual_dim": channels, "visual_cond": read == 2 * channels + 1}
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The model has no mask: texts of different lengths run one after the other."""
     return one_length_at_a_time(_forward_one_length, module, x_BCTHW, level_B, kwargs)
 
@@ -75,11 +71,11 @@ def _forward_one_length(
 
     x_BTHWC = x_BCTHW.movedim(1, -1)
     _, frames, rows, columns, channels = x_BTHWC.shape
-    if config_of(module).visual_cond:  # no frame is given
+    if fam.config_of(module).visual_cond:  # no frame is given
         empty = x_BTHWC.new_zeros((*x_BTHWC.shape[:-1], channels + 1))
         x_BTHWC = torch.cat((x_BTHWC, empty), dim=-1)
     is_small = all(_SMALL_SIDES[0] <= side * _CELL <= _SMALL_SIDES[1] for side in (rows, columns))
-    out_BTHWC = sample_of(
+    out_BTHWC = fam.sample_of(
         (
             module(
                 hidden_states=x_BTHWC,
@@ -96,7 +92,7 @@ def _forward_one_length(
     return out_BTHWC.movedim(-1, 1)
 
 
-def _reading(image: Reading) -> Reading:
+def _reading(image: fam.Reading) -> fam.Reading:
     """Return how the language model is read: as for images, with another template."""
     return replace(image, template=TEMPLATE, dropped_tokens=_BEFORE, most_tokens=_TOKENS + _BEFORE)
 
@@ -106,26 +102,24 @@ FAMILIES = (
         _IMAGE,
         name="kandinsky5_video",
         title="Kandinsky 5 video",
-        when=is_for_video,
-        comfyui="Kandinsky5",
+        detect=replace(_IMAGE.detect, when=is_for_video, comfyui="Kandinsky5"),
         build=replace(_IMAGE.build, config=config, forward=forward),
-        latent="hunyuan_video",
         text=replace(
             _IMAGE.text, readings=(_IMAGE.text.readings[0], _reading(_IMAGE.text.readings[1])), set_name="kandinsky5"
         ),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=10.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            width=768,
-            height=512,
-            frames=121,
-            frame_rate=24.0,
-            reads=("context", "pooled"),
-            may_read=("context_mask",),
-            sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
+        latent="hunyuan_video",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=10.0),
+            reads=frozenset({"context", "pooled", "context_mask"}),
+            side_multiple=16,
+            video=fam.VideoFacts(frames=121, multiple=4, rate=24.0),
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
+        size=(768, 512),
+        sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
         folder=replace(_IMAGE.folder, pipeline="Kandinsky5T2VPipeline"),
     ),
 )

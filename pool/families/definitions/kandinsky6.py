@@ -17,24 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import kandinsky5_video
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.pipeline_form import NOTHING, SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning
-from modelpool.pool.families.parts.video_facts import frame_rate, video_flow
+from modelpool.pool.families.parts.video_calls import frame_rate
 from modelpool.pool.values.core.errors import unusable_field
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, Guidance, NoiseFacts, NoiseKind, SoundFacts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,7 +36,7 @@ _CELLS_OF_PATCH = 4
 _CELL_FRAMES = 4
 #: a position is two spectra of 512 of 44,100 samples per second. Source: the published configurations of its parts; the
 #: scales are those of models before and after their distillation
-SOUND = SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
+SOUND = fam.SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
 _DISTILLED_SOUND = replace(SOUND, scale=0.417)
 #: what no shape determines, of the published configurations
 _AUDIO_FREQUENCIES = 0.144
@@ -77,28 +63,28 @@ _NAMES = (
 )
 
 
-def _measure(blocks: str) -> Callable[[ShapeReader], Config]:
-    return sizes(
-        model_dim=dim("visual_embeddings.in_layer.weight", 0),
-        visual_embed_dim=dim("visual_embeddings.in_layer.weight", 1),
-        out_visual_dim=dim("out_layer.out_layer.weight", 0, divide=_CELLS_OF_PATCH),
-        audio_model_dim=dim("audio_embeddings.in_layer.weight", 0),
-        context_dim=dim("video_text_embeddings.in_layer.weight", 1),
-        num_text_blocks=count("video_text_transformer_blocks."),
-        num_visual_blocks=count(blocks),
+def _measure(blocks: str) -> Callable[[fam.ShapeReader], fam.Config]:
+    return fam.sizes(
+        model_dim=fam.dim("visual_embeddings.in_layer.weight", 0),
+        visual_embed_dim=fam.dim("visual_embeddings.in_layer.weight", 1),
+        out_visual_dim=fam.dim("out_layer.out_layer.weight", 0, divide=_CELLS_OF_PATCH),
+        audio_model_dim=fam.dim("audio_embeddings.in_layer.weight", 0),
+        context_dim=fam.dim("video_text_embeddings.in_layer.weight", 1),
+        num_text_blocks=fam.count("video_text_transformer_blocks."),
+        num_visual_blocks=fam.count(blocks),
     )
 
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Kandinsky 6",
     (
-        published(
+        fam.published(
             "audio_embeddings.in_layer.weight",
             "visual_embeddings.in_layer.weight",
             "visual_blocks.0.videoT.self_attention.query_norm.weight",
             measure=_measure("visual_blocks."),
         ),
-        diffusers(
+        fam.diffusers(
             "audio_embeddings.in_layer.weight",
             "visual_embeddings.in_layer.weight",
             f"visual_transformer_blocks.0.{_VIDEO_BLOCK}self_attention.query_norm.weight",
@@ -118,7 +104,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Kandinsky6Transformer3DModel`. A quarter of a head is rotated by the frame, the rest
     by row and column, as in the published configurations (32, 48 and 48 of 128)."""
     measured: dict[str, Any] = dict(found)
@@ -158,26 +144,26 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _read(found: Config) -> int:
+def _read(found: fam.Config) -> int:
     return int(dict[str, Any](found)["visual_embed_dim"]) // _CELLS_OF_PATCH
 
 
-def _reads_mask(found: Config) -> bool:
+def _reads_mask(found: fam.Config) -> bool:
     """Return whether a model with these sizes reads the latent, one that is empty, and a mask of one channel."""
     return _read(found) % 2 == 1
 
 
-def _channels(found: Config) -> int:
+def _channels(found: fam.Config) -> int:
     """Return the channels of a latent."""
     return (_read(found) - 1) // 2 if _reads_mask(found) else _read(found)
 
 
-def is_distilled(found: Config) -> bool:
+def is_distilled(found: fam.Config) -> bool:
     """Return whether a model with these sizes predicts the latent at several levels."""
     return found["out_visual_dim"] != _channels(found)
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. "image" is the
     latent of a first frame, [B,C,1,H,W]. Raises UnusableField for one that the model cannot tell from the others, and
     for videos with too much audio."""
@@ -186,7 +172,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     return joined(video_BCTHW, sound_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
 
 
-def _track(x_BCTHW: Tensor, kwargs: ModelKwargs) -> SoundTrack:
+def _track(x_BCTHW: Tensor, kwargs: fam.ModelKwargs) -> SoundTrack:
     """Return where a latent has its audio."""
     _, channels, total, rows, columns = x_BCTHW.shape
     rate = frame_rate(kwargs)
@@ -199,12 +185,12 @@ def _track(x_BCTHW: Tensor, kwargs: ModelKwargs) -> SoundTrack:
 
 
 def _predict(
-    module: nn.Module, x_BCTHW: Tensor, sound_BLA: Tensor, level_B: Tensor, kwargs: ModelKwargs
+    module: nn.Module, x_BCTHW: Tensor, sound_BLA: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs
 ) -> tuple[Tensor, Tensor]:
     """Return the predictions for frames and audio."""
     import torch
 
-    own, image = config_of(module), kwargs.get("image")
+    own, image = fam.config_of(module), kwargs.get("image")
     x_BTHWC = x_BCTHW.movedim(1, -1)
     batch, frames, rows, columns, _ = x_BTHWC.shape
     shown: dict[str, Any] = {}
@@ -231,14 +217,14 @@ def _predict(
         encoder_hidden_states=kwargs["context"],
         encoder_attention_mask=kwargs.get("context_mask"),
         pooled_projections=kwargs["pooled"],
-        timestep=level_B * TIMESTEPS,
+        timestep=level_B * fam.TIMESTEPS,
         **shown,
         return_dict=False,
     )
     return out_BTHWC[:, :frames].movedim(-1, 1), out_BLA
 
 
-def distilled_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def distilled_forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the mean of noise - clean over the step "step", of frames and audio: the model predicts it at several
     levels of the step, of which the clean latents at the levels between follow. Raises as `forward`.
 
@@ -280,52 +266,51 @@ def _time(level: float, shift: float) -> float:
     return level / (shift - (shift - 1.0) * level)
 
 
-_BASE = FamilyDefinition(
+_BASE = fam.Family(
     name="kandinsky6",
     title="Kandinsky 6",
-    layout=LAYOUT,
-    when=anything,
-    comfyui="",
-    build=ModelBuild("Kandinsky6Transformer3DModel", config, LayoutNames("kandinsky6", converter=convert), forward),
-    latent="hunyuan_video",
-    text=TextInputs(
+    detect=fam.Detection(LAYOUT, fam.anything, "", sound_prefixes=("audio_vae.", "vocoder.")),
+    build=fam.ModelBuild(
+        "Kandinsky6Transformer3DModel",
+        config,
+        fam.LayoutNames("kandinsky6", converter=convert),
+        forward,
+        dtypes=fam.NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "image"}),
+    ),
+    text=fam.TextInputs(
         (
-            replace(_KANDINSKY_5.text.readings[0], cleaning=Cleaning.NONE),
+            replace(_KANDINSKY_5.text.readings[0], cleaning=fam.Cleaning.NONE),
             replace(
                 _KANDINSKY_5.text.readings[1],
                 template=_TEMPLATE,
-                cleaning=Cleaning.NONE,
+                cleaning=fam.Cleaning.NONE,
                 dropped_tokens=_BEFORE,
                 most_tokens=_TOKENS + _BEFORE,
             ),
         ),
         set_name="kandinsky6",
     ),
-    folder=DiffusersFolder(
+    latent="hunyuan_video",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=_SHIFT),
+        reads=frozenset({"context", "pooled", "frame_rate", "context_mask", "image"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=121, multiple=4, rate=24.0, begins=fam.FirstFrameMode.APPENDED, sound=SOUND),
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
+    ),
+    size=(768, 512),
+    sources="diffusers' Kandinsky6TI2VAPipeline",
+    folder=fam.DiffusersFolder(
         "Kandinsky6TI2VAPipeline",
         text_folders=_KANDINSKY_5.folder.text_folders,
         # without what decodes audio, videos are silent
-        entries={"audio_vae": NOTHING, "vocoder": NOTHING},
+        entries={"audio_vae": fam.NOTHING, "vocoder": fam.NOTHING},
     ),
-    facts=video_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=_SHIFT),
-        Guidance.CLASSIFIER_FREE,
-        cfg=5.0,
-        steps=50,
-        width=768,
-        height=512,
-        frames=121,
-        frame_rate=24.0,
-        begins=FirstFrameMode.APPENDED,
-        sound=SOUND,
-        reads=("context", "pooled", "frame_rate"),
-        may_read=("context_mask", "image"),
-        sources="diffusers' Kandinsky6TI2VAPipeline",
-    ),
-    schedule="normal",
-    dtypes=NO_FLOAT16,
-    lora=GENERIC,
-    sound_prefixes=("audio_vae.", "vocoder."),
+    lora=fam.GENERIC,
 )
 
 FAMILIES = (
@@ -333,21 +318,20 @@ FAMILIES = (
         _BASE,
         name="kandinsky6_distilled",
         title="Kandinsky 6 distilled",
-        when=is_distilled,
+        detect=replace(_BASE.detect, when=is_distilled),
         build=replace(_BASE.build, forward=distilled_forward),
-        facts=replace(
-            _BASE.facts,
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=10,
-            sound=_DISTILLED_SOUND,
-            reads=(*_BASE.facts.reads, "step"),
-            sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
+        sampling=replace(
+            _BASE.sampling,
+            reads=frozenset({"context", "pooled", "frame_rate", "step", "context_mask", "image"}),
+            video=fam.video_like(_BASE.sampling, sound=_DISTILLED_SOUND),
+            defaults=fam.defaults_like(
+                _BASE.sampling, steps=10, cfg=1.0, schedule="half_last", guidance=fam.Guidance.NONE
+            ),
         ),
-        schedule="half_last",
+        sources="diffusers' Kandinsky6TI2VAPipeline; the steps of kandinskylab/kandinsky-6",
         folder=replace(
             _BASE.folder,
-            scheduler=SchedulerFacts(
+            scheduler=fam.SchedulerFacts(
                 "PiflowScheduler",
                 {
                     "shift": _SHIFT,

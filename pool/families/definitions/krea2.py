@@ -13,25 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE as TEMPLATE
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,14 +28,16 @@ _TURBO_SHIFT = 1.15
 
 
 def _sizes(first: str, blocks: str) -> Any:
-    return sizes(in_channels=dim(f"{first}.weight", 1), hidden_size=dim(f"{first}.weight", 0), depth=count(blocks))
+    return fam.sizes(
+        in_channels=fam.dim(f"{first}.weight", 1), hidden_size=fam.dim(f"{first}.weight", 0), depth=fam.count(blocks)
+    )
 
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Krea 2",
     (
-        published("txtfusion.projector.weight", "first.weight", measure=_sizes("first", "blocks.")),
-        diffusers("text_fusion.projector.weight", "img_in.weight", measure=_sizes("img_in", "transformer_blocks.")),
+        fam.published("txtfusion.projector.weight", "first.weight", measure=_sizes("first", "blocks.")),
+        fam.diffusers("text_fusion.projector.weight", "img_in.weight", measure=_sizes("img_in", "transformer_blocks.")),
     ),
 )
 
@@ -100,12 +85,12 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Krea2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     block, words = "transformer_blocks.0.", "text_fusion.layerwise_blocks.0."
     head, word_head = (shapes[f"{place}attn.norm_q.weight"][0] for place in (block, words))
-    reader = ShapeReader(shapes)
+    reader = fam.ShapeReader(shapes)
 
     def heads(key: str, width: int) -> int:
         return shapes[key][0] // width
@@ -128,20 +113,20 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "text_intermediate_size": shapes[f"{words}ff.gate.weight"][0],
         "num_layerwise_text_blocks": layers("layerwise_blocks"),
         "num_refiner_text_blocks": layers("refiner_blocks"),
-        "axes_dims_rope": rope_quarters(head),
+        "axes_dims_rope": fam.rope_quarters(head),
     }
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. A latent of one frame is accepted as an image. Words have no positions."""
     import torch
     from torch import nn
 
     image = x.squeeze(2) if x.dim() == 5 else x
-    context = kwargs["context"].unflatten(-1, (config_of(module).num_text_layers, -1))
+    context = kwargs["context"].unflatten(-1, (fam.config_of(module).num_text_layers, -1))
     ids = nn.functional.pad(patch_ids(image, 2), (0, 0, context.shape[1], 0))
     mask = kwargs.get("context_mask")
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=packed(image),
             encoder_hidden_states=context,
@@ -154,50 +139,52 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
     return unpacked(out_BND, *image.shape[-2:]).reshape(x.shape)
 
 
-_FACTS = image_flow(
-    NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 6400), (0.5, 1.15))),
-    Guidance.CLASSIFIER_FREE,
-    cfg=5.5,
-    steps=28,
-    reads=("context",),
-    may_read=("context_mask",),
-    sources="diffusers' Krea2Pipeline, whose scale of 4.5 is added to 1. ComfyUI has the shift of the turbo model",
+_SAMPLING = fam.SamplingFacts(
+    fam.Prediction.FLOW,
+    noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 6400), (0.5, 1.15))),
+    reads=frozenset({"context", "context_mask"}),
+    side_multiple=16,
+    defaults=fam.SamplingDefaults(
+        steps=28, cfg=5.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+    ),
 )
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="krea2",
         title="Krea 2",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="Krea2",
-        build=ModelBuild("Krea2Transformer2DModel", config, LayoutNames("krea2", converter=convert), forward),
-        latent="wan21",
-        text=TextInputs(
+        detect=fam.Detection(LAYOUT, fam.anything, "Krea2"),
+        build=fam.ModelBuild(
+            "Krea2Transformer2DModel",
+            config,
+            fam.LayoutNames("krea2", converter=convert),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3vl_4b",
                     2560,
-                    TEMPLATE,
-                    dropped_tokens=QWEN_IMAGE_BEFORE,
-                    most_tokens=_TOKENS + QWEN_IMAGE_BEFORE,
+                    fam.QWEN_IMAGE,
+                    dropped_tokens=fam.QWEN_IMAGE_BEFORE,
+                    most_tokens=_TOKENS + fam.QWEN_IMAGE_BEFORE,
                     kept_last=_AFTER,
                     is_masked=True,
                     layers=_LAYERS,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             )
         ),
-        facts=_FACTS,
+        latent="wan21",
+        sampling=_SAMPLING,
         distilled=replace(
-            _FACTS,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=math.exp(_TURBO_SHIFT)),
-            guidance=Guidance.NONE,
-            cfg=1.0,
-            steps=8,
+            _SAMPLING,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=math.exp(_TURBO_SHIFT)),
+            defaults=fam.defaults_like(_SAMPLING, steps=8, cfg=1.0, guidance=fam.Guidance.NONE),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        folder=DiffusersFolder("Krea2Pipeline", vae_class="AutoencoderKLQwenImage"),
-        lora=TRANSFORMER,
+        sources="diffusers' Krea2Pipeline, whose scale of 4.5 is added to 1. ComfyUI has the shift of the turbo model",
+        folder=fam.DiffusersFolder("Krea2Pipeline", vae_class="AutoencoderKLQwenImage"),
+        lora=fam.TRANSFORMER,
     ),
 )

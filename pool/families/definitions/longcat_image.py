@@ -8,22 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,38 +27,39 @@ _BEFORE = 36
 _TOKENS = 512
 
 
-def is_longcat(found: Config) -> bool:
+def is_longcat(found: fam.Config) -> bool:
     """Return whether a model with these sizes, which has Flux's layout, is LongCat-Image."""
-    is_alike = having(vec_in_dim=None, yak_mlp=False, in_channels=_CHANNELS)
+    is_alike = fam.having(vec_in_dim=None, yak_mlp=False, in_channels=_CHANNELS)
     return is_alike(found) and found["context_in_dim"] != _T5_WIDTH
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.LongCatImageTransformer2DModel`."""
     arguments, head = flux.block_arguments(found, shapes)
-    return arguments | {"axes_dims_rope": rope_axes(head)}
+    return arguments | {"axes_dims_rope": fam.rope_axes(head)}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have the positions of a diagonal, which the rows and columns of patches continue."""
     start = (1, _TOKENS, _TOKENS)
     return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids, start)
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="longcat_image",
         title="LongCat-Image",
-        layout=FLUX,
-        when=is_longcat,
-        comfyui="LongCatImage",
-        build=ModelBuild(
-            "LongCatImageTransformer2DModel", config, flux.names_of_diffusers("time_embed.timestep_embedder"), forward
+        detect=fam.Detection(FLUX, is_longcat, "LongCatImage"),
+        build=fam.ModelBuild(
+            "LongCatImageTransformer2DModel",
+            config,
+            flux.names_of_diffusers("time_embed.timestep_embedder"),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
         ),
-        latent="flux",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen25_7b",
                     3584,
                     _TEMPLATE,
@@ -84,23 +71,24 @@ FAMILIES = (
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=50,
-            reads=("context",),
-            sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
+        latent="flux",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            cfg_rescale=fam.CfgRescale.PATCHES_DOWN,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=4.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        cfg_rescale=CfgRescale.PATCHES_DOWN,
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder(
+        sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
+        folder=fam.DiffusersFolder(
             "LongCatImagePipeline",
             missing={
                 "text_processor": "it rewrites prompts, expected that of meituan-longcat/LongCat-Image, or no rewriting"
             },
         ),
+        lora=fam.TRANSFORMER,
     ),
 )

@@ -10,33 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.ltxv import CELL, video_config
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    Connector,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.text_join import TextJoin
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
 from modelpool.pool.files.formats import folder_header
-from modelpool.pool.values.core.sampling_facts import (
-    FirstFrameMode,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    ShiftBySize,
-    SoundFacts,
-)
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +24,7 @@ if TYPE_CHECKING:
 #: the part that joins the states of the text encoder, as the name of a text encoder
 CONNECTORS = "ltx2_connectors"
 #: four spectra of 16,000 / 160 per second are one position. Source: diffusers' LTX2Pipeline, also for the guidance
-SOUND = SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
+SOUND = fam.SoundFacts(cells_per_second=25.0, width=128, cfg=7.0, rescale=0.7)
 _TOKENS = 1024
 #: beginnings of names, and modules of blocks, in the original and in diffusers
 _OUTER = (
@@ -78,7 +56,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Those of positions are the published ones."""
     return {
         **video_config(found, shapes),
@@ -92,7 +70,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. Kept frames of an
     image have no noise."""
     rate = frame_rate(kwargs)
@@ -101,7 +79,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     track = SoundTrack(SOUND, cells, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
     video_BCTHW, sound_BLA = track.parted(x_BCTHW)
     kept = {name: kwargs[name][:, :, :cells] for name in ("image", "image_mask") if name in kwargs}
-    timestep_B = level_B * TIMESTEPS
+    timestep_B = level_B * fam.TIMESTEPS
     timestep = timestep_B
     if "image_mask" in kept:
         timestep = timestep_B.unsqueeze(-1) * (1 - kept["image_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
@@ -129,59 +107,64 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ltx2",
         title="LTX-2",
-        layout=LTX,
-        when=having(audio=True, gated=False),
-        comfyui="LTXAV",
-        build=ModelBuild("LTX2VideoTransformer3DModel", config, convert, forward),
-        latent="ltxv",
-        text=TextInputs(
+        detect=fam.Detection(
+            LTX,
+            fam.having(audio=True, gated=False),
+            "LTXAV",
+            sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
+        ),
+        build=fam.ModelBuild(
+            "LTX2VideoTransformer3DModel",
+            config,
+            convert,
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"image", "image_mask"}),
+        ),
+        text=fam.TextInputs(
             (
-                fixed_length(
+                fam.fixed_length(
                     "gemma3_12b",
                     _TOKENS,
                     3840,
-                    cleaning=Cleaning.STRIPPED,
+                    cleaning=fam.Cleaning.STRIPPED,
                     pads_left=True,
                     is_masked=True,
-                    mask=MaskMode.REAL,
+                    mask=fam.MaskMode.REAL,
                     every_layer=True,
                     first_state=True,
                 ),
-                fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
+                fam.fixed_length(CONNECTORS, _TOKENS, 7680, connects=True),
             ),
-            join=TextJoin(lambda read: {"context": read[-1].context_LD}),
-            connector=Connector(
+            join=fam.TextJoin(lambda read: {"context": read[-1].context_LD}),
+            connector=fam.Connector(
                 "text_embedding_projection.", ("video_embeddings_connector.", "audio_embeddings_connector.")
             ),
         ),
-        folder=DiffusersFolder(
+        latent="ltxv",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(
+                fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
+            ),
+            reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+            side_multiple=32,
+            video=fam.VideoFacts(frames=121, multiple=8, rate=24.0, begins=fam.FirstFrameMode.KEPT, sound=SOUND),
+            defaults=fam.SamplingDefaults(
+                steps=30, cfg=3.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        size=(768, 512),
+        sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
+        folder=fam.DiffusersFolder(
             "LTX2Pipeline",
             libraries=dict.fromkeys((folder_header.CONNECTORS, folder_header.VOCODER), "ltx2"),
-            text_folders={Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
+            text_folders={fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.TEXT_ENCODER_2: folder_header.CONNECTORS},
         ),
-        sound_prefixes=tuple(f"{folder}." for folder in folder_header.AUDIO_FOLDERS),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.0,
-            steps=30,
-            width=768,
-            height=512,
-            frames=121,
-            side_multiple=32,
-            frame_multiple=8,
-            frame_rate=24.0,
-            reads=("context", "frame_rate"),
-            may_read=("image", "image_mask"),
-            begins=FirstFrameMode.KEPT,
-            sound=SOUND,
-            sources="diffusers' LTX2Pipeline; scheduler_config.json of Lightricks/LTX-2",
-        ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(isolates_sound=True),
     ),
 )

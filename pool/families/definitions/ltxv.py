@@ -6,29 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import frame_rate, towards_image, video_flow, with_image
-from modelpool.pool.values.core.sampling_facts import (
-    FirstFrameMode,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    ShiftBySize,
-)
+from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +25,7 @@ _METADATA = ("config", "transformer")
 CELL = (8, 32, 32)
 
 
-def video_config(found: Config, shapes: Shapes) -> Arguments:
+def video_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments that LTX-Video and LTX-2 share: the sizes of what reads the video."""
     sizes: dict[str, Any] = dict(found)
     return {
@@ -57,7 +38,7 @@ def video_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.LTXVideoTransformer3DModel`, for all versions of LTX-Video."""
     sizes: dict[str, Any] = dict(found)
     return {
@@ -68,7 +49,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def metadata_configuration(metadata: Mapping[str, str]) -> Arguments:
+def metadata_configuration(metadata: Mapping[str, str]) -> fam.Arguments:
     """Return the facts in the metadata of an LTX-Video file that shapes do not tell, for `plan_diffusion_model`'s
     `config`.
 
@@ -84,14 +65,14 @@ def metadata_configuration(metadata: Mapping[str, str]) -> Arguments:
     return {CAUSAL: value} if isinstance(value, bool) else {}
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Kept frames of an image have no noise."""
     _, _, frames, height, width = x_BCTHW.shape
-    causal = config_of(module).get(CAUSAL, False)
-    timestep = level_B * TIMESTEPS
+    causal = fam.config_of(module).get(CAUSAL, False)
+    timestep = level_B * fam.TIMESTEPS
     if "image_mask" in kwargs:
         timestep = timestep.unsqueeze(-1) * (1 - kwargs["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
-    out_BNC = sample_of(
+    out_BNC = fam.sample_of(
         module(
             hidden_states=with_image(x_BCTHW, kwargs).flatten(2).transpose(1, 2),
             encoder_hidden_states=kwargs["context"],
@@ -121,41 +102,48 @@ def _places(x_BCTHW: Tensor, rate: float) -> Tensor:
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ltxv",
         title="LTX-Video",
-        layout=LTX,
-        when=having(audio=False),
-        comfyui="LTXV",
-        build=ModelBuild("LTXVideoTransformer3DModel", config, "ltxv", forward, metadata_config=metadata_configuration),
-        latent="ltxv",
-        text=TextInputs(
+        detect=fam.Detection(LTX, fam.having(audio=False), "LTXV"),
+        build=fam.ModelBuild(
+            "LTXVideoTransformer3DModel",
+            config,
+            "ltxv",
+            forward,
+            metadata_config=metadata_configuration,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask", "image", "image_mask"}),
+        ),
+        text=fam.TextInputs(
             # padding is visible to T5, not to the model
-            (fixed_length("t5xxl", 128, mask=MaskMode.REAL),)
+            (fam.fixed_length("t5xxl", 128, mask=fam.MaskMode.REAL),)
         ),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-            Guidance.CLASSIFIER_FREE,
-            cfg=3.0,
-            steps=50,
-            width=704,
-            height=512,
-            frames=161,
+        latent="ltxv",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(
+                fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
+            ),
+            reads=frozenset({"context", "frame_rate", "context_mask", "image", "image_mask"}),
             side_multiple=32,
-            frame_multiple=8,
-            frame_rate=25.0,
-            reads=("context", "frame_rate"),
-            may_read=("context_mask", "image", "image_mask"),
-            begins=FirstFrameMode.KEPT,
-            sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 "
-            "as shift",
+            video=fam.VideoFacts(frames=161, multiple=8, rate=25.0, begins=fam.FirstFrameMode.KEPT),
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=3.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
-        teacache=(
-            TeaCacheFacts((2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28),
+        size=(704, 512),
+        sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 "
+        "as shift",
+        folder=fam.DiffusersFolder("LTXPipeline", config_pipelines={CAUSAL: "LTXConditionPipeline"}),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(
+            teacache=(
+                fam.TeaCacheFacts(
+                    (2.14700694e01, -1.28016453e01, 2.31279151e00, 7.92487521e-01, 9.69274326e-03), 0.03, 28
+                ),
+            ),
+            skips_blocks=True,
         ),
     ),
 )

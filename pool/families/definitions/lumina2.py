@@ -6,24 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, Reading
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,13 +21,13 @@ _TOKENS = 256
 _QUERIES = re.compile(r"\.attention\.qkv\.weight$")
 
 
-def _cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
+def _cuts(shapes: fam.Shapes, key: str) -> tuple[int, ...]:
     """Queries have the width of the model; keys and values share the other rows."""
-    rows, hidden = shapes[key][0], width_of(shapes, "x_embedder.weight")
+    rows, hidden = shapes[key][0], fam.width_of(shapes, "x_embedder.weight")
     return hidden, (hidden + rows) // 2, rows
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.Lumina2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden = sizes["dim"]
@@ -51,19 +35,19 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "in_channels": sizes["in_channels"],
         "hidden_size": hidden,
         "num_layers": sizes["n_layers"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
+        "num_refiner_layers": len(fam.ShapeReader(shapes).numbers("noise_refiner.")),
         "num_attention_heads": sizes["n_heads"],
         "num_kv_heads": sizes["n_kv_heads"],
         "multiple_of": 1,
-        "ffn_dim_multiplier": ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
+        "ffn_dim_multiplier": fam.ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
         "axes_dim_rope": (hidden // sizes["n_heads"] // 3,) * 3,
         "cap_feat_dim": sizes["cap_feat_dim"],
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Time and output of the module run from noise to image."""
-    return -sample_of(
+    return -fam.sample_of(
         module(
             hidden_states=x_BCHW,
             timestep=1 - level_B,
@@ -75,23 +59,22 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="lumina2",
         title="Lumina 2",
-        layout=LUMINA_2,
-        when=anything,
-        comfyui="Lumina2",
-        build=ModelBuild(
+        detect=fam.Detection(LUMINA_2, fam.anything, "Lumina2"),
+        build=fam.ModelBuild(
             "Lumina2Transformer2DModel",
             config,
-            LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
+            fam.LayoutNames("lumina2", cuts=fam.FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
             forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="flux",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
                 # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-                Reading(
+                fam.Reading(
                     "gemma2_2b",
                     2304,
                     _TEMPLATE,
@@ -99,30 +82,33 @@ FAMILIES = (
                     least_tokens=_TOKENS,
                     most_tokens=_TOKENS,
                     is_masked=True,
-                    mask=MaskMode.REAL,
+                    mask=fam.MaskMode.REAL,
                     layers_left_out=1,
                     final_norm=False,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=30,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
-            "Alpha-VLLM/Lumina-Image-2.0",
+        latent="flux",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=6.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            cfg_rescale=fam.CfgRescale.ROWS,
+            defaults=fam.SamplingDefaults(
+                steps=30, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        cfg_rescale=CfgRescale.ROWS,
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("Lumina2Pipeline"),
-        teacache=(
-            # the first of the two published versions
-            TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+        sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
+        "Alpha-VLLM/Lumina-Image-2.0",
+        folder=fam.DiffusersFolder("Lumina2Pipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(
+            teacache=(
+                # the first of the two published versions
+                fam.TeaCacheFacts((393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344), 0.2),
+            ),
+            skips_blocks=True,
         ),
     ),
 )

@@ -5,57 +5,43 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.families.parts.video_facts import video_flow
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Mochi",
     (
-        published(
+        fam.published(
             "t5_yproj.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                hidden_size_x=dim("x_embedder.proj.weight", 0, 4),
-                hidden_size_y=dim("t5_yproj.weight", 0),
-                t5_feat_dim=dim("t5_yproj.weight", 1),
-                depth=count("blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("blocks.0.attn.q_norm_x.weight"),
-                qkv_bias=has("blocks.0.attn.qkv_x.bias"),
-                out_bias=has("blocks.0.attn.proj_x.bias"),
+            measure=fam.sizes(
+                in_channels=fam.dim("x_embedder.proj.weight", 1, 4),
+                patch_size=fam.dim("x_embedder.proj.weight", 2, 4),
+                hidden_size_x=fam.dim("x_embedder.proj.weight", 0, 4),
+                hidden_size_y=fam.dim("t5_yproj.weight", 0),
+                t5_feat_dim=fam.dim("t5_yproj.weight", 1),
+                depth=fam.count("blocks."),
+                num_heads=fam.maybe("pos_frequencies", 1, 3),
+                qk_norm=fam.has("blocks.0.attn.q_norm_x.weight"),
+                qkv_bias=fam.has("blocks.0.attn.qkv_x.bias"),
+                out_bias=fam.has("blocks.0.attn.proj_x.bias"),
             ),
         ),
-        diffusers(
+        fam.diffusers(
             "time_embed.caption_proj.weight",
             "pos_frequencies",
-            measure=sizes(
-                in_channels=dim("patch_embed.proj.weight", 1, 4),
-                patch_size=dim("patch_embed.proj.weight", 2, 4),
-                hidden_size_x=dim("patch_embed.proj.weight", 0, 4),
-                hidden_size_y=dim("time_embed.caption_proj.weight", 0),
-                t5_feat_dim=dim("time_embed.caption_proj.weight", 1),
-                depth=count("transformer_blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("transformer_blocks.0.attn1.norm_q.weight"),
+            measure=fam.sizes(
+                in_channels=fam.dim("patch_embed.proj.weight", 1, 4),
+                patch_size=fam.dim("patch_embed.proj.weight", 2, 4),
+                hidden_size_x=fam.dim("patch_embed.proj.weight", 0, 4),
+                hidden_size_y=fam.dim("time_embed.caption_proj.weight", 0),
+                t5_feat_dim=fam.dim("time_embed.caption_proj.weight", 1),
+                depth=fam.count("transformer_blocks."),
+                num_heads=fam.maybe("pos_frequencies", 1, 3),
+                qk_norm=fam.has("transformer_blocks.0.attn1.norm_q.weight"),
             ),
         ),
     ),
@@ -92,7 +78,7 @@ _BLOCK: dict[str, tuple[str, ...]] = {
 _SWAPPED = ("mlp_x.w1", "mlp_y.w1", "final_layer.mod")
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.MochiTransformer3DModel`."""
     sizes: dict[str, Any] = dict(found)
     _, heads, half_head = shapes["pos_frequencies"]
@@ -144,13 +130,13 @@ def _swapped(key: str, tensor: Tensor) -> Tensor:
     return torch.cat(tensor.chunk(2)[::-1]) if key.startswith(_SWAPPED) else tensor
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean; the module predicts clean - noise."""
-    return -sample_of(
+    return -fam.sample_of(
         module(
             hidden_states=x_BCTHW,
             encoder_hidden_states=kwargs["context"],
-            timestep=(1 - level_B) * TIMESTEPS,
+            timestep=(1 - level_B) * fam.TIMESTEPS,
             encoder_attention_mask=text_mask(kwargs, "context"),
             return_dict=False,
         )
@@ -158,37 +144,43 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="mochi",
         title="Mochi",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="GenmoMochi",
-        build=ModelBuild("MochiTransformer3DModel", config, convert, forward),
-        latent="mochi",
-        text=TextInputs((fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),)),
-        facts=video_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=64,
-            width=848,
-            height=480,
-            frames=163,
-            frame_multiple=6,
-            frame_rate=30.0,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
+        detect=fam.Detection(LAYOUT, fam.anything, "GenmoMochi"),
+        build=fam.ModelBuild(
+            "MochiTransformer3DModel",
+            config,
+            convert,
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        schedule="linear_quadratic",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder(
+        text=fam.TextInputs((fam.fixed_length("t5xxl", 256, is_masked=True, mask=fam.MaskMode.REAL),)),
+        latent="mochi",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=6.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            video=fam.VideoFacts(frames=163, multiple=6, rate=30.0),
+            defaults=fam.SamplingDefaults(
+                steps=64, cfg=4.5, sampler="euler", schedule="linear_quadratic", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
+        ),
+        size=(848, 480),
+        sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
+        folder=fam.DiffusersFolder(
             "MochiPipeline",
             entries={"force_zeros_for_empty_prompt": False},
             scheduler_entries={"shift": 1.0, "invert_sigmas": True},
         ),
-        teacache=(TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(
+            teacache=(
+                fam.TeaCacheFacts((-3.51241319e03, 8.11675948e02, -6.09400215e01, 2.42429681e00, 3.05291719e-03), 0.06),
+            ),
+            skips_blocks=True,
+        ),
     ),
 )

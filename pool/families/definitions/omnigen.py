@@ -14,23 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import OMNIGEN
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Naming, anything
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import references
-from modelpool.pool.families.parts.text_reading import Padding, Reading
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,7 +89,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.OmniGenTransformer2DModel`. Raises UnknownArchitecture for a width that is no
     multiple of a head's."""
     sizes: dict[str, Any] = dict(found)
@@ -126,7 +112,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean; the module predicts clean - noise. Texts of a batch that name images in different places
     run one after the other."""
     import torch
@@ -143,12 +129,12 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 def _call(
-    module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs, places: Sequence[Sequence[int]]
+    module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs, places: Sequence[Sequence[int]]
 ) -> Tensor:
     """Predict noise - clean for texts that name images at these `places`: position and number of each."""
     import torch
 
-    words_BLD, known, side = kwargs["context"], references(kwargs), config_of(module).patch_size
+    words_BLD, known, side = kwargs["context"], references(kwargs), fam.config_of(module).patch_size
     images = [known[number - 1] for _, number in places]
     length, spans = words_BLD.shape[1], list[tuple[int, int]]()
     for (place, _), image in zip(places, images, strict=True):
@@ -158,7 +144,7 @@ def _call(
         length += patches - 1
     # the noise level is a token between the words and the patches of the output
     total = length + 1 + _patches(x_BCHW, side)
-    return -sample_of(
+    return -fam.sample_of(
         module(
             hidden_states=x_BCHW,
             timestep=1 - level_B,
@@ -191,48 +177,56 @@ def _mask(total: int, length: int, spans: Sequence[tuple[int, int]], device: Any
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="omnigen",
         title="OmniGen",
-        layout=OMNIGEN,
-        when=anything,
-        comfyui="",
-        build=ModelBuild("OmniGenTransformer2DModel", config, convert, forward),
-        latent="sdxl",
-        text=TextInputs(
+        detect=fam.Detection(OMNIGEN, fam.anything, ""),
+        build=fam.ModelBuild(
+            "OmniGenTransformer2DModel",
+            config,
+            convert,
+            forward,
+            dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"image_places", "reference"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "omnigen_words",
                     3072,
                     _TEMPLATE,
                     most_tokens=_TOKENS,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                     names_images=True,
                 ),
             ),
-            words={Naming.PUBLISHED: "llm.embed_tokens.", Naming.DIFFUSERS: "embed_tokens."},
+            words={fam.Naming.PUBLISHED: "llm.embed_tokens.", fam.Naming.DIFFUSERS: "embed_tokens."},
         ),
-        folder=DiffusersFolder(
+        latent="sdxl",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
+            reads=frozenset({"context", "image_places", "reference"}),
+            side_multiple=16,
+            several_references=True,
+            reference_side=_MOST_SIDE,
+            defaults=fam.SamplingDefaults(
+                steps=50,
+                cfg=2.5,
+                sampler="euler",
+                schedule="simple",
+                guidance=fam.Guidance.TEXT_AND_IMAGE,
+                image_cfg=1.6,
+                negative=_NEGATIVE,
+            ),
+        ),
+        sources="diffusers' OmniGenPipeline; Shitao/OmniGen-v1",
+        folder=fam.DiffusersFolder(
             "OmniGenPipeline",
-            text_folders={Role.TEXT_ENCODER: "transformer.embed_tokens"},
+            text_folders={fam.Role.TEXT_ENCODER: "transformer.embed_tokens"},
             scheduler_entries={"invert_sigmas": True, "num_train_timesteps": 1},
             shifts_by_size=False,
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.TEXT_AND_IMAGE,
-            cfg=2.5,
-            image_cfg=1.6,
-            negative=_NEGATIVE,
-            steps=50,
-            reads=("context",),
-            may_read=("image_places", "reference"),
-            sources="diffusers' OmniGenPipeline; Shitao/OmniGen-v1",
-        ),
-        schedule="simple",
-        dtypes=NO_FLOAT16,
-        lora=TRANSFORMER,
-        several_references=True,
-        reference_side=_MOST_SIDE,
+        lora=fam.TRANSFORMER,
     ),
 )

@@ -5,29 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux_architecture as flux
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: the instruction that the pipeline adds to a prompt, inside of the chat template of its tokenizer
-_TEMPLATE = QWEN3_WITHOUT_THINKING.replace(
+_TEMPLATE = fam.QWEN3_WITHOUT_THINKING.replace(
     "{}",
     "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial relationships of the "
     "objects and background: {}",
@@ -37,32 +22,35 @@ _BEFORE = 28
 _TOKENS = 256
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.OvisImageTransformer2DModel`."""
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
         "out_channels": shapes["proj_out.weight"][0],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have the positions of a diagonal."""
     return flux.call_with_text_positions(module, x_BCHW, level_B, kwargs, flux.diagonal_ids)
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="ovis_image",
         title="Ovis-Image",
-        layout=FLUX,
-        when=having(yak_mlp=True),
-        comfyui="Flux",
-        build=ModelBuild("OvisImageTransformer2DModel", config, flux.names_of_diffusers("timestep_embedder"), forward),
-        latent="flux",
-        text=TextInputs(
+        detect=fam.Detection(FLUX, fam.having(yak_mlp=True), "Flux"),
+        build=fam.ModelBuild(
+            "OvisImageTransformer2DModel",
+            config,
+            flux.names_of_diffusers("timestep_embedder"),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3_2b",
                     2048,
                     _TEMPLATE,
@@ -70,23 +58,25 @@ FAMILIES = (
                     least_tokens=_TOKENS + _BEFORE,
                     most_tokens=_TOKENS + _BEFORE,
                     is_masked=True,
-                    padding=Padding.ZEROED,
-                    chat_template=QWEN3_WITHOUT_THINKING,
+                    padding=fam.Padding.ZEROED,
+                    chat_template=fam.QWEN3_WITHOUT_THINKING,
                 ),
             ),
             set_name="ovis",
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 4096), (0.5, 1.15))),
-            Guidance.CLASSIFIER_FREE,
-            cfg=5.0,
-            steps=50,
-            reads=("context",),
-            sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
+        latent="flux",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
+            reads=frozenset({"context"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("OvisImagePipeline"),
+        sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
+        folder=fam.DiffusersFolder("OvisImagePipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(moves_positions=True),
     ),
 )

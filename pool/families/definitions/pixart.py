@@ -6,22 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size, text_mask
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +19,7 @@ _CELLS = 128
 #: tokens of a prompt of alpha and of sigma
 _ALPHA_TOKENS, _SIGMA_TOKENS = 120, 300
 #: its names in the original and in diffusers
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("x_embedder.proj.", "pos_embed.proj."),
         ("t_embedder.mlp.0.", "adaln_single.emb.timestep_embedder.linear_1."),
@@ -63,7 +49,7 @@ _NAMES = LayoutTable(
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.PixArtTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, patch = sizes["hidden_size"], sizes["patch_size"]
@@ -81,13 +67,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the noise; the predicted variance is dropped. Alpha reads the image's size and aspect ratio."""
     conditions: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
-    if config_of(module).use_additional_conditions:
+    if fam.config_of(module).use_additional_conditions:
         size = output_size(x_BCHW, kwargs)
         conditions = {"resolution": size, "aspect_ratio": size[:, :1] / size[:, 1:]}
-    out = sample_of(
+    out = fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=kwargs["context"],
@@ -100,53 +86,49 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     return out[:, : x_BCHW.shape[1]]
 
 
-def _reading(tokens: int) -> Reading:
-    return fixed_length("t5xxl", tokens, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
+def _reading(tokens: int) -> fam.Reading:
+    return fam.fixed_length("t5xxl", tokens, cleaning=fam.Cleaning.LOWERED, is_masked=True, mask=fam.MaskMode.REAL)
 
 
-_SIGMA = FamilyDefinition(
+_SIGMA = fam.Family(
     name="pixart_sigma",
     title="PixArt sigma",
-    layout=PIXART,
-    when=anything,
-    comfyui="PixArtSigma",
-    build=ModelBuild(
+    detect=fam.Detection(PIXART, fam.anything, "PixArtSigma"),
+    build=fam.ModelBuild(
         "PixArtTransformer2DModel",
         config,
         # the embedding of no text was trained; all pipelines read an empty text instead
-        LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
+        fam.LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
         forward,
+        dtypes=fam.HALF_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
+    text=fam.TextInputs((_reading(_SIGMA_TOKENS),)),
     latent="sdxl",
-    text=TextInputs((_reading(_SIGMA_TOKENS),)),
-    facts=image_timesteps(
-        Prediction.NOISE,
-        NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
-        Guidance.CLASSIFIER_FREE,
-        cfg=4.5,
-        steps=20,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.NOISE,
+        noise=fam.NoiseFacts(fam.NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        defaults=fam.SamplingDefaults(
+            steps=20, cfg=4.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("PixArtSigmaPipeline"),
+    sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
+    folder=fam.DiffusersFolder("PixArtSigmaPipeline"),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(skips_blocks=True),
 )
 _ALPHA = replace(
     _SIGMA,
     name="pixart_alpha",
     title="PixArt alpha",
-    when=having(micro_condition=True),
-    comfyui="PixArtAlpha",
-    latent="sd1",
+    detect=replace(_SIGMA.detect, when=fam.having(micro_condition=True), comfyui="PixArtAlpha"),
+    build=replace(_SIGMA.build, optional_inputs=frozenset({"context_mask", "size"})),
     text=replace(_SIGMA.text, readings=(_reading(_ALPHA_TOKENS),), set_name="pixart"),
-    facts=replace(
-        _SIGMA.facts,
-        may_read=("context_mask", "size"),
-        sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
-    ),
+    latent="sd1",
+    sampling=replace(_SIGMA.sampling, reads=frozenset({"context", "context_mask", "size"})),
+    sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
     folder=replace(_SIGMA.folder, pipeline="PixArtAlphaPipeline"),
 )
 
@@ -156,15 +138,16 @@ FAMILIES = (
         _ALPHA,
         name="pixart_alpha_512",
         title="PixArt alpha of 512 pixels",
-        # it reads no sizes; its prompts are shorter than sigma's
-        when=having(model_max_length=_ALPHA_TOKENS),
-        comfyui="PixArtSigma",
-        facts=replace(
-            _SIGMA.facts,
-            width=512,
-            height=512,
-            sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
+        detect=replace(
+            _ALPHA.detect,
+            # it reads no sizes; its prompts are shorter than sigma's
+            when=fam.having(model_max_length=_ALPHA_TOKENS),
+            comfyui="PixArtSigma",
         ),
+        build=_SIGMA.build,
+        sampling=_SIGMA.sampling,
+        size=(512, 512),
+        sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
         folder=replace(_ALPHA.folder, same_as="pixart_sigma"),
     ),
     _SIGMA,

@@ -5,52 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import (
-    NO_FLOAT16,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-    TextVision,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, references, unpacked
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE as TEMPLATE
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE_BEFORE
-from modelpool.pool.values.core.sampling_facts import (
-    CfgRescale,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    ReferenceMode,
-    ShiftBySize,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
 _NUMBERED_KEY = "__index_timestep_zero__"
+#: "edit" as a word of a name, not as a part of "credit" or "edited"
+_EDIT = r"(?:(?<![A-Za-z])(?i:edit)|(?<=[a-z])Edit|(?i:(?:qwen|image)edit))"
+#: names of its editing models, and of the ones that were trained with numbered images: Qwen-Image-Edit 2509 (year,
+#: month) and later ones
+_EDIT_NAMES = rf"{_EDIT}(?![a-z])|{_EDIT}(?i:plus)"
+_NUMBERED_NAMES = (
+    rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
+    rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
+)
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.QwenImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     head = sizes["hidden_size"] // sizes["num_attention_heads"]
     return {
         "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"] // PATCH,
+        "out_channels": sizes["out_channels"] // fam.PATCH,
         "num_layers": sizes["num_layers"],
         "attention_head_dim": head,
         "num_attention_heads": sizes["num_attention_heads"],
         "joint_attention_dim": sizes["context_dim"],
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
         # the reference image is marked as clean
         "zero_cond_t": bool(sizes["clean_reference"]),
         "use_additional_t_cond": bool(sizes["layered"]),
@@ -58,12 +43,12 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Layers are frames of a video, the complete image first. A latent of one frame is accepted
     as an image."""
     import torch
 
-    config = config_of(module)
+    config = fam.config_of(module)
     frames = list(x.unbind(2)) if x.dim() == 5 else [x]
     rows = torch.cat([packed(frame) for frame in frames], dim=1)
     cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
@@ -72,7 +57,7 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
         rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
     if config.use_layer3d_rope and "reference" not in kwargs:
         raise KeyError("reference")  # its position table treats the last image as the one to split
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=rows,
             timestep=level_B,
@@ -92,52 +77,59 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
     return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
 
 
-_QWEN_IMAGE = FamilyDefinition(
+_QWEN_IMAGE = fam.Family(
     name="qwen_image",
     title="Qwen-Image",
-    layout=QWEN_IMAGE,
-    when=anything,
-    comfyui="QwenImage",
-    build=ModelBuild("QwenImageTransformer2DModel", config, unchanged(_NUMBERED_KEY), forward),
-    latent="wan21",
-    text=TextInputs(
+    detect=fam.Detection(QWEN_IMAGE, fam.anything, "QwenImage"),
+    build=fam.ModelBuild(
+        "QwenImageTransformer2DModel",
+        config,
+        fam.unchanged(_NUMBERED_KEY),
+        forward,
+        dtypes=fam.NO_FLOAT16,
+        optional_inputs=frozenset({"context_mask", "reference"}),
+    ),
+    text=fam.TextInputs(
         (
-            Reading(
+            fam.Reading(
                 "qwen25_7b",
                 3584,
-                TEMPLATE,
-                dropped_tokens=QWEN_IMAGE_BEFORE,
-                most_tokens=512 + QWEN_IMAGE_BEFORE,
+                fam.QWEN_IMAGE,
+                dropped_tokens=fam.QWEN_IMAGE_BEFORE,
+                most_tokens=512 + fam.QWEN_IMAGE_BEFORE,
                 is_masked=True,
-                padding=Padding.DROPPED,
+                padding=fam.Padding.DROPPED,
             ),
         ),
         set_name="qwen_image",
-        vision=TextVision(
-            {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+        vision=fam.TextVision(
+            {fam.ReferenceMode.WHOLE: "QwenImageEditPipeline", fam.ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
             {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
             _NUMBERED_KEY,
+            edit_names=_EDIT_NAMES,
+            numbered_names=_NUMBERED_NAMES,
         ),
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-        Guidance.CLASSIFIER_FREE,
-        cfg=4.0,
-        steps=50,
-        width=1328,
-        height=1328,
-        reads=("context",),
-        may_read=("context_mask", "reference"),
-        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
-        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+    latent="wan21",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(
+            fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02
+        ),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        cfg_rescale=fam.CfgRescale.PATCHES,
+        defaults=fam.SamplingDefaults(
+            steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="simple",
-    cfg_rescale=CfgRescale.PATCHES,
-    dtypes=NO_FLOAT16,
-    controlnets="qwen_image",
-    folder=DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
+    size=(1328, 1328),
+    sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
+    "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+    folder=fam.DiffusersFolder("QwenImagePipeline", vae_class="AutoencoderKLQwenImage"),
     # diffusers has the names of the original code
-    lora=GENERIC,
+    lora=fam.GENERIC,
+    options=fam.OptionFacts(controlnets="qwen_image", skips_blocks=True),
 )
 
 FAMILIES = (_QWEN_IMAGE,)

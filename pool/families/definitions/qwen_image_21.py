@@ -11,37 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, count, dim, sizes
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, published
-from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_SIZES = sizes(
-    in_channels=dim("img_in.weight", 1),
-    hidden_size=dim("img_in.weight", 0),
-    depth=count("transformer_blocks."),
-    context_dim=dim("txt_in.in_layer.weight", 1),
+_SIZES = fam.sizes(
+    in_channels=fam.dim("img_in.weight", 1),
+    hidden_size=fam.dim("img_in.weight", 0),
+    depth=fam.count("transformer_blocks."),
+    context_dim=fam.dim("txt_in.in_layer.weight", 1),
 )
-LAYOUT = Layout(
+LAYOUT = fam.Layout(
     "Qwen-Image 2.1",
     (
-        published("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_up.weight", measure=_SIZES),
-        diffusers("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.proj.weight", measure=_SIZES),
+        fam.published("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_up.weight", measure=_SIZES),
+        fam.diffusers("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.proj.weight", measure=_SIZES),
     ),
 )
 #: gates and values of the feed-forward, which are one tensor in single files
@@ -69,7 +54,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.QwenImage21Transformer2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden, head = measured["hidden_size"], shapes["transformer_blocks.0.attn.norm_q.weight"][0]
@@ -81,11 +66,11 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "num_attention_heads": hidden // head,
         "context_in_dim": measured["context_dim"],
         "mlp_ratio": shapes["transformer_blocks.0.img_mlp.proj.weight"][0] // hidden,
-        "axes_dims_rope": rope_axes(head),
+        "axes_dims_rope": fam.rope_axes(head),
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The position of the image is that after its text: texts of different lengths run one after
     the other."""
     import torch
@@ -108,7 +93,7 @@ def _predict(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Te
     b, _, height, width = x_BCHW.shape
     words = torch.zeros(context_BLD.shape[:2], dtype=torch.bool, device=x_BCHW.device)
     slots = torch.ones((b, height * width // _CELLS), dtype=torch.bool, device=x_BCHW.device)
-    out_BND = sample_of(
+    out_BND = fam.sample_of(
         module(
             hidden_states=x_BCHW.flatten(2).transpose(1, 2),
             timestep=level_B,
@@ -122,47 +107,50 @@ def _predict(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Te
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="qwen_image_21",
         title="Qwen-Image 2.1",
-        layout=LAYOUT,
-        when=anything,
-        comfyui="",
-        build=ModelBuild(
-            "QwenImage21Transformer2DModel", config, LayoutNames("qwen_image_21", converter=convert), forward
+        detect=fam.Detection(LAYOUT, fam.anything, ""),
+        build=fam.ModelBuild(
+            "QwenImage21Transformer2DModel",
+            config,
+            fam.LayoutNames("qwen_image_21", converter=convert),
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="qwen_image_21",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3vl_8b",
                     4096,
                     _TEMPLATE,
-                    cleaning=Cleaning.NEVER_EMPTY,
+                    cleaning=fam.Cleaning.NEVER_EMPTY,
                     dropped_tokens=_BEFORE,
                     is_masked=True,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                     final_norm=False,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-            Guidance.NONE,
-            cfg=1.0,
-            steps=40,
+        latent="qwen_image_21",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(
+                fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02
+            ),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=2 * _PIXELS,
             patch_side=_PIXELS,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' QwenImage21Pipeline; Qwen/Qwen-Image-2.1, scheduler",
+            defaults=fam.SamplingDefaults(
+                steps=40, cfg=1.0, sampler="euler", schedule="simple", guidance=fam.Guidance.NONE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder(
+        sources="diffusers' QwenImage21Pipeline; Qwen/Qwen-Image-2.1, scheduler",
+        folder=fam.DiffusersFolder(
             "QwenImage21Pipeline",
             missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-2.1"},
         ),
+        lora=fam.TRANSFORMER,
     ),
 )

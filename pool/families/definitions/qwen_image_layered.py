@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelpool.pool.families.definitions import qwen_image
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.values.core.sampling_facts import CfgRescale, ExponentByRoot, Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 (_IMAGE,) = qwen_image.FAMILIES
 
@@ -21,36 +19,38 @@ FAMILIES = (
         _IMAGE,
         name="qwen_image_layered",
         title="Qwen-Image layered",
-        when=having(layered=True),
-        latent="qwen_image_layered",
+        detect=replace(_IMAGE.detect, when=fam.having(layered=True)),
+        build=replace(_IMAGE.build, optional_inputs=frozenset({"context_mask"})),
         text=replace(_IMAGE.text, set_name="qwen_image", vision=None),
-        reference_covers=True,
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ExponentByRoot(256), last_share=0.02),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.0,
-            steps=50,
-            width=640,
-            height=640,
+        latent="qwen_image_layered",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ExponentByRoot(256), last_share=0.02),
+            reads=frozenset({"context", "reference", "context_mask"}),
+            needs_reference=True,
             side_multiple=32,
             patch_side=16,
-            # a frame is a layer; the complete image is sampled before them
-            frames=4,
-            frame_multiple=1,
-            frame_rate=1.0,
-            unseen_cells=1,
-            layers=True,
-            reads=("context", "reference"),
-            may_read=("context_mask",),
-            sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
-            "guidance: the complete image and four layers, of 640 or 1024 pixels a side; last level of Qwen-Image",
+            reference_covers=True,
+            video=fam.VideoFacts(
+                # a frame is a layer; the complete image is sampled before them
+                frames=4,
+                multiple=1,
+                rate=1.0,
+                unseen=1,
+                layers=True,
+            ),
+            defaults=fam.SamplingDefaults(
+                steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        cfg_rescale=CfgRescale.NOTHING,
-        controlnets="",
+        size=(640, 640),
+        sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
+        "guidance: the complete image and four layers, of 640 or 1024 pixels a side; last level of Qwen-Image",
         folder=replace(
             _IMAGE.folder,
             pipeline="QwenImageLayeredPipeline",
             missing={"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Layered"},
         ),
+        options=replace(_IMAGE.options, controlnets=""),
     ),
 )

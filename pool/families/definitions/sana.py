@@ -14,24 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import SANA
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +53,7 @@ _INSTRUCTION = "\n".join(
     )
 )
 #: its names in the original and in diffusers; diffusers' own converter lacks the norms of Sana 1.5
-_NAMES = LayoutTable(
+_NAMES = fam.LayoutTable(
     outer=(
         ("x_embedder.proj.", "patch_embed.proj."),
         ("t_embedder.mlp.0.", "time_embed.emb.timestep_embedder.linear_1."),
@@ -102,7 +86,7 @@ _NAMES = LayoutTable(
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.SanaTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     hidden, cells = sizes["hidden_size"], sizes["input_size"] or _CELLS
@@ -118,7 +102,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "cross_attention_head_dim": hidden // text_heads,
         "cross_attention_dim": hidden,
         "caption_channels": sizes["context_dim"],
-        "mlp_ratio": ratio(shapes[f"{block}ff.conv_point.weight"][1], hidden),
+        "mlp_ratio": fam.ratio(shapes[f"{block}ff.conv_point.weight"][1], hidden),
         "attention_bias": f"{block}attn1.to_q.bias" in shapes,
         "sample_size": cells * sizes["patch_size"],
         "patch_size": sizes["patch_size"],
@@ -133,29 +117,29 @@ def convert_sprint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.replace("time_embed.emb.", "time_embed."): value for key, value in _NAMES.convert(tensors).items()}
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean; a predicted variance is dropped."""
-    out = sample_of(
+    out = fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context"),
-            timestep=level_B * TIMESTEPS * config_of(module).timestep_scale,
+            timestep=level_B * fam.TIMESTEPS * fam.config_of(module).timestep_scale,
             return_dict=False,
         )
     )
     return out[:, : x_BCHW.shape[1]]
 
 
-def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The pipeline has the same in terms of angles: its latents are longer by the root of the
     squares of both shares, and its prediction is that of this flow, rotated."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
             encoder_hidden_states=kwargs["context"],
             encoder_attention_mask=text_mask(kwargs, "context"),
-            guidance=kwargs["guidance"] * config_of(module).guidance_embeds_scale,
+            guidance=kwargs["guidance"] * fam.config_of(module).guidance_embeds_scale,
             timestep=level_B,
             return_dict=False,
         )
@@ -163,50 +147,48 @@ def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: M
 
 
 _SANA = (
-    FamilyDefinition(
+    fam.Family(
         name="sana",
         title="Sana",
-        layout=SANA,
-        when=having(guidance_embed=False),
-        comfyui="",
-        build=ModelBuild(
+        detect=fam.Detection(SANA, fam.having(guidance_embed=False), ""),
+        build=fam.ModelBuild(
             "SanaTransformer2DModel",
             config,
             # the pipeline reads an empty text instead of the embedding of none; positions are computed
-            LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
+            fam.LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
             forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
         ),
-        latent="sana",
-        text=TextInputs(
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "gemma2_2b",
                     2304,
                     _INSTRUCTION,
                     "{}",
-                    cleaning=Cleaning.LOWERED,
+                    cleaning=fam.Cleaning.LOWERED,
                     least_tokens=_TOKENS,
                     most_tokens=_TOKENS,
                     keeps_ends=True,
                     is_masked=True,
-                    mask=MaskMode.REAL,
+                    mask=fam.MaskMode.REAL,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.CLASSIFIER_FREE,
-            cfg=4.5,
-            steps=20,
+        latent="sana",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
             side_multiple=32,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+            defaults=fam.SamplingDefaults(
+                steps=20, cfg=4.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("SanaPipeline", is_multistep=True),
+        sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+        folder=fam.DiffusersFolder("SanaPipeline", is_multistep=True),
+        lora=fam.TRANSFORMER,
     ),
 )
 (_BASE,) = _SANA
@@ -215,48 +197,42 @@ FAMILIES = (
         _BASE,
         name="sana_4k",
         title="Sana 4K",
-        when=having(guidance_embed=False, input_size=_CELLS_4K),
+        detect=replace(_BASE.detect, when=fam.having(guidance_embed=False, input_size=_CELLS_4K)),
         text=replace(_BASE.text, set_name="sana"),
-        facts=replace(
-            _BASE.facts,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            width=32 * _CELLS_4K,
-            height=32 * _CELLS_4K,
-            sources="NVlabs/Sana, Sana_1600M_img4096_bf16.yaml; diffusers' convert_sana_to_diffusers.py",
-        ),
+        sampling=replace(_BASE.sampling, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=6.0)),
+        size=(32 * _CELLS_4K, 32 * _CELLS_4K),
+        sources="NVlabs/Sana, Sana_1600M_img4096_bf16.yaml; diffusers' convert_sana_to_diffusers.py",
     ),
     *_SANA,
     replace(
         _BASE,
         name="sana_sprint",
         title="Sana Sprint",
-        when=having(guidance_embed=True),
+        detect=replace(_BASE.detect, when=fam.having(guidance_embed=True)),
         build=replace(
             _BASE.build,
-            convert=LayoutNames(
+            convert=fam.LayoutNames(
                 "sana_sprint",
                 without=("y_embedder.y_embedding", "pos_embed", "logvar_linear."),
                 converter=convert_sprint,
             ),
             forward=forward_sprint,
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.DISTILLED,
-            cfg=4.5,
-            steps=2,
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
+            reads=frozenset({"context", "guidance", "context_mask"}),
             side_multiple=32,
-            reads=("context", "guidance"),
-            may_read=("context_mask",),
-            sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
+            defaults=fam.SamplingDefaults(
+                steps=2, cfg=4.5, sampler="lcm", schedule="scm", guidance=fam.Guidance.DISTILLED
+            ),
         ),
-        sampler="lcm",
-        schedule="scm",
+        sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
         folder=replace(
             _BASE.folder,
             pipeline="SanaSprintPipeline",
             is_multistep=False,
-            scheduler=SchedulerFacts("SCMScheduler", {"prediction_type": "trigflow", "sigma_data": 0.5}),
+            scheduler=fam.SchedulerFacts("SCMScheduler", {"prediction_type": "trigflow", "sigma_data": 0.5}),
         ),
     ),
 )

@@ -6,92 +6,66 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import (
-    Config,
-    Measure,
-    count,
-    dim,
-    either,
-    maybe,
-    numbered,
-    sizes,
-    square_side,
-)
-from modelpool.pool.families.detection.layouts.signature import Layout, anything, diffusers, having, published
-from modelpool.pool.families.parts.arguments import PATCH, SD3_HEAD
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
-from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Pooled, Reading, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def _rms(key: str) -> Measure:
+def _rms(key: str) -> fam.Measure:
     """Measure the kind of norm of queries and keys; None without one."""
     return lambda reader: "rms" if reader.has(key) else None
 
 
-_LAYOUT = Layout(
+_LAYOUT = fam.Layout(
     "Stable Diffusion 3",
     (
-        published(
+        fam.published(
             "joint_blocks.0.context_block.attn.qkv.weight",
             "x_embedder.proj.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                out_channels=dim("final_layer.linear.weight", 0, divide=PATCH),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("joint_blocks."),
-                adm_in_channels=dim("y_embedder.mlp.0.weight", 1),
-                context_dim=dim("context_embedder.weight", 1),
-                num_patches=maybe("pos_embed", 1, 3),
-                pos_embed_max_size=either(("pos_embed", square_side("pos_embed", 1, 3))),
+            measure=fam.sizes(
+                in_channels=fam.dim("x_embedder.proj.weight", 1, 4),
+                patch_size=fam.dim("x_embedder.proj.weight", 2, 4),
+                out_channels=fam.dim("final_layer.linear.weight", 0, divide=fam.PATCH),
+                hidden_size=fam.dim("x_embedder.proj.weight", 0, 4),
+                depth=fam.count("joint_blocks."),
+                adm_in_channels=fam.dim("y_embedder.mlp.0.weight", 1),
+                context_dim=fam.dim("context_embedder.weight", 1),
+                num_patches=fam.maybe("pos_embed", 1, 3),
+                pos_embed_max_size=fam.either(("pos_embed", fam.square_side("pos_embed", 1, 3))),
                 qk_norm=_rms("joint_blocks.0.context_block.attn.ln_q.weight"),
-                x_block_self_attn_layers=numbered("joint_blocks.", "x_block.attn2.qkv.weight"),
+                x_block_self_attn_layers=fam.numbered("joint_blocks.", "x_block.attn2.qkv.weight"),
             ),
         ),
-        diffusers(
+        fam.diffusers(
             "pos_embed.proj.weight",
             "time_text_embed.text_embedder.linear_1.weight",
             "transformer_blocks.0.attn.add_k_proj.weight",
             without=("single_transformer_blocks.0.attn.to_q.weight", "controlnet_blocks.0.weight"),
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                patch_size=dim("pos_embed.proj.weight", 2, 4),
-                out_channels=dim("proj_out.weight", 0, divide=PATCH),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("transformer_blocks."),
-                adm_in_channels=dim("time_text_embed.text_embedder.linear_1.weight", 1),
-                context_dim=dim("context_embedder.weight", 1),
-                num_patches=maybe("pos_embed.pos_embed", 1, 3),
-                pos_embed_max_size=either(("pos_embed.pos_embed", square_side("pos_embed.pos_embed", 1, 3))),
+            measure=fam.sizes(
+                in_channels=fam.dim("pos_embed.proj.weight", 1, 4),
+                patch_size=fam.dim("pos_embed.proj.weight", 2, 4),
+                out_channels=fam.dim("proj_out.weight", 0, divide=fam.PATCH),
+                hidden_size=fam.dim("pos_embed.proj.weight", 0, 4),
+                depth=fam.count("transformer_blocks."),
+                adm_in_channels=fam.dim("time_text_embed.text_embedder.linear_1.weight", 1),
+                context_dim=fam.dim("context_embedder.weight", 1),
+                num_patches=fam.maybe("pos_embed.pos_embed", 1, 3),
+                pos_embed_max_size=fam.either(("pos_embed.pos_embed", fam.square_side("pos_embed.pos_embed", 1, 3))),
                 qk_norm=_rms("transformer_blocks.0.attn.norm_q.weight"),
-                x_block_self_attn_layers=numbered("transformer_blocks.", "attn2.to_q.weight"),
+                x_block_self_attn_layers=fam.numbered("transformer_blocks.", "attn2.to_q.weight"),
             ),
         ),
     ),
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.SD3Transformer2DModel`."""
     measured: dict[str, Any] = dict(found)
     hidden, patch = measured["hidden_size"], measured["patch_size"]
     norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
-    head = norm[0] if norm else min(hidden, SD3_HEAD)
+    head = norm[0] if norm else min(hidden, fam.SD3_HEAD)
     return {
         "patch_size": patch,
         "in_channels": measured["in_channels"],
@@ -108,12 +82,12 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCHW,
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=kwargs["context"],
             pooled_projections=kwargs["pooled"],
             return_dict=False,
@@ -121,50 +95,54 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     )
 
 
-def _join(read: Sequence[ReadText]) -> Joined:
+def _join(read: Sequence[fam.ReadText]) -> fam.Joined:
     """CLIP-L and CLIP-G concatenated along the width, padded to the width of T5, which follows them."""
     import torch
 
     small, large, t5 = read
     clip_LD = torch.cat((small.context_LD, large.context_LD), -1)
     clip_LD = torch.nn.functional.pad(clip_LD, (0, t5.context_LD.shape[-1] - clip_LD.shape[-1]))
-    return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": joined_pooled(small, large)}
+    return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": fam.joined_pooled(small, large)}
 
 
-_SD3 = FamilyDefinition(
+_SD3 = fam.Family(
     name="sd3",
     title="Stable Diffusion 3",
-    layout=_LAYOUT,
-    when=having(qk_norm=None),
-    comfyui="SD3",
-    build=ModelBuild("SD3Transformer2DModel", config, "sd3", forward),
-    latent="sd3",
-    text=TextInputs(
+    detect=fam.Detection(_LAYOUT, fam.having(qk_norm=None), "SD3"),
+    build=fam.ModelBuild(
+        "SD3Transformer2DModel",
+        config,
+        "sd3",
+        forward,
+        dtypes=fam.HALF_FIRST,
+    ),
+    text=fam.TextInputs(
         # ComfyUI does not pad T5 to 256
         (
-            Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
-            SDXL_CLIP_G,
-            fixed_length("t5xxl", 256),
+            fam.Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=fam.Pooled.PROJECTED),
+            fam.SDXL_CLIP_G,
+            fam.fixed_length("t5xxl", 256),
         ),
         set_name="sd3",
-        join=TextJoin(_join, is_appended=True),
+        join=fam.TextJoin(_join, is_appended=True),
         optional=frozenset({"clip_l", "clip_g", "t5xxl"}),
     ),
-    facts=image_flow(
-        NoiseFacts(NoiseKind.FLOW, shift=3.0),
-        Guidance.CLASSIFIER_FREE,
-        cfg=7.0,
-        steps=28,
-        reads=("context", "pooled"),
-        sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
+    latent="sd3",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+        reads=frozenset({"context", "pooled"}),
+        side_multiple=16,
+        defaults=fam.SamplingDefaults(
+            steps=28, cfg=7.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
+        ),
     ),
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    controlnets="sd3",
-    lora=TRANSFORMER,
-    folder=DiffusersFolder(
-        "StableDiffusion3Pipeline", entries={"image_encoder": NOTHING, "feature_extractor": NOTHING}
+    sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
+    folder=fam.DiffusersFolder(
+        "StableDiffusion3Pipeline", entries={"image_encoder": fam.NOTHING, "feature_extractor": fam.NOTHING}
     ),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(controlnets="sd3", skips_blocks=True),
 )
 
 FAMILIES = (
@@ -173,16 +151,16 @@ FAMILIES = (
         _SD3,
         name="sd35_large",
         title="Stable Diffusion 3.5 large",
-        when=having(x_block_self_attn_layers=()),
-        facts=replace(_SD3.facts, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
+        detect=replace(_SD3.detect, when=fam.having(x_block_self_attn_layers=())),
+        sampling=replace(_SD3.sampling, defaults=fam.defaults_like(_SD3.sampling, cfg=3.5)),
+        sources="stabilityai/stable-diffusion-3.5-large, card and scheduler",
     ),
     replace(
         _SD3,
         name="sd35_medium",
         title="Stable Diffusion 3.5 medium",
-        when=anything,
-        facts=replace(
-            _SD3.facts, cfg=4.5, steps=40, sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler"
-        ),
+        detect=replace(_SD3.detect, when=fam.anything),
+        sampling=replace(_SD3.sampling, defaults=fam.defaults_like(_SD3.sampling, steps=40, cfg=4.5)),
+        sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler",
     ),
 )

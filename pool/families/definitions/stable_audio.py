@@ -9,21 +9,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import SECONDS
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.files.formats.folder_header import PROJECTION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +51,7 @@ _OUTER = (
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.StableAudioDiTModel`, and whether its norms have a bias."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["hidden_size"]
@@ -103,7 +91,7 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity; `level_B` is the angle whose tangent is sigma, in units of a right angle.
 
     "seconds" is embedded, [B,2,D], or else the module's `SECONDS` embeds it. States of text padding are zeros.
@@ -116,8 +104,8 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
         seconds_B2D = seconds_states(module.get_submodule(SECONDS), *seconds_B2D.unbind(dim=1)).to(context.dtype)
     if mask is not None:
         context = context * mask.unsqueeze(-1).to(context.dtype)
-    turning = config_of(module).attention_head_dim // 2
-    return sample_of(
+    turning = fam.config_of(module).attention_head_dim // 2
+    return fam.sample_of(
         module(
             x_BCL,
             level_B,
@@ -145,42 +133,52 @@ def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tenso
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="stable_audio_1",
         title="Stable Audio 1",
-        layout=STABLE_AUDIO,
-        when=having(memory_tokens=None),
-        comfyui="StableAudio",
-        build=ModelBuild("StableAudioDiTModel", config, convert, forward, seconds_model=SECONDS),
+        detect=fam.Detection(
+            STABLE_AUDIO,
+            fam.having(memory_tokens=None),
+            "StableAudio",
+            extra_prefixes=(
+                "conditioner.conditioners.seconds_start.",
+                "conditioner.conditioners.seconds_total.",
+            ),
+        ),
+        build=fam.ModelBuild(
+            "StableAudioDiTModel",
+            config,
+            convert,
+            forward,
+            seconds_model=SECONDS,
+            lengths=frozenset({"sample_size"}),
+            dtypes=fam.HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
+            (fam.fixed_length("t5_base", 128, 768, is_masked=True, mask=fam.MaskMode.REAL),), set_name="stable_audio"
+        ),
         latent="stable_audio",
-        text=TextInputs(
-            (fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),), set_name="stable_audio"
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            noise=fam.NoiseFacts(fam.NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
+            reads=frozenset({"context", "seconds", "context_mask"}),
+            side_multiple=1,
+            audio=fam.AudioFacts(seconds=47.55, samples_per_second=44100, cells=1024),
+            defaults=fam.SamplingDefaults(
+                steps=100,
+                cfg=7.0,
+                # the noise ends far above zero: the authors' sampler is stochastic, this is the same without noise
+                sampler="dpmpp_2m",
+                schedule="exponential",
+                guidance=fam.Guidance.CLASSIFIER_FREE,
+            ),
         ),
-        facts=audio_facts(
-            NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
-            Guidance.CLASSIFIER_FREE,
-            prediction=Prediction.VELOCITY,
-            level=Level.ANGLE,
-            cfg=7.0,
-            steps=100,
-            reads=("context", "seconds"),
-            may_read=("context_mask",),
-            seconds=47.55,
-            samples_per_second=44100,
-            cells=1024,
-            sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
-            "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
-            "alone",
-        ),
-        schedule="exponential",
-        # the noise ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
-        sampler="dpmpp_2m",
-        dtypes=HALF_FIRST,
-        lora=GENERIC,
-        folder=DiffusersFolder("StableAudioPipeline"),
-        extra_prefixes=(
-            "conditioner.conditioners.seconds_start.",
-            "conditioner.conditioners.seconds_total.",
-        ),
+        size=(0, 0),
+        sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
+        "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
+        "alone",
+        folder=fam.DiffusersFolder("StableAudioPipeline", libraries={PROJECTION: "stable_audio"}),
+        lora=fam.GENERIC,
     ),
 )

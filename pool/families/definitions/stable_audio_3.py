@@ -12,22 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.other_layouts import STABLE_AUDIO
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.model_facts import Level, audio_facts
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.files.formats.folder_header import DURATION_FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +33,7 @@ _OUTER = (
 )
 
 
-def _has_memory(found: Config) -> bool:
+def _has_memory(found: fam.Config) -> bool:
     return found.get("memory_tokens") is not None
 
 
@@ -74,7 +62,7 @@ def _differential_last(rows: Tensor) -> Tensor:
     return torch.cat((query, other_query, key, other_key, value))
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.StableAudio3DiTModel`."""
     sizes: dict[str, Any] = dict(found)
     width, block = sizes["hidden_size"], "transformer_blocks.0."
@@ -89,19 +77,19 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "global_cond_dim": shapes["to_global_embed.0.weight"][1],
         "local_add_cond_dim": shapes[f"{block}to_local_embed.0.weight"][1],
         "timestep_features_dim": shapes["to_timestep_embed.0.weight"][1],
-        "ff_mult": ratio(shapes[f"{block}ff.proj_out.weight"][1], width),
+        "ff_mult": fam.ratio(shapes[f"{block}ff.proj_out.weight"][1], width),
         "num_memory_tokens": sizes["memory_tokens"] or 0,
         "use_differential_attention": shapes[f"{block}self_attn.to_qkv.weight"][0] == _MAPS * width,
     }
 
 
-def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The seconds are a word, and a state for all positions."""
     import torch
 
     context, mask = kwargs["context"], text_mask(kwargs, "context")
     state_BD = module.get_submodule(DURATION)(kwargs["seconds"][:, 1]).to(context.dtype)
-    return sample_of(
+    return fam.sample_of(
         module(
             x_BCL,
             level_B,
@@ -114,36 +102,44 @@ def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwar
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="stable_audio_3",
         title="Stable Audio 3",
-        layout=STABLE_AUDIO,
-        when=_has_memory,
-        comfyui="StableAudio3",
-        build=ModelBuild("StableAudio3DiTModel", config, convert, forward, seconds_model=DURATION),
+        detect=fam.Detection(
+            STABLE_AUDIO,
+            _has_memory,
+            "StableAudio3",
+            extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
+        ),
+        build=fam.ModelBuild(
+            "StableAudio3DiTModel",
+            config,
+            convert,
+            forward,
+            seconds_model=DURATION,
+            dtypes=fam.HALF_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs((fam.fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=fam.MaskMode.REAL),)),
         latent="stable_audio_3",
-        text=TextInputs((fixed_length("t5gemma_b", 256, 768, is_masked=True, mask=MaskMode.REAL),)),
-        facts=audio_facts(
-            NoiseFacts(NoiseKind.FLOW),
-            Guidance.CLASSIFIER_FREE,
-            prediction=Prediction.FLOW,
-            level=Level.SHARE,
-            cfg=1.0,
-            steps=8,
-            reads=("context", "seconds"),
-            may_read=("context_mask",),
-            seconds=384.0,
-            samples_per_second=44100,
-            sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
-            "Euler and a classifier-free scale",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW),
+            reads=frozenset({"context", "seconds", "context_mask"}),
+            side_multiple=1,
+            audio=fam.AudioFacts(seconds=384.0, samples_per_second=44100, cells=0),
+            defaults=fam.SamplingDefaults(
+                steps=8, cfg=1.0, sampler="lcm", schedule="log_snr", guidance=fam.Guidance.CLASSIFIER_FREE
+            ),
         ),
-        schedule="log_snr",
-        sampler="lcm",
-        dtypes=HALF_FIRST,
-        lora=GENERIC,
-        folder=DiffusersFolder(
-            "StableAudio3Pipeline", scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True}
+        size=(0, 0),
+        sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "
+        "Euler and a classifier-free scale",
+        folder=fam.DiffusersFolder(
+            "StableAudio3Pipeline",
+            libraries={DURATION_FOLDER: "stable_audio_3"},
+            scheduler_entries={"num_train_timesteps": 1, "stochastic_sampling": True},
         ),
-        extra_prefixes=("conditioner.conditioners.seconds_total.", PADDING_KEY),
+        lora=fam.GENERIC,
     ),
 )

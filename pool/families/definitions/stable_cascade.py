@@ -13,40 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition, having
 from modelpool.pool.families.detection.layouts.unet_layouts import CASCADE
-from modelpool.pool.families.parts.definition import HALF_FIRST, NO_FLOAT16, ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, CarriedText, Family
-from modelpool.pool.families.parts.forward import Arguments, Call, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.lora_naming import (
-    GENERIC,
-    BaseNames,
-    LoraNaming,
-    NameRule,
-    NameSource,
-    Ranges,
-    as_attention_processor,
-    dotted,
-    joined_names,
-)
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_reading import Pooled, Reading
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.two_stages import PRIOR_CELLS, PRIOR_PIXELS
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
 from modelpool.pool.families.parts.unet_facts import UNET_PREFIX
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-)
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +42,7 @@ _RENAMED = (
 )
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.StableCascadeUNet`, of either stage."""
     sizes: dict[str, Any] = dict(found)
     widths: tuple[int, ...] = sizes["c_hidden"]
@@ -109,7 +80,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _first(shapes: Shapes, end: str) -> str:
+def _first(shapes: fam.Shapes, end: str) -> str:
     """Return the first key with this ending. Raises UnknownArchitecture if there is none."""
     found = next((key for key in shapes if key.endswith(end)), None)
     if found is None:
@@ -117,11 +88,11 @@ def _first(shapes: Shapes, end: str) -> str:
     return found
 
 
-def _width(shapes: Shapes, key: str) -> int | None:
+def _width(shapes: fam.Shapes, key: str) -> int | None:
     return shapes[key][1] if key in shapes else None
 
 
-def _layer(shapes: Shapes, level: int, layers: int) -> tuple[str, ...]:
+def _layer(shapes: fam.Shapes, level: int, layers: int) -> tuple[str, ...]:
     """Return the kinds of blocks in each layer of `level`."""
     kinds = {
         int(key.split(".")[2]): kind
@@ -149,13 +120,13 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def forward_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the noise of stage C; `level_B` is the position on its cosine schedule."""
     pooled = kwargs["pooled"]
     image = kwargs.get("image_context")
     if image is None:
-        image = pooled.new_zeros(pooled.shape[0], 1, config_of(module).clip_image_in_channels)
-    return sample_of(
+        image = pooled.new_zeros(pooled.shape[0], 1, fam.config_of(module).clip_image_in_channels)
+    return fam.sample_of(
         module(
             sample=x_BCHW,
             timestep_ratio=level_B,
@@ -167,9 +138,9 @@ def forward_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelK
     )
 
 
-def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the noise of stage B, which reads the output of stage C ("prior"); zeros on the unconditional side."""
-    return sample_of(
+    return fam.sample_of(
         module(
             sample=x_BCHW,
             timestep_ratio=level_B,
@@ -186,61 +157,64 @@ _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
 #: DDPMWuerstchenScheduler of diffusers
 _SAMPLER, _SCHEDULE = "euler_ancestral", "simple"
-_LATENT_C, _LATENT_B = LATENT_FORMATS["cascade_c"], LATENT_FORMATS["cascade_b"]
+_LATENT_C, _LATENT_B = fam.LATENT_FORMATS["cascade_c"], fam.LATENT_FORMATS["cascade_b"]
 
 #: Source of guidance and steps: StableCascadePriorPipeline of diffusers (ComfyUI shifts its levels by 2); of dtypes:
 #: the classes of ComfyUI
-STAGE_C = Family(
+STAGE_C = fam.LocatedFamily(
     name="cascade_c",
     title="Stable Cascade C",
-    prefixes={Role.TEXT_ENCODER: _TEXT_PREFIX, Role.DIFFUSION_MODEL: UNET_PREFIX},
+    prefixes={fam.Role.TEXT_ENCODER: _TEXT_PREFIX, fam.Role.DIFFUSION_MODEL: UNET_PREFIX},
     architectures={
-        Role.TEXT_ENCODER: Architecture.TEXT_MODEL,
-        Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER,
+        fam.Role.TEXT_ENCODER: fam.Architecture.TEXT_MODEL,
+        fam.Role.DIFFUSION_MODEL: fam.Architecture.DIFFUSION_TRANSFORMER,
     },
-    texts={Role.TEXT_ENCODER: TextFacts(encoder="clip_g")},
+    texts={fam.Role.TEXT_ENCODER: fam.TextFacts(encoder="clip_g")},
     native_pixels=1024,
     scaling_factor=_LATENT_C.scale,
-    sampling=SamplingFacts(
-        prediction=Prediction.NOISE,
-        noise=NoiseFacts(NoiseKind.COSINE),
+    sampling=fam.SamplingFacts(
+        prediction=fam.Prediction.NOISE,
+        noise=fam.NoiseFacts(fam.NoiseKind.COSINE),
         model="cascade_c",
         reads=frozenset({"context", "pooled", "image_context"}),
         side_multiple=128,
-        defaults=SamplingDefaults(20, 4.0, _SAMPLER, _SCHEDULE, Guidance.CLASSIFIER_FREE),
+        defaults=fam.SamplingDefaults(20, 4.0, _SAMPLER, _SCHEDULE, fam.Guidance.CLASSIFIER_FREE),
         decoders=_STAGES_B,
     ),
     text_set="cascade_c",
     latent_format="cascade_c",
-    dtypes=NO_FLOAT16,
+    dtypes=fam.NO_FLOAT16,
     relative="cascade",
-    latent=LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
+    latent=fam.LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
 )
 #: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
-STAGE_B = Family(
+STAGE_B = fam.LocatedFamily(
     name="cascade_b",
     title="Stable Cascade B",
-    prefixes={Role.DIFFUSION_MODEL: UNET_PREFIX, Role.VAE: _VAE_PREFIX},
-    architectures={Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER, Role.VAE: Architecture.VAE},
+    prefixes={fam.Role.DIFFUSION_MODEL: UNET_PREFIX, fam.Role.VAE: _VAE_PREFIX},
+    architectures={
+        fam.Role.DIFFUSION_MODEL: fam.Architecture.DIFFUSION_TRANSFORMER,
+        fam.Role.VAE: fam.Architecture.VAE,
+    },
     texts={},
     native_pixels=1024,
     scaling_factor=_LATENT_B.scale,
-    sampling=SamplingFacts(
-        prediction=Prediction.NOISE,
-        noise=NoiseFacts(NoiseKind.COSINE),
+    sampling=fam.SamplingFacts(
+        prediction=fam.Prediction.NOISE,
+        noise=fam.NoiseFacts(fam.NoiseKind.COSINE),
         model="cascade_b",
         reads=frozenset({"pooled", "prior"}),
         side_multiple=128,
-        defaults=SamplingDefaults(10, 1.0, _SAMPLER, _SCHEDULE, Guidance.NONE),
+        defaults=fam.SamplingDefaults(10, 1.0, _SAMPLER, _SCHEDULE, fam.Guidance.NONE),
     ),
     latent_format="cascade_b",
-    dtypes=HALF_FIRST,
+    dtypes=fam.HALF_FIRST,
     relative="cascade",
-    carried_text=CarriedText(_TEXT_PREFIX, STAGE_C.texts, STAGE_C.text_set),
+    carried_text=fam.CarriedText(_TEXT_PREFIX, STAGE_C.texts, STAGE_C.text_set),
 )
 
 
-def _lite(family: Family) -> Family:
+def _lite(family: fam.LocatedFamily) -> fam.LocatedFamily:
     """Return the family of the smaller model of a stage."""
     name = f"{family.name}_lite"
     return replace(
@@ -252,75 +226,80 @@ def _lite(family: Family) -> Family:
     )
 
 
-def _queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
+def _queries(names_by_source: fam.BaseNames) -> Iterator[tuple[fam.NameSource, str, fam.Ranges]]:
     """Separate names for queries, keys and values, which a published file has in one tensor: the names in files that
     have them separately."""
-    for base, ranges in names_by_source[NameSource.DIFFUSERS].items():
+    for base, ranges in names_by_source[fam.NameSource.DIFFUSERS].items():
         stem, found, part = base.partition(".attention.to_")
         if found and part in ("q", "k", "v"):
-            yield NameSource.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
+            yield fam.NameSource.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
 
 
-_LORA_C = LoraNaming(
+_LORA_C = fam.LoraNaming(
     (
-        *GENERIC.rules,
-        *joined_names(NameSource.CHECKPOINT, "lora_prior_unet_"),
-        *joined_names(NameSource.DIFFUSERS, "lora_prior_unet_"),
-        *dotted(NameSource.DIFFUSERS, "prior."),
-        NameRule("prior.", NameSource.DIFFUSERS, transform=as_attention_processor),
-        *dotted(NameSource.CHECKPOINT, "prior."),
+        *fam.GENERIC.rules,
+        *fam.joined_names(fam.NameSource.CHECKPOINT, "lora_prior_unet_"),
+        *fam.joined_names(fam.NameSource.DIFFUSERS, "lora_prior_unet_"),
+        *fam.dotted(fam.NameSource.DIFFUSERS, "prior."),
+        fam.NameRule("prior.", fam.NameSource.DIFFUSERS, transform=fam.as_attention_processor),
+        *fam.dotted(fam.NameSource.CHECKPOINT, "prior."),
     ),
     _queries,
 )
 #: the stages share names of weights: a LoRA for the prior is none for the decoder
-_LORA_B = LoraNaming(
+_LORA_B = fam.LoraNaming(
     (
-        *GENERIC.rules,
-        *dotted(NameSource.DIFFUSERS, "decoder."),
-        NameRule("decoder.", NameSource.DIFFUSERS, transform=as_attention_processor),
-        *dotted(NameSource.CHECKPOINT, "decoder."),
+        *fam.GENERIC.rules,
+        *fam.dotted(fam.NameSource.DIFFUSERS, "decoder."),
+        fam.NameRule("decoder.", fam.NameSource.DIFFUSERS, transform=fam.as_attention_processor),
+        *fam.dotted(fam.NameSource.CHECKPOINT, "decoder."),
     ),
     _queries,
 )
-_PIPELINE_C = PipelineFacts(
+_PIPELINE_C = fam.PipelineFacts(
     "StableCascadePriorPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
-    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "resolution_multiple": 42.67},
+    {fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.DIFFUSION_MODEL: "prior"},
+    {"feature_extractor": fam.NOTHING, "image_encoder": fam.NOTHING, "resolution_multiple": 42.67},
 )
 # published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even if one is passed; with
 # this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
-_PIPELINE_B = PipelineFacts(
+_PIPELINE_B = fam.PipelineFacts(
     "StableCascadeDecoderPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
-    {"text_encoder": NOTHING, "tokenizer": NOTHING, "latent_dim_scale": 10.67},
+    {fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.DIFFUSION_MODEL: "decoder", fam.Role.VAE: "vqgan"},
+    {"text_encoder": fam.NOTHING, "tokenizer": fam.NOTHING, "latent_dim_scale": 10.67},
     libraries={"vqgan": "stable_cascade"},
 )
 
 
-def _definition(family: Family, when: Condition) -> UNetDefinition:
+def _definition(family: fam.LocatedFamily, when: fam.Condition) -> fam.UNetDefinition:
     is_b = family.sampling.is_decoder_stage
-    forward: Call = forward_b if is_b else forward_c
-    return UNetDefinition(
+    forward: fam.Call = forward_b if is_b else forward_c
+    return fam.UNetDefinition(
         family=family,
-        layout=CASCADE,
-        when=when,
-        comfyui="Stable_Cascade_B" if is_b else "Stable_Cascade_C",
+        detect=fam.Detection(CASCADE, when, "Stable_Cascade_B" if is_b else "Stable_Cascade_C"),
         module="StableCascadeUNet",
         latent=family.latent_format,
-        text=TextInputs(
+        text=fam.TextInputs(
             # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
-            (Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
+            (fam.Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=fam.Pooled.PROJECTED),),
             set_name="stable_cascade",
         ),
         lora=_LORA_B if is_b else _LORA_C,
         pipeline=_PIPELINE_B if is_b else _PIPELINE_C,
-        build=ModelBuild("StableCascadeUNet", config, convert, forward),
+        build=fam.ModelBuild(
+            "StableCascadeUNet",
+            config,
+            convert,
+            forward,
+            family.dtypes,
+            optional_inputs=frozenset() if is_b else frozenset({"image_context"}),
+        ),
     )
 
 
 FAMILIES = (
-    _definition(_lite(STAGE_C), having(c_cond=1536)),
-    _definition(STAGE_C, having(stable_cascade_stage="c")),
-    _definition(_lite(STAGE_B), having(c_hidden=(320, 576, 1152, 1152))),
-    _definition(STAGE_B, having(stable_cascade_stage="b")),
+    _definition(_lite(STAGE_C), fam.having(c_cond=1536)),
+    _definition(STAGE_C, fam.having(stable_cascade_stage="c")),
+    _definition(_lite(STAGE_B), fam.having(c_hidden=(320, 576, 1152, 1152))),
+    _definition(STAGE_B, fam.having(stable_cascade_stage="b")),
 )

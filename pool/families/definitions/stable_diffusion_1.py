@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.unet_facts import PLAIN_PIPELINE, UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, sd1
-from modelpool.pool.values.core.family_facts import PLAIN_TEXT
-from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, SamplingDefaults
-from modelpool.pool.values.specs.spec import Role
 
-SD1 = Family(
+SD1 = fam.LocatedFamily(
     name="sd1",
     title="Stable Diffusion 1",
     prefixes={
-        Role.TEXT_ENCODER: "cond_stage_model.transformer.",
-        Role.DIFFUSION_MODEL: UNET_PREFIX,
-        Role.VAE: VAE_PREFIX,
+        fam.Role.TEXT_ENCODER: "cond_stage_model.transformer.",
+        fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+        fam.Role.VAE: VAE_PREFIX,
     },
-    architectures={Role.TEXT_ENCODER: Architecture.CLIP_TEXT, **UNET_AND_VAE},
-    texts={Role.TEXT_ENCODER: PLAIN_TEXT},
+    architectures={fam.Role.TEXT_ENCODER: fam.Architecture.CLIP_TEXT, **UNET_AND_VAE},
+    texts={fam.Role.TEXT_ENCODER: fam.PLAIN_TEXT},
     native_pixels=512,
     # std of the VAE's latents on its training images, inverted; the constant of the published SD1 configuration
     scaling_factor=0.18215,
@@ -37,7 +28,7 @@ SD1_INPAINT = replace(
     name="sd1_inpaint",
     title="Stable Diffusion 1 inpainting",
     relative="sd1",
-    sampling=replace(SD1.sampling, image_concat=ImageConcat.INPAINT),
+    sampling=replace(SD1.sampling, image_concat=fam.ImageConcat.INPAINT),
 )
 #: Source: timbrooks/instruct-pix2pix, and the pipeline of diffusers
 SD1_INSTRUCT = replace(
@@ -47,22 +38,22 @@ SD1_INSTRUCT = replace(
     relative="sd1",
     sampling=replace(
         SD1.sampling,
-        image_concat=ImageConcat.UNSCALED,
-        defaults=SamplingDefaults(100, 7.5, "euler", "normal", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
+        image_concat=fam.ImageConcat.UNSCALED,
+        defaults=fam.SamplingDefaults(100, 7.5, "euler", "normal", fam.Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
     ),
 )
 
 
-def _definition(family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts) -> UNetDefinition:
-    return UNetDefinition(
+def _definition(
+    family: fam.LocatedFamily, when: fam.Condition, comfyui: str, pipeline: fam.PipelineFacts
+) -> fam.UNetDefinition:
+    return fam.UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=fam.Detection(LDM_UNET, when, comfyui),
         module="UNet2DConditionModel",
         latent="sd1",
-        text=TextInputs((Reading("clip_l", 768),), set_name="sd1"),
-        lora=UNET,
+        text=fam.TextInputs((fam.Reading("clip_l", 768),), set_name="sd1"),
+        lora=fam.UNET,
         pipeline=pipeline,
     )
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Reading
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.unet_facts import (
     MAX_NORM_GROUPS,
     PLAIN_PIPELINE,
@@ -32,18 +24,6 @@ from modelpool.pool.families.parts.unet_facts import (
     widths,
 )
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
-    Guidance,
-    ImageConcat,
-    ImageLabels,
-    NoiseFacts,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    VisionEncoderUse,
-)
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,17 +35,17 @@ _CLIP_H_DEPTH = 24
 VELOCITY_PIXELS = 768
 #: 512-pixel models; the 768-pixel ones predict velocity. No shape determines them apart
 # (`pool.models.loading.small_tensors`)
-SD2 = Family(
+SD2 = fam.LocatedFamily(
     name="sd2",
     title="Stable Diffusion 2",
     prefixes={
-        Role.TEXT_ENCODER: "cond_stage_model.model.",
-        Role.DIFFUSION_MODEL: UNET_PREFIX,
-        Role.VAE: VAE_PREFIX,
+        fam.Role.TEXT_ENCODER: "cond_stage_model.model.",
+        fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+        fam.Role.VAE: VAE_PREFIX,
     },
-    architectures={Role.TEXT_ENCODER: Architecture.OPEN_CLIP_TEXT, **UNET_AND_VAE},
+    architectures={fam.Role.TEXT_ENCODER: fam.Architecture.OPEN_CLIP_TEXT, **UNET_AND_VAE},
     # `layer: penultimate` and the norm after it, of v2-inference.yaml, Stability-AI/stablediffusion
-    texts={Role.TEXT_ENCODER: TextFacts(layers_left_out=1, pad_id=OPEN_CLIP_PAD_ID)},
+    texts={fam.Role.TEXT_ENCODER: fam.TextFacts(layers_left_out=1, pad_id=fam.OPEN_CLIP_PAD_ID)},
     native_pixels=512,
     scaling_factor=0.18215,
 )
@@ -75,7 +55,7 @@ SD2_INPAINT = replace(
     name="sd2_inpaint",
     title="Stable Diffusion 2 inpainting",
     relative="sd2",
-    sampling=replace(SD2.sampling, image_concat=ImageConcat.INPAINT),
+    sampling=replace(SD2.sampling, image_concat=fam.ImageConcat.INPAINT),
 )
 #: Follows a depth map, which it does not estimate. Source: stabilityai/stable-diffusion-2-depth
 SD2_DEPTH = replace(
@@ -83,7 +63,7 @@ SD2_DEPTH = replace(
     name="sd2_depth",
     title="Stable Diffusion 2 depth",
     relative="sd2",
-    sampling=replace(SD2.sampling, image_concat=ImageConcat.DEPTH),
+    sampling=replace(SD2.sampling, image_concat=fam.ImageConcat.DEPTH),
 )
 
 
@@ -94,17 +74,17 @@ LOTUS_D = replace(
     name="lotus_d",
     title="Lotus D (depth and normals)",
     relative="sd2",
-    sampling=SamplingFacts(
-        Prediction.CLEAN,
-        image_concat=ImageConcat.INSTEAD,
-        defaults=SamplingDefaults(1, 1.0, "euler", "normal", Guidance.NONE),
+    sampling=fam.SamplingFacts(
+        fam.Prediction.CLEAN,
+        image_concat=fam.ImageConcat.INSTEAD,
+        defaults=fam.SamplingDefaults(1, 1.0, "euler", "normal", fam.Guidance.NONE),
     ),
 )
 #: width of the class labels: two sines and two cosines
 _TASK_WIDTH = 4
 
 
-def _unclip(name: str, title: str) -> Family:
+def _unclip(name: str, title: str) -> fam.LocatedFamily:
     """Return a family that varies an image: its embedding, with a little noise, is the class labels of the UNet. The
     text may be empty. Source: stabilityai/stable-diffusion-2-1-unclip and its yaml files in
     Stability-AI/stablediffusion; steps and guidance scale from the pipeline of diffusers."""
@@ -113,14 +93,14 @@ def _unclip(name: str, title: str) -> Family:
         name=name,
         title=title,
         relative="sd2",
-        prefixes={**SD2.prefixes, Role.VISION_ENCODER: "embedder.model.visual."},
-        architectures={**SD2.architectures, Role.VISION_ENCODER: Architecture.VISION_MODEL},
+        prefixes={**SD2.prefixes, fam.Role.VISION_ENCODER: "embedder.model.visual."},
+        architectures={**SD2.architectures, fam.Role.VISION_ENCODER: fam.Architecture.VISION_MODEL},
         native_pixels=VELOCITY_PIXELS,
-        sampling=SamplingFacts(
-            Prediction.VELOCITY,
-            defaults=SamplingDefaults(20, 10.0, "euler", "normal", Guidance.CLASSIFIER_FREE),
-            vision_use=VisionEncoderUse.CENTER_PROJECTED,
-            image_labels=ImageLabels(),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            defaults=fam.SamplingDefaults(20, 10.0, "euler", "normal", fam.Guidance.CLASSIFIER_FREE),
+            vision_use=fam.VisionEncoderUse.CENTER_PROJECTED,
+            image_labels=fam.ImageLabels(),
         ),
     )
 
@@ -140,20 +120,20 @@ SD_X4 = replace(
     relative="sd2",
     native_pixels=2048,
     scaling_factor=0.08333,
-    architectures={**SD2.architectures, Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER},
-    sampling=SamplingFacts(
-        Prediction.VELOCITY,
-        noise=NoiseFacts(beta_start=0.0001, beta_end=0.02),
+    architectures={**SD2.architectures, fam.Role.DIFFUSION_MODEL: fam.Architecture.DIFFUSION_TRANSFORMER},
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
+        noise=fam.NoiseFacts(beta_start=0.0001, beta_end=0.02),
         model="sd_x4",
         reads=frozenset({"context", "image", "noise_level"}),
-        defaults=SamplingDefaults(75, 9.0, "euler", "normal", Guidance.CLASSIFIER_FREE, noise_level=20),
-        image_concat=ImageConcat.PIXELS,
+        defaults=fam.SamplingDefaults(75, 9.0, "euler", "normal", fam.Guidance.CLASSIFIER_FREE, noise_level=20),
+        image_concat=fam.ImageConcat.PIXELS,
         enlarges=4,
     ),
 )
 
 
-def upscaler_config(found: Config, shapes: Shapes) -> Arguments:
+def upscaler_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.UNet2DConditionModel`.
 
     Raises UnknownArchitecture for a UNet with different down and up paths: it was pruned.
@@ -187,7 +167,7 @@ def upscaler_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _reads_text_alone(shapes: Shapes, level: int, channels: tuple[int, ...]) -> bool:
+def _reads_text_alone(shapes: fam.Shapes, level: int, channels: tuple[int, ...]) -> bool:
     """Return whether the second attention of a level reads the text, by the width of its keys.
 
     Ambiguous if the text is as wide as the level; no published model has such a level.
@@ -196,12 +176,12 @@ def _reads_text_alone(shapes: Shapes, level: int, channels: tuple[int, ...]) -> 
     return keys is not None and keys[1] != channels[level]
 
 
-def upscaler_forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def upscaler_forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity. "image" is concatenated along channels; "noise_level" is the noise on it. Both it and the
     latent are already scaled for the model."""
     import torch
 
-    return sample_of(
+    return fam.sample_of(
         module(
             torch.cat((x_BCHW, kwargs["image"]), dim=1),
             level_B,
@@ -213,36 +193,38 @@ def upscaler_forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs:
 
 
 def _definition(
-    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts | None, build: ModelBuild | None = None
-) -> UNetDefinition:
-    return UNetDefinition(
+    family: fam.LocatedFamily,
+    when: fam.Condition,
+    comfyui: str,
+    pipeline: fam.PipelineFacts | None,
+    build: fam.ModelBuild | None = None,
+) -> fam.UNetDefinition:
+    return fam.UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=fam.Detection(LDM_UNET, when, comfyui),
         module="UNet2DConditionModel",
         latent="sd1" if build is None else family.name,
-        text=TextInputs(
-            (Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
+        text=fam.TextInputs(
+            (fam.Reading("clip_h", 1024, clip_pad_id=fam.OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
             set_name="sd2",
         ),
-        lora=UNET,
+        lora=fam.UNET,
         pipeline=pipeline,
         build=build,
         velocity_pixels=VELOCITY_PIXELS if family is SD2 else 0,
     )
 
 
-_UNCLIP_PIPELINE = PipelineFacts(
+_UNCLIP_PIPELINE = fam.PipelineFacts(
     "StableUnCLIPImg2ImgPipeline",
-    {**PLAIN_PIPELINE.folders, Role.VISION_ENCODER: "image_encoder"},
+    {**PLAIN_PIPELINE.folders, fam.Role.VISION_ENCODER: "image_encoder"},
     noisy="image_noising_scheduler",
     processor="feature_extractor",
     libraries={"image_normalizer": "stable_diffusion"},
 )
 
 
-def _varying(family: Family, comfyui: str, width: int) -> UNetDefinition:
+def _varying(family: fam.LocatedFamily, comfyui: str, width: int) -> fam.UNetDefinition:
     """Return a family whose class labels are an embedding of `width` and the noise level, which is as wide."""
     defined = _definition(family, unclip(adm_in_channels=2 * width), comfyui, _UNCLIP_PIPELINE)
     return replace(defined, labels_width=width)
@@ -253,13 +235,18 @@ FAMILIES = (
         SD_X4,
         sd2(in_channels=7),
         "SD_X4Upscaler",
-        PipelineFacts(
+        fam.PipelineFacts(
             "StableDiffusionUpscalePipeline",
             PLAIN_PIPELINE.folders,
-            {"safety_checker": NOTHING, "feature_extractor": NOTHING, "watermarker": NOTHING, "max_noise_level": 350},
+            {
+                "safety_checker": fam.NOTHING,
+                "feature_extractor": fam.NOTHING,
+                "watermarker": fam.NOTHING,
+                "max_noise_level": 350,
+            },
             noisy="low_res_scheduler",
         ),
-        ModelBuild("UNet2DConditionModel", upscaler_config, "sd1", upscaler_forward),
+        fam.ModelBuild("UNet2DConditionModel", upscaler_config, "sd1", upscaler_forward, SD_X4.dtypes),
     ),
     _definition(
         SD2_INPAINT, sd2(in_channels=9), "SD20", replace(PLAIN_PIPELINE, name="StableDiffusionInpaintPipeline")
@@ -268,7 +255,7 @@ FAMILIES = (
         SD2_DEPTH,
         sd2(in_channels=5),
         "SD20",
-        PipelineFacts(
+        fam.PipelineFacts(
             "StableDiffusionDepth2ImgPipeline",
             PLAIN_PIPELINE.folders,
             missing={

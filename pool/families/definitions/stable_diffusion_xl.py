@@ -7,71 +7,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
-from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin
-from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Reading
-from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_FOLDERS, UNET_PREFIX, VAE_PREFIX, refiner, sdxl
-from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID, TextFacts
-from modelpool.pool.values.core.sampling_facts import (
-    Guidance,
-    ImageConcat,
-    MicroConditioning,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-)
-from modelpool.pool.values.specs.spec import Role
 
-SDXL = Family(
+SDXL = fam.LocatedFamily(
     name="sdxl",
     title="Stable Diffusion XL",
     prefixes={
-        Role.TEXT_ENCODER: "conditioner.embedders.0.transformer.",
-        Role.TEXT_ENCODER_2: "conditioner.embedders.1.model.",
-        Role.DIFFUSION_MODEL: UNET_PREFIX,
-        Role.VAE: VAE_PREFIX,
+        fam.Role.TEXT_ENCODER: "conditioner.embedders.0.transformer.",
+        fam.Role.TEXT_ENCODER_2: "conditioner.embedders.1.model.",
+        fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+        fam.Role.VAE: VAE_PREFIX,
     },
     architectures={
-        Role.TEXT_ENCODER: Architecture.CLIP_TEXT,
-        Role.TEXT_ENCODER_2: Architecture.OPEN_CLIP_TEXT,
+        fam.Role.TEXT_ENCODER: fam.Architecture.CLIP_TEXT,
+        fam.Role.TEXT_ENCODER_2: fam.Architecture.OPEN_CLIP_TEXT,
         **UNET_AND_VAE,
     },
     # `layer_idx: 11`, `layer: penultimate`, `legacy: False` of sd_xl_base.yaml, Stability-AI/generative-models
     texts={
-        Role.TEXT_ENCODER: TextFacts(layers_left_out=1, final_norm=False),
-        Role.TEXT_ENCODER_2: TextFacts(1, final_norm=False, pad_id=OPEN_CLIP_PAD_ID, gives_pooled=True),
+        fam.Role.TEXT_ENCODER: fam.TextFacts(layers_left_out=1, final_norm=False),
+        fam.Role.TEXT_ENCODER_2: fam.TextFacts(1, final_norm=False, pad_id=fam.OPEN_CLIP_PAD_ID, gives_pooled=True),
     },
     native_pixels=1024,
     # `scale_factor` of the same file
     scaling_factor=0.13025,
-    sampling=SamplingFacts(size_conditions=MicroConditioning.SIZES),
+    sampling=fam.SamplingFacts(size_conditions=fam.MicroConditioning.SIZES),
 )
-SDXL_REFINER = Family(
+SDXL_REFINER = fam.LocatedFamily(
     name="sdxl_refiner",
     title="the Stable Diffusion XL refiner",
     prefixes={
-        Role.TEXT_ENCODER: "conditioner.embedders.0.model.",
-        Role.DIFFUSION_MODEL: UNET_PREFIX,
-        Role.VAE: VAE_PREFIX,
+        fam.Role.TEXT_ENCODER: "conditioner.embedders.0.model.",
+        fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+        fam.Role.VAE: VAE_PREFIX,
     },
-    architectures={Role.TEXT_ENCODER: Architecture.OPEN_CLIP_TEXT, **UNET_AND_VAE},
-    texts={Role.TEXT_ENCODER: TextFacts(1, final_norm=False, pad_id=OPEN_CLIP_PAD_ID, gives_pooled=True)},
+    architectures={fam.Role.TEXT_ENCODER: fam.Architecture.OPEN_CLIP_TEXT, **UNET_AND_VAE},
+    texts={fam.Role.TEXT_ENCODER: fam.TextFacts(1, final_norm=False, pad_id=fam.OPEN_CLIP_PAD_ID, gives_pooled=True)},
     native_pixels=1024,
     scaling_factor=0.13025,
-    sampling=SamplingFacts(size_conditions=MicroConditioning.AESTHETICS),
+    sampling=fam.SamplingFacts(size_conditions=fam.MicroConditioning.AESTHETICS),
 )
 
 
-def _relative(name: str, title: str) -> Family:
+def _relative(name: str, title: str) -> fam.LocatedFamily:
     return replace(SDXL, name=name, title=title, relative="sdxl")
 
 
@@ -90,18 +70,20 @@ KOALA_1B = _relative("koala_1b", "KOALA 1B")
 #: and vae of playgroundai/playground-v2.5-1024px-aesthetic; Li et al. 2024, "Playground v2.5"
 PLAYGROUND_25 = replace(
     _relative("playground_25", "Playground 2.5"),
-    scaling_factor=LATENT_FORMATS["playground_25"].scale,
-    latent_means=LATENT_FORMATS["playground_25"].mean,
-    latent_deviations=LATENT_FORMATS["playground_25"].std,
-    sampling=SamplingFacts(Prediction.EDM, MicroConditioning.SIZES, NoiseFacts(NoiseKind.EDM, 0.002, 80.0, 0.5)),
+    scaling_factor=fam.LATENT_FORMATS["playground_25"].scale,
+    latent_means=fam.LATENT_FORMATS["playground_25"].mean,
+    latent_deviations=fam.LATENT_FORMATS["playground_25"].std,
+    sampling=fam.SamplingFacts(
+        fam.Prediction.EDM, fam.MicroConditioning.SIZES, fam.NoiseFacts(fam.NoiseKind.EDM, 0.002, 80.0, 0.5)
+    ),
 )
 #: default noise of velocity models whose files may state their sigma range (CosXL). Source: scheduler of
 #: stabilityai/cosxl
-VELOCITY_EDM_NOISE = NoiseFacts(NoiseKind.EDM, 0.002, 120.0)
+VELOCITY_EDM_NOISE = fam.NoiseFacts(fam.NoiseKind.EDM, 0.002, 120.0)
 #: Source: diffusers/stable-diffusion-xl-1.0-inpainting-0.1
 SDXL_INPAINT = replace(
     _relative("sdxl_inpaint", "Stable Diffusion XL inpainting"),
-    sampling=replace(SDXL.sampling, image_concat=ImageConcat.INPAINT),
+    sampling=replace(SDXL.sampling, image_concat=fam.ImageConcat.INPAINT),
 )
 #: Source: diffusers/sdxl-instructpix2pix-768, and the pipeline of diffusers
 SDXL_INSTRUCT = replace(
@@ -109,27 +91,27 @@ SDXL_INSTRUCT = replace(
     native_pixels=768,
     sampling=replace(
         SDXL.sampling,
-        image_concat=ImageConcat.UNSCALED,
-        defaults=SamplingDefaults(100, 5.0, "euler", "normal", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
+        image_concat=fam.ImageConcat.UNSCALED,
+        defaults=fam.SamplingDefaults(100, 5.0, "euler", "normal", fam.Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
     ),
 )
 #: CosXL fine-tuned to edit images: the image latent is scaled like the sampled latent. Source: stabilityai/cosxl,
 #: and `is_cosxl_edit` of diffusers' StableDiffusionXLInstructPix2PixPipeline; steps from the example of diffusers
 COSXL_EDIT = replace(
     _relative("cosxl_edit", "CosXL edit"),
-    sampling=SamplingFacts(
-        Prediction.VELOCITY,
-        MicroConditioning.SIZES,
+    sampling=fam.SamplingFacts(
+        fam.Prediction.VELOCITY,
+        fam.MicroConditioning.SIZES,
         VELOCITY_EDM_NOISE,
-        image_concat=ImageConcat.LATENT,
-        defaults=SamplingDefaults(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
+        image_concat=fam.ImageConcat.LATENT,
+        defaults=fam.SamplingDefaults(20, 5.0, "euler", "exponential", fam.Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
     ),
 )
 
-_PIPELINE = PipelineFacts(
+_PIPELINE = fam.PipelineFacts(
     "StableDiffusionXLPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **UNET_FOLDERS},
-    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "force_zeros_for_empty_prompt": True},
+    {fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.TEXT_ENCODER_2: "text_encoder_2", **UNET_FOLDERS},
+    {"feature_extractor": fam.NOTHING, "image_encoder": fam.NOTHING, "force_zeros_for_empty_prompt": True},
 )
 _EDITING = replace(
     _PIPELINE,
@@ -137,21 +119,21 @@ _EDITING = replace(
     entries={"force_zeros_for_empty_prompt": True, "is_cosxl_edit": False},
 )
 # the refiner's one text encoder is the second one of SDXL
-_REFINING = PipelineFacts(
+_REFINING = fam.PipelineFacts(
     "StableDiffusionXLImg2ImgPipeline",
-    {Role.TEXT_ENCODER: "text_encoder_2", **UNET_FOLDERS},
+    {fam.Role.TEXT_ENCODER: "text_encoder_2", **UNET_FOLDERS},
     {
-        "text_encoder": NOTHING,
-        "tokenizer": NOTHING,
-        "feature_extractor": NOTHING,
-        "image_encoder": NOTHING,
+        "text_encoder": fam.NOTHING,
+        "tokenizer": fam.NOTHING,
+        "feature_extractor": fam.NOTHING,
+        "image_encoder": fam.NOTHING,
         "force_zeros_for_empty_prompt": False,
         "requires_aesthetics_score": True,
     },
 )
 
 
-def _join(read: Sequence[ReadText]) -> Joined:
+def _join(read: Sequence[fam.ReadText]) -> fam.Joined:
     """The states of both encoders along the width, and the pooled vector of the second."""
     import torch
 
@@ -159,39 +141,44 @@ def _join(read: Sequence[ReadText]) -> Joined:
     return {"context": torch.cat((small.context_LD, large.context_LD), -1), "pooled": large.pooled_V}
 
 
-_BASE = UNetDefinition(
+_BASE = fam.UNetDefinition(
     family=SDXL,
-    layout=LDM_UNET,
-    when=sdxl(),
-    comfyui="SDXL",
+    detect=fam.Detection(LDM_UNET, sdxl(), "SDXL"),
     module="UNet2DConditionModel",
     latent="sdxl",
-    text=TextInputs(
-        (Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
+    text=fam.TextInputs(
+        (fam.Reading("clip_l", 768, layers_left_out=1, final_norm=False), fam.SDXL_CLIP_G),
         set_name="sdxl",
-        join=TextJoin(_join),
+        join=fam.TextJoin(_join),
     ),
-    lora=UNET,
+    lora=fam.UNET,
     pipeline=_PIPELINE,
     edm_noise=VELOCITY_EDM_NOISE,
     looks_like=SDXL_REFINER.name,
-    folder_mark=FolderMark(SDXL_REFINER.name, folder="text_encoder"),
-    untrained_noise={NoiseKind.LINEAR: "scaled_linear, which SDXL was trained with"},
+    folder_mark=fam.FolderMark(SDXL_REFINER.name, folder="text_encoder"),
+    untrained_noise={fam.NoiseKind.LINEAR: "scaled_linear, which SDXL was trained with"},
 )
 #: what the relatives do not share
 _OWN: Mapping[str, Any] = {"edm_noise": None, "looks_like": "", "folder_mark": None, "untrained_noise": {}}
 
 
-def _variant(family: Family, comfyui: str, when: Condition, pipeline: PipelineFacts | None = None) -> UNetDefinition:
-    return replace(_BASE, family=family, comfyui=comfyui, when=when, pipeline=pipeline, **_OWN)
+def _variant(
+    family: fam.LocatedFamily,
+    comfyui: str,
+    when: fam.Condition,
+    pipeline: fam.PipelineFacts | None = None,
+    extra_keys: tuple[str, ...] = (),
+) -> fam.UNetDefinition:
+    return replace(
+        _BASE, family=family, detect=fam.Detection(LDM_UNET, when, comfyui, extra_keys), pipeline=pipeline, **_OWN
+    )
 
 
 FAMILIES = (
     replace(
-        _variant(PLAYGROUND_25, "SDXL", sdxl()),
-        extra_keys=("edm_mean", "edm_std"),
+        _variant(PLAYGROUND_25, "SDXL", sdxl(), extra_keys=("edm_mean", "edm_std")),
         latent="playground_25",
-        folder_mark=FolderMark(SDXL.name, edm=True),
+        folder_mark=fam.FolderMark(SDXL.name, edm=True),
     ),
     replace(
         _variant(
@@ -199,9 +186,9 @@ FAMILIES = (
             "SDXL_instructpix2pix",
             sdxl(in_channels=8),
             replace(_EDITING, entries={**_EDITING.entries, "is_cosxl_edit": True}),
+            extra_keys=("edm_vpred.sigma_max",),
         ),
-        extra_keys=("edm_vpred.sigma_max",),
-        folder_mark=FolderMark(SDXL_INSTRUCT.name, entry="is_cosxl_edit"),
+        folder_mark=fam.FolderMark(SDXL_INSTRUCT.name, entry="is_cosxl_edit"),
         edm_noise=VELOCITY_EDM_NOISE,
     ),
     _variant(SDXL_INSTRUCT, "SDXL_instructpix2pix", sdxl(in_channels=8), _EDITING),
@@ -211,9 +198,9 @@ FAMILIES = (
     _variant(KOALA_1B, "KOALA_1B", sdxl(transformer_depth=(0, 2, 6))),
     replace(
         _variant(SDXL_REFINER, "SDXLRefiner", refiner, _REFINING),
-        text=TextInputs((SDXL_CLIP_G,), set_name="sdxl_refiner"),
+        text=fam.TextInputs((fam.SDXL_CLIP_G,), set_name="sdxl_refiner"),
         looks_like=SDXL.name,
-        folder_mark=FolderMark(SDXL.name, lacks="text_encoder"),
+        folder_mark=fam.FolderMark(SDXL.name, lacks="text_encoder"),
     ),
     _variant(SDXL_INPAINT, "SDXL", sdxl(in_channels=9), replace(_PIPELINE, name="StableDiffusionXLInpaintPipeline")),
     _BASE,

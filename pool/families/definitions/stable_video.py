@@ -9,16 +9,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import Condition
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.lora_naming import GENERIC
-from modelpool.pool.families.parts.pipeline_form import PipelineFacts
-from modelpool.pool.families.parts.unet_definition import UNetDefinition
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.unet_facts import (
     NUMBER_WIDTH,
     UNET_FOLDERS,
@@ -29,19 +21,6 @@ from modelpool.pool.families.parts.unet_facts import (
     video,
     widths,
 )
-from modelpool.pool.values.core.sampling_facts import (
-    FirstFrameMode,
-    Guidance,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
-    SamplingDefaults,
-    SamplingFacts,
-    VideoFacts,
-    VideoNumbers,
-    VisionEncoderUse,
-)
-from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,7 +117,7 @@ def _blocks(tensors: dict[str, Tensor], beginning: str) -> int:
     return len({key.split(".")[1] for key in tensors if key.startswith(beginning + ".")})
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """Return the arguments of `diffusers.UNetSpatioTemporalConditionModel`."""
     sizes: dict[str, Any] = dict(found)
     channels = widths(shapes, "spatial_res_block.conv1")
@@ -162,7 +141,7 @@ def _spatio_temporal(path: str, depth: int) -> str:
     return f"{'CrossAttn' if depth else ''}{path}BlockSpatioTemporal"
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict the velocity; `level_B` is a quarter of the logarithm of sigma.
 
     Reads image latents ("image"), for one frame or for each, already scaled for the model as the latent is; the image
@@ -175,7 +154,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     image = kwargs["image"]
     image_BCTHW = image.unsqueeze(2) if image.dim() == x_BCTHW.dim() - 1 else image
     joined = torch.cat((x_BCTHW, image_BCTHW.expand(-1, -1, frames, -1, -1)), dim=1)
-    out_BTCHW = sample_of(
+    out_BTCHW = fam.sample_of(
         module(
             joined.transpose(1, 2),
             level_B,
@@ -188,36 +167,41 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
 
 
 def _family(
-    name: str, title: str, sides: tuple[int, int], facts: VideoFacts, vae_prefix: str, defaults: SamplingDefaults
-) -> Family:
+    name: str,
+    title: str,
+    sides: tuple[int, int],
+    facts: fam.VideoFacts,
+    vae_prefix: str,
+    defaults: fam.SamplingDefaults,
+) -> fam.LocatedFamily:
     """Return a family that reads an image, as a latent and through a vision encoder."""
-    return Family(
+    return fam.LocatedFamily(
         name=name,
         title=title,
         prefixes={
-            Role.VISION_ENCODER: "conditioner.embedders.0.open_clip.model.visual.",
-            Role.DIFFUSION_MODEL: UNET_PREFIX,
-            Role.VAE: vae_prefix,
+            fam.Role.VISION_ENCODER: "conditioner.embedders.0.open_clip.model.visual.",
+            fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+            fam.Role.VAE: vae_prefix,
         },
         architectures={
-            Role.VISION_ENCODER: Architecture.VISION_MODEL,
-            Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER,
-            Role.VAE: Architecture.VAE,
+            fam.Role.VISION_ENCODER: fam.Architecture.VISION_MODEL,
+            fam.Role.DIFFUSION_MODEL: fam.Architecture.DIFFUSION_TRANSFORMER,
+            fam.Role.VAE: fam.Architecture.VAE,
         },
         texts={},
         native_pixels=sides[0],
         native_sides=sides,
-        scaling_factor=LATENT_FORMATS["sd1"].scale,
+        scaling_factor=fam.LATENT_FORMATS["sd1"].scale,
         latent_format="sd1",
-        sampling=SamplingFacts(
-            Prediction.VELOCITY,
-            noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=700.0),
+        sampling=fam.SamplingFacts(
+            fam.Prediction.VELOCITY,
+            noise=fam.NoiseFacts(fam.NoiseKind.EDM, sigma_min=0.002, sigma_max=700.0),
             model=name,
             reads=frozenset({"image", "image_context", "numbers"}),
             side_multiple=64,
             video=facts,
             defaults=defaults,
-            vision_use=VisionEncoderUse.PROJECTED,
+            vision_use=fam.VisionEncoderUse.PROJECTED,
         ),
     )
 
@@ -228,21 +212,21 @@ SVD = _family(
     "svd",
     "Stable Video Diffusion",
     (1024, 576),
-    VideoFacts(25, 1, 7.0, FirstFrameMode.REPEATED, VideoNumbers.MOTION),
+    fam.VideoFacts(25, 1, 7.0, fam.FirstFrameMode.REPEATED, fam.VideoNumbers.MOTION),
     VAE_PREFIX,
-    SamplingDefaults(25, 3.0, "euler", "karras", Guidance.RISING_WITH_FRAMES, image_noise=0.02, motion=127),
+    fam.SamplingDefaults(25, 3.0, "euler", "karras", fam.Guidance.RISING_WITH_FRAMES, image_noise=0.02, motion=127),
 )
 # Orbits of an object in an image. Their files have a complete image VAE as the image encoder, and the decoder of p
 # elsewhere (`pool.models.components.common.spliced_vae`). The numbers of p are 1e-5, the angle from straight up and the
 # direction, in radians, for each frame; that of u is the noise on the image. Source: stabilityai/sv3d; sv3d_u.yaml and
 # sv3d_p.yaml of Stability-AI/generative-models
 _SV3D_VAE, _SV3D_SIDES = "conditioner.embedders.1.encoder.", (576, 576)
-_SV3D_DEFAULTS = SamplingDefaults(50, 2.5, "euler", "karras", Guidance.RISING_AND_FALLING, image_noise=1e-5)
+_SV3D_DEFAULTS = fam.SamplingDefaults(50, 2.5, "euler", "karras", fam.Guidance.RISING_AND_FALLING, image_noise=1e-5)
 SV3D_U = _family(
     "sv3d_u",
     "SV3D u",
     _SV3D_SIDES,
-    VideoFacts(21, 1, 7.0, FirstFrameMode.REPEATED, VideoNumbers.NOISE),
+    fam.VideoFacts(21, 1, 7.0, fam.FirstFrameMode.REPEATED, fam.VideoNumbers.NOISE),
     _SV3D_VAE,
     _SV3D_DEFAULTS,
 )
@@ -250,26 +234,28 @@ SV3D_P = _family(
     "sv3d_p",
     "SV3D p",
     _SV3D_SIDES,
-    VideoFacts(21, 1, 7.0, FirstFrameMode.REPEATED, VideoNumbers.VIEWS),
+    fam.VideoFacts(21, 1, 7.0, fam.FirstFrameMode.REPEATED, fam.VideoNumbers.VIEWS),
     _SV3D_VAE,
     _SV3D_DEFAULTS,
 )
 
 
 def _definition(
-    family: Family, when: Condition, comfyui: str, pipeline: PipelineFacts | None = None, module: str = _MODULE
-) -> UNetDefinition:
-    return UNetDefinition(
+    family: fam.LocatedFamily,
+    when: fam.Condition,
+    comfyui: str,
+    pipeline: fam.PipelineFacts | None = None,
+    module: str = _MODULE,
+) -> fam.UNetDefinition:
+    return fam.UNetDefinition(
         family=family,
-        layout=LDM_UNET,
-        when=when,
-        comfyui=comfyui,
+        detect=fam.Detection(LDM_UNET, when, comfyui),
         module=_MODULE,
         latent="sd1",
-        text=TextInputs(()),
-        lora=GENERIC,
+        text=fam.TextInputs(()),
+        lora=fam.GENERIC,
         pipeline=pipeline,
-        build=ModelBuild(module, config, convert, forward),
+        build=fam.ModelBuild(module, config, convert, forward, family.dtypes),
     )
 
 
@@ -282,9 +268,9 @@ FAMILIES = (
         SVD,
         video(),
         "SVD_img2vid",
-        PipelineFacts(
+        fam.PipelineFacts(
             "StableVideoDiffusionPipeline",
-            {Role.VISION_ENCODER: "image_encoder", **UNET_FOLDERS},
+            {fam.Role.VISION_ENCODER: "image_encoder", **UNET_FOLDERS},
             processor="feature_extractor",
         ),
     ),

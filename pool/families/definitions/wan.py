@@ -6,40 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.detection.layouts.signature import anything, having
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
-from modelpool.pool.families.parts.definition import (
-    HALF_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-    TwoExperts,
-)
-from modelpool.pool.families.parts.forward import (
-    TIMESTEPS,
-    Arguments,
-    ModelKwargs,
-    Shapes,
-    config_of,
-    sample_of,
-)
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.teacache import TeaCacheFacts
-from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
-from modelpool.pool.families.parts.video_facts import joined, towards_image, video_flow, with_image
+from modelpool.pool.families.parts import vocabulary as fam
+from modelpool.pool.families.parts.video_calls import joined, towards_image, with_image
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
-from modelpool.pool.values.core.sampling_facts import (
-    FirstFrameMode,
-    Guidance,
-    LastFrameMode,
-    NoiseFacts,
-    NoiseKind,
-    VisionEncoderUse,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,7 +21,7 @@ _TOKENS = 512
 _IMAGES = 2
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.WanTransformer3DModel`. A model narrower than a published head has one head."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["dim"]
@@ -77,7 +47,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def vace_config(found: Config, shapes: Shapes) -> Arguments:
+def vace_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.WanVACETransformer3DModel`."""
     layers, extra = found["num_layers"], found["vace_layers"]
     if not isinstance(layers, int) or not isinstance(extra, int) or not extra or layers % extra:
@@ -88,12 +58,12 @@ def vace_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Latents and masks of images ("image") are concatenated along channels."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=joined(x_BCTHW, kwargs),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=padded_text(kwargs),
             encoder_hidden_states_image=_images(module, kwargs.get("image_context")),
             return_dict=False,
@@ -101,7 +71,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. With a kept image, each patch has its own level, zero where the image is kept.
 
     Without an image, the pipeline passes equal levels for all patches: the same result, with gigabytes of embedded
@@ -109,10 +79,10 @@ def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: Mode
     """
     if "image_mask" not in kwargs:
         return forward(module, x_BCTHW, level_B, kwargs)
-    _, patch_high, patch_wide = config_of(module).patch_size
+    _, patch_high, patch_wide = fam.config_of(module).patch_size
     kept = kwargs["image_mask"].to(x_BCTHW.dtype)
-    levels_BTHW = (1 - kept[:, 0, :, ::patch_high, ::patch_wide]) * (level_B * TIMESTEPS).reshape(-1, 1, 1, 1)
-    out = sample_of(
+    levels_BTHW = (1 - kept[:, 0, :, ::patch_high, ::patch_wide]) * (level_B * fam.TIMESTEPS).reshape(-1, 1, 1, 1)
+    out = fam.sample_of(
         module(
             hidden_states=with_image(x_BCTHW, kwargs),
             timestep=levels_BTHW.flatten(1),
@@ -123,12 +93,12 @@ def forward_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: Mode
     return towards_image(out, x_BCTHW, level_B, kwargs)
 
 
-def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Separate blocks read the latents and masks of the control video ("control")."""
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=x_BCTHW,
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=padded_text(kwargs),
             control_hidden_states=kwargs["control"],
             return_dict=False,
@@ -145,7 +115,7 @@ def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
     return states_BLD.reshape(-1, tokens // _IMAGES, width)
 
 
-def padded_text(kwargs: ModelKwargs) -> Tensor:
+def padded_text(kwargs: fam.ModelKwargs) -> Tensor:
     """Return the text states with zeros for padding, padded to `_TOKENS`. Raises UnusableField for a longer text."""
     import torch
 
@@ -156,39 +126,13 @@ def padded_text(kwargs: ModelKwargs) -> Tensor:
     return torch.nn.functional.pad(real, (0, 0, 0, _TOKENS - context.shape[1]))
 
 
-def flow_noise(shift: float) -> NoiseFacts:
+def flow_noise(shift: float) -> fam.NoiseFacts:
     """Return the noise of a flow with this shift."""
-    return NoiseFacts(NoiseKind.FLOW, shift=shift)
+    return fam.NoiseFacts(fam.NoiseKind.FLOW, shift=shift)
 
 
 #: index entries of pipelines for one expert
-_ONE = {"transformer_2": NOTHING, "boundary_ratio": None}
-
-_FACTS = video_flow(
-    flow_noise(8.0),
-    Guidance.CLASSIFIER_FREE,
-    cfg=5.0,
-    steps=50,
-    width=832,
-    height=480,
-    frames=81,
-    frame_rate=16.0,
-    reads=("context",),
-    may_read=("context_mask",),
-    sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
-)
-_I2V_22_FACTS = replace(
-    _FACTS,
-    noise=flow_noise(5.0),
-    cfg=3.5,
-    steps=40,
-    boundary=0.9,
-    low_cfg=3.5,
-    reads=("context", "image"),
-    begins=FirstFrameMode.CONCATENATED,
-    ends=LastFrameMode.MAY,
-    sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
-)
+_ONE = {"transformer_2": fam.NOTHING, "boundary_ratio": None}
 
 #: between the sizes of the two image-to-video models of Wan 2.1: the geometric mean of 832 x 480 and 1280 x 720 pixels
 _WAN_480_PIXELS = math.sqrt(832 * 480 * 1280 * 720)
@@ -196,21 +140,19 @@ _WAN_480_PIXELS = math.sqrt(832 * 480 * 1280 * 720)
 
 def _teacache(
     coefficients: tuple[float, ...], threshold: float, blocks: int, pixels: float = math.inf
-) -> TeaCacheFacts:
+) -> fam.TeaCacheFacts:
     """Return the published facts with retention steps."""
-    return TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
+    return fam.TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
 
 
-_T2V = FamilyDefinition(
+_T2V = fam.Family(
     name="wan_t2v",
     title="Wan text-to-video",
-    layout=WAN,
-    when=anything,
-    comfyui="WAN21_T2V",
-    build=ModelBuild(
+    detect=fam.Detection(WAN, fam.anything, "WAN21_T2V"),
+    build=fam.ModelBuild(
         "WanTransformer3DModel",
         config,
-        LayoutNames(
+        fam.LayoutNames(
             "wan",
             # the convolution for a reference image, which diffusers' class does not have
             without=("ref_conv.",),
@@ -218,137 +160,171 @@ _T2V = FamilyDefinition(
             renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
         ),
         forward,
+        dtypes=fam.HALF_FIRST,
+        optional_inputs=frozenset({"context_mask"}),
     ),
-    latent="wan21",
-    text=TextInputs(
-        (fixed_length("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),),
+    text=fam.TextInputs(
+        (
+            fam.fixed_length(
+                "umt5_xxl", 512, cleaning=fam.Cleaning.UNESCAPED, is_masked=True, padding=fam.Padding.ZEROED
+            ),
+        ),
         set_name="wan",
     ),
-    facts=_FACTS,
-    # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
-    schedule="normal",
-    dtypes=HALF_FIRST,
-    lora=TRANSFORMER,
-    folder=DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
-    # no shape determines the experts of Wan 2.2 from Wan 2.1
-    two_experts=TwoExperts(
-        "Wan 2.2 text-to-video, both experts",
-        replace(
-            _FACTS,
-            noise=flow_noise(12.0),
-            cfg=4.0,
-            steps=40,
-            boundary=0.875,
-            low_cfg=3.0,
-            sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
+    latent="wan21",
+    sampling=fam.SamplingFacts(
+        fam.Prediction.FLOW,
+        noise=flow_noise(8.0),
+        reads=frozenset({"context", "context_mask"}),
+        side_multiple=16,
+        video=fam.VideoFacts(frames=81, multiple=4, rate=16.0),
+        defaults=fam.SamplingDefaults(
+            steps=50,
+            cfg=5.0,
+            sampler="euler",
+            # the pipeline leaves the levels to the scheduler, which ends slightly above the last step
+            schedule="normal",
+            guidance=fam.Guidance.CLASSIFIER_FREE,
         ),
     ),
-    teacache=(
-        _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
-        _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+    size=(832, 480),
+    sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+    folder=fam.DiffusersFolder("WanPipeline", entries={**_ONE, "expand_timesteps": False}),
+    lora=fam.TRANSFORMER,
+    options=fam.OptionFacts(
+        teacache=(
+            _teacache((-5.21862437e04, 9.23041404e03, -5.28275948e02, 1.36987616e01, -4.99875664e-02), 0.05, 30),
+            _teacache((-3.03318725e05, 4.90537029e04, -2.65530556e03, 5.87365115e01, -3.15583525e-01), 0.1, 40),
+        ),
+        skips_blocks=True,
+        moves_positions=True,
     ),
+)
+#: no shape determines the experts of Wan 2.2 from Wan 2.1
+_T2V_EXPERTS = fam.TwoExperts(
+    "Wan 2.2 text-to-video, both experts",
+    replace(
+        _T2V.sampling,
+        noise=flow_noise(12.0),
+        low_noise=fam.LowNoiseExpert(boundary=0.875, cfg=3.0),
+        defaults=fam.defaults_like(_T2V.sampling, steps=40, cfg=4.0),
+    ),
+    "Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
 )
 _TI2V_22 = replace(
     _T2V,
     name="wan22_ti2v",
     title="Wan 2.2 text-and-image-to-video",
-    when=having(model_type="t2v", out_dim=48),
-    comfyui="WAN22_T2V",
-    build=replace(_T2V.build, forward=forward_5b),
-    latent="wan22",
-    facts=replace(
-        _FACTS,
-        noise=flow_noise(5.0),
-        width=1280,
-        height=704,
-        frames=121,
-        side_multiple=32,
-        frame_rate=24.0,
-        may_read=("context_mask", "image", "image_mask"),
-        begins=FirstFrameMode.KEPT,
-        sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
+    detect=replace(_T2V.detect, when=fam.having(model_type="t2v", out_dim=48), comfyui="WAN22_T2V"),
+    build=replace(
+        _T2V.build,
+        forward=forward_5b,
+        optional_inputs=frozenset({"context_mask", "image", "image_mask"}),
     ),
+    latent="wan22",
+    sampling=replace(
+        _T2V.sampling,
+        noise=flow_noise(5.0),
+        reads=frozenset({"context", "context_mask", "image", "image_mask"}),
+        side_multiple=32,
+        video=fam.video_like(_T2V.sampling, frames=121, rate=24.0, begins=fam.FirstFrameMode.KEPT),
+    ),
+    size=(1280, 704),
+    sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
     folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
-    two_experts=None,
-    teacache=(),
+    options=replace(_T2V.options, teacache=()),
 )
 _VACE = replace(
     _T2V,
     name="wan_vace",
     title="Wan VACE",
-    when=having(model_type="vace"),
-    comfyui="WAN21_Vace",
+    detect=replace(_T2V.detect, when=fam.having(model_type="vace"), comfyui="WAN21_Vace"),
     build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
-    facts=replace(
-        _FACTS,
-        reads=("context", "control"),
-        sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
-    ),
+    sampling=replace(_T2V.sampling, reads=frozenset({"context", "control", "context_mask"}), several_references=True),
+    sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
-    several_references=True,
-    two_experts=None,
-    teacache=(),
+    options=replace(_T2V.options, teacache=(), skips_blocks=False),
 )
 _I2V = replace(
     _T2V,
     name="wan21_i2v",
     title="Wan 2.1 image-to-video",
-    when=having(model_type="i2v"),
-    comfyui="WAN21_I2V",
-    facts=replace(
-        _FACTS,
-        reads=("context", "image", "image_context"),
-        begins=FirstFrameMode.CONCATENATED,
-        vision_use=VisionEncoderUse.PENULTIMATE,
-        sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+    detect=replace(_T2V.detect, when=fam.having(model_type="i2v"), comfyui="WAN21_I2V"),
+    sampling=replace(
+        _T2V.sampling,
+        reads=frozenset({"context", "image", "image_context", "context_mask"}),
+        vision_use=fam.VisionEncoderUse.PENULTIMATE,
+        video=fam.video_like(_T2V.sampling, begins=fam.FirstFrameMode.CONCATENATED),
     ),
+    sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(
         _T2V.folder,
         pipeline="WanImageToVideoPipeline",
-        entries={**_T2V.folder.entries, "image_encoder": NOTHING, "image_processor": NOTHING},
+        entries={**_T2V.folder.entries, "image_encoder": fam.NOTHING, "image_processor": fam.NOTHING},
     ),
-    two_experts=None,
-    teacache=(
-        _teacache(
-            (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+    options=replace(
+        _T2V.options,
+        teacache=(
+            _teacache(
+                (2.57151496e05, -3.54229917e04, 1.40286849e03, -1.35890334e01, 1.32517977e-01), 0.2, 40, _WAN_480_PIXELS
+            ),
+            _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
         ),
-        _teacache((8.10705460e03, 2.13393892e03, -3.72934672e02, 1.66203073e01, -4.17769401e-02), 0.2, 40),
     ),
 )
 _FLF2V = replace(
     _I2V,
     name="wan21_flf2v",
     title="Wan 2.1 first-and-last-frame",
-    when=having(model_type="i2v", flf_pos_embed_token_number=514),
-    facts=replace(_I2V.facts, ends=LastFrameMode.MUST),
-    teacache=(),
+    detect=replace(_I2V.detect, when=fam.having(model_type="i2v", flf_pos_embed_token_number=514)),
+    sampling=replace(_I2V.sampling, video=fam.video_like(_I2V.sampling, ends=fam.LastFrameMode.MUST)),
+    options=replace(_I2V.options, teacache=()),
 )
 #: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
 _FUN_CONTROL = replace(
     _I2V,
     name="wan21_fun_control",
     title="Wan 2.1 Fun control",
-    when=having(model_type="i2v", in_dim=48),
-    comfyui="WAN21_FunControl2V",
-    facts=replace(
-        _I2V.facts,
-        reads=("context", "followed", "image", "image_context"),
-        begins=FirstFrameMode.FIRST_CELL,
-        sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
-        "alibaba-pai/Wan2.1-Fun-14B-Control",
+    detect=replace(_I2V.detect, when=fam.having(model_type="i2v", in_dim=48), comfyui="WAN21_FunControl2V"),
+    sampling=replace(
+        _I2V.sampling,
+        reads=frozenset({"context", "followed", "image", "image_context", "context_mask"}),
+        video=fam.video_like(_I2V.sampling, begins=fam.FirstFrameMode.FIRST_CELL),
     ),
+    sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.1-Fun-14B-Control",
     folder=replace(_I2V.folder, pipeline="", entries={}),
-    teacache=(),
+    options=replace(_I2V.options, teacache=()),
 )
 _I2V_22 = replace(
     _I2V,
     name="wan22_i2v",
     title="Wan 2.2 image-to-video",
-    when=having(model_type="t2v", in_dim=36),
-    comfyui="WAN21_T2V",
-    facts=_I2V_22_FACTS,
-    two_experts=TwoExperts("Wan 2.2 image-to-video, both experts", _I2V_22_FACTS),
-    teacache=(),
+    detect=replace(_I2V.detect, when=fam.having(model_type="t2v", in_dim=36), comfyui="WAN21_T2V"),
+    sampling=replace(
+        _I2V.sampling,
+        noise=flow_noise(5.0),
+        reads=frozenset({"context", "image", "context_mask"}),
+        vision_use=None,
+        video=fam.video_like(_I2V.sampling, ends=fam.LastFrameMode.MAY),
+        defaults=fam.defaults_like(_I2V.sampling, steps=40, cfg=3.5),
+    ),
+    sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
+    options=replace(_I2V.options, teacache=()),
 )
 
-FAMILIES = (_VACE, _TI2V_22, _FUN_CONTROL, _FLF2V, _I2V, _I2V_22, _T2V)
+_I2V_22_EXPERTS = fam.TwoExperts(
+    "Wan 2.2 image-to-video, both experts",
+    replace(_I2V_22.sampling, low_noise=fam.LowNoiseExpert(boundary=0.9, cfg=3.5)),
+    _I2V_22.sources,
+)
+
+FAMILIES = (
+    _VACE,
+    _TI2V_22,
+    _FUN_CONTROL,
+    _FLF2V,
+    _I2V,
+    replace(_I2V_22, two_experts=_I2V_22_EXPERTS),
+    replace(_T2V, two_experts=_T2V_EXPERTS),
+)

@@ -13,14 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import wan
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.layout_names import LayoutNames
-from modelpool.pool.families.parts.pipeline_form import NOTHING
-from modelpool.pool.families.parts.video_facts import FACE_SIDE, MASK_CHANNELS
+from modelpool.pool.families.parts import vocabulary as fam
+from modelpool.pool.families.parts.video_calls import FACE_SIDE, MASK_CHANNELS
 from modelpool.pool.values.core.errors import UnknownArchitecture
-from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,10 +98,10 @@ def _convolution(place: int, last: int, part: str, kind: str) -> str:
     return f"{start}.weight" if kind == "weight" else f"{start}.act_fn.bias"
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.WanAnimateTransformer3DModel`."""
     measured: dict[str, Any] = wan.config(found, shapes)
-    reader = ShapeReader(shapes)
+    reader = fam.ShapeReader(shapes)
     blocks = len(reader.numbers("motion_encoder.res_blocks."))
     side = 2 ** (blocks + _LEVELS)
     if side != FACE_SIDE:
@@ -127,16 +122,16 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. "control" has mask and latent of the character, and the latents of the poses."""
     import torch
 
     kept = MASK_CHANNELS + x_BCTHW.shape[1]
     control = kwargs["control"]
-    return sample_of(
+    return fam.sample_of(
         module(
             hidden_states=torch.cat((x_BCTHW, control[:, :kept]), dim=1),
-            timestep=level_B * TIMESTEPS,
+            timestep=level_B * fam.TIMESTEPS,
             encoder_hidden_states=wan.padded_text(kwargs),
             encoder_hidden_states_image=kwargs["image_context"],
             # the character has no pose
@@ -152,32 +147,29 @@ FAMILIES = (
         _I2V,
         name="wan22_animate",
         title="Wan 2.2 animate",
-        when=having(model_type="animate"),
-        comfyui="WAN22_Animate",
+        detect=replace(_I2V.detect, when=fam.having(model_type="animate"), comfyui="WAN22_Animate"),
         build=replace(
             _I2V.build,
             module="WanAnimateTransformer3DModel",
             config=config,
-            convert=LayoutNames("wan22_animate", converter=convert),
+            convert=fam.LayoutNames("wan22_animate", converter=convert),
             forward=forward,
         ),
-        facts=replace(
-            _I2V.facts,
+        sampling=replace(
+            _I2V.sampling,
             noise=wan.flow_noise(5.0),
-            cfg=1.0,
-            steps=20,
-            width=1280,
-            height=720,
-            frames=77,
-            frame_rate=30.0,
-            begins=None,
-            vision_use=VisionEncoderUse.PENULTIMATE,
-            reads=("context", "control", "face", "image_context"),
-            sources="diffusers' WanAnimatePipeline; Wan-Video/Wan2.2, wan_animate_14B",
+            reads=frozenset({"context", "control", "face", "image_context", "context_mask"}),
+            vision_use=fam.VisionEncoderUse.PENULTIMATE,
+            video=fam.video_like(_I2V.sampling, frames=77, rate=30.0, begins=None),
+            defaults=fam.defaults_like(_I2V.sampling, steps=20, cfg=1.0),
         ),
+        size=(1280, 720),
+        sources="diffusers' WanAnimatePipeline; Wan-Video/Wan2.2, wan_animate_14B",
         folder=replace(
-            _I2V.folder, pipeline="WanAnimatePipeline", entries={"image_encoder": NOTHING, "image_processor": NOTHING}
+            _I2V.folder,
+            pipeline="WanAnimatePipeline",
+            entries={"image_encoder": fam.NOTHING, "image_processor": fam.NOTHING},
         ),
-        teacache=(),
+        options=fam.OptionFacts(),
     ),
 )

@@ -5,22 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
-from modelpool.pool.families.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.families.detection.layouts.signature import having
-from modelpool.pool.families.parts.arguments import rope_quarters
-from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    DiffusersFolder,
-    FamilyDefinition,
-    ModelBuild,
-    TextInputs,
-)
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
-from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import image_flow
-from modelpool.pool.families.parts.text_reading import Padding, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,7 +14,7 @@ if TYPE_CHECKING:
 _POSITIONS = [1536, 512, 512]
 
 
-def config(found: Config, shapes: Shapes) -> Arguments:
+def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
     """The arguments of `diffusers.ZImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     head = sizes["dim"] // sizes["n_heads"]
@@ -37,17 +22,17 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "in_channels": sizes["in_channels"],
         "dim": sizes["dim"],
         "n_layers": sizes["n_layers"],
-        "n_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
+        "n_refiner_layers": len(fam.ShapeReader(shapes).numbers("noise_refiner.")),
         "n_heads": sizes["n_heads"],
         "n_kv_heads": sizes["n_kv_heads"],
         "qk_norm": sizes["qk_norm"],
         "cap_feat_dim": sizes["cap_feat_dim"],
-        "axes_dims": list(rope_quarters(head)),
+        "axes_dims": list(fam.rope_quarters(head)),
         "axes_lens": _POSITIONS,
     }
 
 
-def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. Time and output of the module run from noise to image; texts have individual lengths."""
     import torch
 
@@ -58,41 +43,45 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
 
 
 FAMILIES = (
-    FamilyDefinition(
+    fam.Family(
         name="z_image",
         title="Z-Image",
-        layout=LUMINA_2,
-        when=having(z_image_modulation=True, pixel_space=False),
-        comfyui="ZImage",
-        build=ModelBuild("ZImageTransformer2DModel", config, "z_image", forward),
-        latent="flux",
-        text=TextInputs(
+        detect=fam.Detection(LUMINA_2, fam.having(z_image_modulation=True, pixel_space=False), "ZImage"),
+        build=fam.ModelBuild(
+            "ZImageTransformer2DModel",
+            config,
+            "z_image",
+            forward,
+            dtypes=fam.BFLOAT16_FIRST,
+            optional_inputs=frozenset({"context_mask"}),
+        ),
+        text=fam.TextInputs(
             (
-                Reading(
+                fam.Reading(
                     "qwen3_4b",
                     2560,
-                    QWEN3_CHAT,
+                    fam.QWEN3_CHAT,
                     most_tokens=512,
                     is_masked=True,
                     layers_left_out=1,
                     final_norm=False,
-                    padding=Padding.DROPPED,
+                    padding=fam.Padding.DROPPED,
                 ),
             )
         ),
-        facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift=3.0),
-            Guidance.NONE,
-            cfg=1.0,
-            steps=8,
-            reads=("context",),
-            may_read=("context_mask",),
-            sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
+        latent="flux",
+        sampling=fam.SamplingFacts(
+            fam.Prediction.FLOW,
+            noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
+            reads=frozenset({"context", "context_mask"}),
+            side_multiple=16,
+            defaults=fam.SamplingDefaults(
+                steps=8, cfg=1.0, sampler="euler", schedule="simple", guidance=fam.Guidance.NONE
+            ),
         ),
-        schedule="simple",
-        dtypes=BFLOAT16_FIRST,
-        controlnets="z_image",
-        lora=TRANSFORMER,
-        folder=DiffusersFolder("ZImagePipeline"),
+        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
+        folder=fam.DiffusersFolder("ZImagePipeline"),
+        lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(controlnets="z_image", skips_blocks=True),
     ),
 )

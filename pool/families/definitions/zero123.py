@@ -11,55 +11,40 @@ distance is the angle of the image's camera from straight above.
 from __future__ import annotations
 
 from modelpool.pool.families.detection.layouts.unet_layouts import LDM_UNET
-from modelpool.pool.families.parts.definition import TextInputs
-from modelpool.pool.families.parts.family import Architecture, Family
-from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
-from modelpool.pool.families.parts.lora_naming import UNET
-from modelpool.pool.families.parts.unet_definition import FolderMark, UNetDefinition
+from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.unet_facts import UNET_AND_VAE, UNET_PREFIX, VAE_PREFIX, VIEW_PREFIX, sd1
-from modelpool.pool.values.core.sampling_facts import (
-    Guidance,
-    ImageConcat,
-    SamplingDefaults,
-    SamplingFacts,
-    VisionEncoderUse,
-)
-from modelpool.pool.values.specs.spec import Role
 
-ZERO123 = Family(
+ZERO123 = fam.LocatedFamily(
     name="zero123",
     title="Zero123",
     prefixes={
-        Role.VISION_ENCODER: "cond_stage_model.model.visual.",
-        Role.DIFFUSION_MODEL: UNET_PREFIX,
-        Role.VAE: VAE_PREFIX,
+        fam.Role.VISION_ENCODER: "cond_stage_model.model.visual.",
+        fam.Role.DIFFUSION_MODEL: UNET_PREFIX,
+        fam.Role.VAE: VAE_PREFIX,
     },
-    architectures={Role.VISION_ENCODER: Architecture.VISION_MODEL, **UNET_AND_VAE},
+    architectures={fam.Role.VISION_ENCODER: fam.Architecture.VISION_MODEL, **UNET_AND_VAE},
     texts={},
     native_pixels=256,
-    scaling_factor=LATENT_FORMATS["sd1"].scale,
+    scaling_factor=fam.LATENT_FORMATS["sd1"].scale,
     latent_format="sd1",
-    extra_prefixes={Role.DIFFUSION_MODEL: (VIEW_PREFIX,)},
-    sampling=SamplingFacts(
+    extra_prefixes={fam.Role.DIFFUSION_MODEL: (VIEW_PREFIX,)},
+    sampling=fam.SamplingFacts(
         reads=frozenset({"image_context", "view"}),
-        image_concat=ImageConcat.UNSCALED,
-        vision_use=VisionEncoderUse.PROJECTED,
-        defaults=SamplingDefaults(50, 3.0, "euler", "normal", Guidance.CLASSIFIER_FREE),
+        image_concat=fam.ImageConcat.UNSCALED,
+        vision_use=fam.VisionEncoderUse.PROJECTED,
+        defaults=fam.SamplingDefaults(50, 3.0, "euler", "normal", fam.Guidance.CLASSIFIER_FREE),
     ),
 )
 
 FAMILIES = (
-    UNetDefinition(
+    fam.UNetDefinition(
         family=ZERO123,
-        layout=LDM_UNET,
-        when=sd1(in_channels=8),
-        extra_keys=(f"{VIEW_PREFIX}weight",),
-        comfyui="Stable_Zero123",
+        detect=fam.Detection(LDM_UNET, sd1(in_channels=8), "Stable_Zero123", extra_keys=(f"{VIEW_PREFIX}weight",)),
         module="UNet2DConditionModel",
         latent="sd1",
-        text=TextInputs(()),
-        lora=UNET,
-        folder_mark=FolderMark("sd1_ip2p", folder=VIEW_PREFIX.removesuffix(".")),
+        text=fam.TextInputs(()),
+        lora=fam.UNET,
+        folder_mark=fam.FolderMark("sd1_ip2p", folder=VIEW_PREFIX.removesuffix(".")),
         vision_encoder="clip_vision_l",
         # diffusers has no pipeline for it: folders cannot be saved
         pipeline=None,

@@ -16,8 +16,7 @@ from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFa
 from modelpool.pool.families.detection.file_facts import ComponentFacts, Contents, Kind
 from modelpool.pool.families.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.detection.text_encoders import TextEncoderFacts, recognise_text_encoder
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import recognise_vae
+from modelpool.pool.families.detection.vaes import VaeFacts, recognise_vae
 from modelpool.pool.families.detection.vision import recognise_vision
 from modelpool.pool.files.formats.safetensors_file import Shape
 

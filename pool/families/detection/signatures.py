@@ -1,7 +1,7 @@
 """The table of recognised diffusion models: one row per family. Torch-free.
 
-Families with a module in `pool.families.modules` have their rows from there; those of `not_running` are recognised and
-do not run. Order matters twice:
+Families with a module in `pool.families.definitions` have their rows from there; families of `not_running` are
+recognised and do not run. Order matters twice:
 
 1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
    unless their excluded keys distinguish them.
@@ -27,12 +27,13 @@ def with_definitions(rows: tuple[Signature, ...], definitions: tuple[Definition,
     """
     merged = list(rows)
     for definition in reversed(definitions):
+        detect = definition.detect
         row = Signature(
-            definition.name, definition.title, definition.layout, definition.when, definition.extra_keys,
-            definition.latent, definition.comfyui, definition.module,
+            definition.name, definition.title, detect.layout, detect.when, detect.extra_keys, definition.latent,
+            detect.comfyui, definition.module,
         )  # fmt: skip
-        places = [place for place, other in enumerate(merged) if other.layout is definition.layout]
-        last = definition.when is anything
+        places = [place for place, other in enumerate(merged) if other.layout is detect.layout]
+        last = detect.when is anything
         merged.insert(0 if not places else places[-1] + 1 if last else places[0], row)
     tried = {id(row.layout): place for place, row in reversed(list(enumerate(merged)))}
     return tuple(sorted(merged, key=lambda row: (tried[id(row.layout)], not row.extra_keys)))

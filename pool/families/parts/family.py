@@ -1,159 +1,341 @@
-"""`Family`: where the components of a model are in a file, which architecture each has, and the facts that no tensor
-tells. Torch-free.
+"""`Family`: everything that the project knows about one family of transformer models. Torch-free to import.
 
-`pool.families` has the values; `pool.models.loading.detect_family` finds the one of a file.
+The modules of `pool.families.definitions` define one family each (or a few that share an architecture). Detection, text
+encoding, the module, sampling, LoRA names and saved folders all follow from these values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
-from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from modelpool.pool.families.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.detection.layouts.signature import Condition, Layout, Naming
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Prepare, Shapes
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.lora_naming import LoraNaming
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.teacache import TeaCacheFacts
+from modelpool.pool.families.parts.text_join import TextJoin
+from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.values.core.sampling_facts import (
+    NoiseKind,
+    Prediction,
+    ReferenceMode,
+    SamplingDefaults,
+    SamplingFacts,
+    VideoFacts,
+)
 from modelpool.pool.values.specs.spec import Role
 
+#: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
+HALF_FIRST = ("float16", "bfloat16", "float32")
+BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
+NO_FLOAT16 = ("bfloat16", "float32")
+#: entry of a pipeline's index for a component that it lacks
+NOTHING = (None, None)
 
-class Architecture(Enum):
-    """The way to build a component (`pool.models.components.common.module_classes`), and the key naming of its file."""
 
-    CLIP_TEXT = "CLIP text model, in the naming of transformers"
-    OPEN_CLIP_TEXT = "CLIP text model with a projection, in the naming of open_clip"
-    OPEN_CLIP_TEXT_ALONE = "CLIP text model without a projection, in the naming of open_clip"
-    LDM_UNET = "UNet of latent diffusion"
-    CLIP_TEXT_PROJECTED = "CLIP text model with a projection, in the naming of transformers"
-    DIFFUSERS_UNET = "UNet of latent diffusion, in the naming of diffusers"
-    VAE = "autoencoder, built by pool.models.vae"
-    DIFFUSION_TRANSFORMER = "diffusion model, built by pool.models.diffusion"
-    AUDIO_TRANSFORMER = "diffusion model, with a small model that embeds seconds"
-    TEXT_MODEL = "text model, built by pool.models.text"
-    VISION_MODEL = "CLIP vision model, built by pool.models.vision"
-    TEXT_CONNECTOR = "part that joins the states of a text encoder, built by pool.models.text"
-    TEXT_VISION = "vision part of a text encoder, built by pool.models.vision"
+class VisionPart(Enum):
+    """The vision part of a text encoder, by its model."""
+
+    QWEN_25 = "Qwen 2.5 VL"
+    QWEN_3 = "Qwen 3 VL"
+    GLM_IMAGE = "GLM-Image"
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedText:
-    """A text encoder that some files of a family carry and its model does not need: its key prefix in single files, how
-    it is read, and the set of text encoders (`Family.text_set`)."""
+class TextVision:
+    """The reading of reference images by a text encoder, the first one or the one in `role`, if the file has its vision
+    part.
+
+    pipelines     pipelines of diffusers, by how the images are presented
+    missing       components of these pipelines that no checkpoint has: by folder, what to provide
+    numbered_key  a tensor in some files of models that were trained with numbered images; empty: there is none
+    edit_names    pattern in the names of the models that were trained with reference images, if only some of the family
+                  were; empty: all were
+    numbered_names  the same, of the models that were trained with numbered images
+    part          the vision part that it must be
+    """
+
+    pipelines: Mapping[ReferenceMode, str]
+    missing: Mapping[str, str]
+    numbered_key: str = ""
+    part: VisionPart = VisionPart.QWEN_25
+    role: Role = Role.TEXT_ENCODER
+    edit_names: str = ""
+    numbered_names: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Where single files have the part that joins the states of a text encoder (`Reading.connects`): its key prefix,
+    and further ones below that of the diffusion model."""
 
     prefix: str
-    texts: Mapping[Role, TextFacts]
-    text_set: str
+    inside: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """One kind of checkpoint.
+class TextInputs:
+    """The text encoders of a family, and how each is read.
 
-    name           short and stable, "sd1"
-    title          for human readers
-    prefixes       key prefix of each component; text encoders in the order in which their states are concatenated
-    architectures  how each component is built
-    texts          how each text encoder is read
-    native_pixels  width and height of the training images, if the file does not state them
-    native_sides   width and height, if they differ
-    latent_shift, latent_means, latent_deviations  as in `LatentFacts`
-    latent_format  name of its latents (`pool.families.parts.latent_formats`), if the VAE is to be checked
-    shifts_latent  whether a shift that the configuration of a VAE states applies
-    text_set       how the text encoders read prompts: a key of `MEMBERS` of `pool.families.detection.text_encoders`;
-                   empty if `texts` states it
-    dtypes         names of the compute dtypes of the diffusion model, best first
-    relative       family that it was pruned or fine-tuned from; LoRAs use the same names for its weights. Empty for
-                   none
-    configs        for diffusers folders: the arguments of each component's class
-    extra_prefixes  key prefixes of further tensors of a component
-    sound_configs  for diffusers folders: the arguments of the classes that decode audio, by folder
-    inside         components whose tensors are also tensors of the diffusion model
-    latent         the latents of a model without a VAE; None if the VAE defines them
-    companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
-    carried_text   the text encoder that some files carry; None if none does
+    readings   one for each text encoder, in the order of their roles
+    set_name   name of the set of text encoders (`pool.families.detection.text_encoders`); empty: the name of the family
+    join       how the states of several encoders are joined; None: the states of each are a separate input
+    vision     how the first text encoder reads reference images; None: it reads none
+    connector  place of the reading that connects the text encoder to the model; None: there is none
+    optional   encoders that the model runs without, but not without all of them
+    lyrics     how the first text encoder reads lyrics, for models that read them
+    lora_names  names of its text encoders in LoRA files, by encoder, where they differ from those of other families
+    words      key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
+               empty: text encoders are separate
+    """
+
+    readings: tuple[Reading, ...]
+    set_name: str = ""
+    join: TextJoin | None = None
+    vision: TextVision | None = None
+    connector: Connector | None = None
+    optional: frozenset[str] = frozenset()
+    lyrics: Reading | None = None
+    lora_names: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[Naming, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """How the diffusion model of a family is recognised in a file.
+
+    layout    the identifying keys of its architecture, and how to measure its sizes
+    when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
+              of families that share a layout exclude each other, except in one module: the first one counts
+    comfyui   its class in ComfyUI; empty if none
+    extra_keys      required keys of the file outside of the model, with their prefixes
+    extra_prefixes  further key prefixes of the diffusion model in single files
+    sound_prefixes  key prefixes of the autoencoder of audio, and of the part that makes samples of its spectrograms
+    """
+
+    layout: Layout
+    when: Condition
+    comfyui: str
+    extra_keys: tuple[str, ...] = ()
+    extra_prefixes: tuple[str, ...] = ()
+    sound_prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptionFacts:
+    """Optional methods and models that runs of a family can use.
+
+    controlnets  name of the ControlNets for its models (`pool.inference.controlnets.controlnet_kinds`); empty for none
+    image_prompts  name of the image prompt adapters for its models (`pool.inference.image_prompts`); empty for none
+    teacache     published facts for TeaCache, by rising pixels; empty: nothing was published
+    skips_blocks      its blocks take and return tokens in a known form, so that options may skip them
+    moves_positions   the model is called with the positions of its patches, or counts them in a module of its own
+    isolates_sound    a model of videos with sound can be called without either reading the other
+    """
+
+    controlnets: str = ""
+    image_prompts: str = ""
+    teacache: tuple[TeaCacheFacts, ...] = ()
+    skips_blocks: bool = False
+    moves_positions: bool = False
+    isolates_sound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TwoExperts:
+    """The model that two experts of a family make, high-noise and low-noise.
+
+    sampling  its sampling facts; `low_noise` has the boundary and the guidance scale of the low-noise expert
+    sources   where the figures are from
+    """
+
+    title: str
+    sampling: SamplingFacts
+    sources: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """How a diffusion model is built and called.
+
+    module    name of its class in diffusers; `pool.models.components.diffusion.adapted_modules` replaces some of them
+    config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
+              namings of a file
+    convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
+              reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
+              `pool.models.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
+    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.components.diffusion.architecture`
+    dtypes    compute dtypes, best first
+    optional_inputs  inputs that `forward` accepts and runs without; it requires the others of `Family.sampling.reads`
+    companion  part of the diffusion model that has a folder of its own in diffusers: the name of both; empty: none
+    prepare   what a run does once with the texts, before its steps; None: nothing
+    seconds_model  name in the module of the model that embeds seconds; empty: there is none
+    unconditional  name in the module of a second model of the same sizes, which predicts without a text and which files
+                 may lack; empty: there is none
+    lengths   arguments of the class that allocate no table, unlike in other classes: a folder may state any number
+    metadata_config  arguments of the class that the metadata of a file states and no shape tells; None: there are none
+    """
+
+    module: str
+    config: Callable[[Config, Shapes], Arguments]
+    convert: Convert | str | LayoutNames
+    forward: Call
+    dtypes: tuple[str, ...]
+    optional_inputs: frozenset[str] = frozenset()
+    companion: str = ""
+    prepare: Prepare | None = None
+    seconds_model: str = ""
+    unconditional: str = ""
+    lengths: frozenset[str] = frozenset()
+    metadata_config: Callable[[Mapping[str, str]], Arguments] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusersFolder:
+    """How pipelines of diffusers store a model of a family in folders.
+
+    pipeline          its class; empty for a family that diffusers has no pipeline for
+    entries           further entries of the pipeline's index
+    missing           components of the pipeline that no checkpoint has: by folder, what to provide
+    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    is_multistep      whether its folders have a multistep solver with the levels of a flow
+    scheduler         scheduler of its folders, if it is none of the usual ones for its noise
+    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
+                      are refused otherwise
+    guiders           guiders of the pipeline, by folder
+    same_as           another family whose folders have equal tensors: the pipeline distinguishes them
+    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
+                      Wan's
+    vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
+    text_folders      folder of each text encoder; empty: the names of the roles
+    own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
+    scales_latent     whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads
+                      mean and deviation of each channel there
+    libraries         subpackages of diffusers with further models of its folders, by folder
+    config_entries    settings of the diffusion model's configuration that no tensor determines and whose default in the
+                      class differs
+    distilled_entries entries of the configuration of a distilled model, one of which says so; empty: an entry of the
+                      index does
+    """
+
+    pipeline: str
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    config_pipelines: Mapping[str, str] = field(default_factory=dict)
+    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
+    is_multistep: bool = False
+    scheduler: SchedulerFacts | None = None
+    shifts_by_size: bool = True
+    guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
+    same_as: str = ""
+    vae_class: str = ""
+    vae_entries: Mapping[str, Any] = field(default_factory=dict)
+    text_folders: Mapping[Role, str] = field(default_factory=dict)
+    own_levels: bool = False
+    scales_latent: bool = True
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    config_entries: Mapping[str, Any] = field(default_factory=dict)
+    distilled_entries: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family of models: its facts, in groups. Fields without a default must be decided for each family.
+
+    name      short and stable, "lumina2": recipes and manifests contain it
+    title     for human readers
+    detect    how its diffusion model is recognised
+    build     how its diffusion model is built and called
+    text      its text encoders, and how each is read
+    latent    name of its latents (`pool.families.parts.latent_formats`)
+    shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
+    sampling  prediction, noise, inputs and defaults; for videos and audio also `video` and `audio`. The value that
+              travels to the controller, which `pool.families.transformer_families` completes with what `name` and
+              `text` imply
+    size      width and height of the training images or videos, in pixels; zeros for audio
+    folder    how diffusers stores it in folders
+    lora      names of its weights in LoRA files
+    sources   where the figures of `sampling` are from
+    options   optional methods and models that its runs can use
+    distilled    sampling of the distilled model with the same tensors, whose folder says so; None: there is none
+    two_experts  two models of the family as experts for high and low noise; None if there are none
     """
 
     name: str
     title: str
-    prefixes: Mapping[Role, str]
-    architectures: Mapping[Role, Architecture]
-    texts: Mapping[Role, TextFacts]
-    native_pixels: int
-    scaling_factor: float
-    sampling: SamplingFacts = PLAIN_SAMPLING
-    latent_shift: float = 0.0
-    latent_means: tuple[float, ...] = ()
-    latent_deviations: tuple[float, ...] = ()
-    text_set: str = ""
-    latent_format: str = ""
-    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
-    relative: str = ""
-    native_sides: tuple[int, int] | None = None
-    configs: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
-    extra_prefixes: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
-    latent: LatentFacts | None = None
+    detect: Detection
+    build: ModelBuild
+    text: TextInputs
+    latent: str
+    sampling: SamplingFacts
+    folder: DiffusersFolder
+    lora: LoraNaming
+    sources: str
+    size: tuple[int, int] = (1024, 1024)
     shifts_latent: bool = True
-    sound_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    companion: str = ""
-    carried_text: CarriedText | None = None
-    inside: frozenset[Role] = frozenset()
+    options: OptionFacts = OptionFacts()
+    distilled: SamplingFacts | None = None
+    two_experts: TwoExperts | None = None
+
+    def __post_init__(self) -> None:
+        """Check what every family must state and `SamplingFacts` leaves open. Raises ValueError naming the field."""
+        found = (self.sampling, self.distilled, None if self.two_experts is None else self.two_experts.sampling)
+        for facts in (each for each in found if each is not None):
+            if facts.defaults is None:
+                raise ValueError(f"family {self.name}: sampling.defaults: found None, expected its defaults")
+            if facts.side_multiple < 1 or any(side % facts.side_multiple for side in self.size):
+                expected = f"a divisor of its size of {self.size[0]} x {self.size[1]} pixels"
+                raise ValueError(
+                    f"family {self.name}: sampling.side_multiple: found {facts.side_multiple}, expected {expected}"
+                )
+            if (facts.noise.kind is NoiseKind.FLOW) != (facts.prediction is Prediction.FLOW):
+                raise ValueError(
+                    f"family {self.name}: sampling.prediction: found {facts.prediction.value} with the noise "
+                    f"{facts.noise.kind.value}, expected flow with flow only"
+                )
 
     @property
-    def text_encoders(self) -> tuple[Role, ...]:
-        """The components that read a prompt."""
-        return tuple(role for role in self.prefixes if role.is_text_encoder)
+    def required_inputs(self) -> frozenset[str]:
+        """The names in `ModelKwargs` that its call requires."""
+        return self.sampling.reads - self.build.optional_inputs
 
-    def shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Return the component's part of `shapes`, with the keys of the file."""
-        prefix, extra = self.prefixes[role], self.extra_prefixes.get(role, ())
-        kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
-        # a diffusion model without prefix gets all keys that no other component has
-        outside = (other for part, other in self.prefixes.items() if part not in self.inside)
-        others = () if prefix else tuple(other for other in outside if other)
-        others += tuple(other for own, more in self.extra_prefixes.items() if own is not role for other in more)
-        found: dict[str, Shape] = {}
-        for key, shape in shapes.items():
-            is_own = key.startswith(prefix) and not (others and key.startswith(others))
-            if (is_own and (key == kept or self._is_weight(role, key, prefix))) or (extra and key.startswith(extra)):
-                found[key] = shape
-        return found
+    @property
+    def module(self) -> str:
+        """The name of its class in diffusers."""
+        return self.build.module
 
-    def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
-        if self.architectures[role] is Architecture.TEXT_MODEL:
-            seeing = (*SEEING_PARTS, *_LLAVA_PARTS, *CODE_PARTS)
-            return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(seeing)
-        return is_weight(role, key, prefix)
+    @property
+    def layout_names(self) -> LayoutNames | None:
+        """The names of its published files, if they are those of a layout; None if `build.convert` is a function."""
+        convert = self.build.convert
+        if isinstance(convert, str):
+            return LayoutNames(convert)
+        return convert if isinstance(convert, LayoutNames) else None
 
-    def bare_shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Return `shapes_of` with keys without the component's prefix."""
-        return {self.bare_key(role, key): shape for key, shape in self.shapes_of(role, shapes).items()}
+    @property
+    def lora_family(self) -> str:
+        """The name under which LoRAs know its weights."""
+        return self.name
 
-    def bare_key(self, role: Role, key: str) -> str:
-        """Return a component's `key` without its prefix."""
-        bare = key.removeprefix(self.prefixes[role])
-        # some files have this level before CLIP's keys, some do not
-        return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
+    @property
+    def readings_name(self) -> str:
+        """The name under which its text encoders are read."""
+        return self.text.set_name or self.name
 
 
-#: parts of autoencoder files that only training needs
-_VAE_LEFTOVERS = ("loss.", "model_ema.")
-#: position tables, a mask and a training temperature: not weights
-_PROJECTION = "text_projection.weight"
-_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
-#: the same, and serialized tokenizers
-_TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
-#: vision part of a text model, as files of different versions name it: a component of its own, or ignored
-SEEING_PARTS = ("visual.", "model.visual.")
-#: the part of GLM-Image's that turns states of an image into tokens
-CODE_PARTS = ("vqmodel.", "model.vqmodel.")
-#: the part that reads images of LLaVA and Gemma
-_LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-#: text models in the naming of transformers, with or without the `text_model` level
-_TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
+def defaults_like(facts: SamplingFacts, **changes: Any) -> SamplingDefaults:
+    """Return the defaults of `facts` with these fields changed, for a family that differs from another in them."""
+    assert facts.defaults is not None, "no defaults to change"
+    return replace(facts.defaults, **changes)
 
 
-def is_weight(role: Role, key: str, prefix: str) -> bool:
-    """Return whether `key` is a weight of the component, not a table or a leftover of its training."""
-    if role is Role.VAE:
-        return not key.removeprefix(prefix).startswith(_VAE_LEFTOVERS)
-    return not key.endswith(_TEXT_LEFTOVERS if role.is_text_encoder else ".position_ids")
+def video_like(facts: SamplingFacts, **changes: Any) -> VideoFacts:
+    """Return the video facts of `facts` with these fields changed, for a family that differs from another in them."""
+    assert facts.video is not None, "no video facts to change"
+    return replace(facts.video, **changes)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.forward import config_of
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.specs.spec import Role
@@ -42,7 +42,7 @@ def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
     return {"context": torch.empty((1, tokens, width), device=meta), "pooled": torch.empty((1, width), device=meta)}
 
 
-def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
+def with_text_encoder(family: LocatedFamily, keys: Iterable[str]) -> LocatedFamily:
     """Return `family` with the text encoder that some files and folders of its family carry, if it is among `keys`;
     other families unchanged."""
     carried = family.carried_text
@@ -71,7 +71,7 @@ def pooled_width(bare: Mapping[str, Shape]) -> int | None:
     return next((bare[key][1] for key in _POOLED if len(bare.get(key, ())) == 2), None)
 
 
-def check_stage(family: Family, bare: Mapping[str, Shape]) -> None:
+def check_stage(family: LocatedFamily, bare: Mapping[str, Shape]) -> None:
     """Check that stage B, with tensors of the shapes `bare` (keys without prefix), reads latents of stage C; other
     families pass. Raises UnknownArchitecture."""
     key, dimension = _READS_PRIOR

@@ -1,7 +1,7 @@
 """`UNetDefinition`: everything that the project knows about one family of UNets, or one stage of Stable Cascade.
 Torch-free to import.
 
-The sibling of `FamilyDefinition` for models whose single files have one fixed layout, so that a `Family` value states
+The sibling of `Family` for models whose single files have one fixed layout, so that a `LocatedFamily` value states
 where their components are.
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.families.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.definition import ModelBuild, TextInputs
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.family import Detection, ModelBuild, TextInputs
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
@@ -41,8 +40,7 @@ class UNetDefinition:
     """One family of UNets, or one stage of Stable Cascade. Fields without a default must be decided for each.
 
     family      its components in a single file, its latents, and its sampling facts
-    layout, when, comfyui  as in `FamilyDefinition`
-    extra_keys  required keys of the file outside of the model, with their prefixes
+    detect      how its diffusion model is recognised
     module      name of its class in diffusers
     latent      name of its latents (`latent_formats`)
     text        its text encoders, and how each is read
@@ -60,16 +58,13 @@ class UNetDefinition:
     may_have_frame_decoder  whether files may have a decoder of frames next to the VAE
     """
 
-    family: Family
-    layout: Layout
-    when: Condition
-    comfyui: str
+    family: LocatedFamily
+    detect: Detection
     module: str
     latent: str
     text: TextInputs
     lora: LoraNaming
     pipeline: PipelineFacts | None
-    extra_keys: tuple[str, ...] = ()
     build: ModelBuild | None = None
     velocity_pixels: int = 0
     edm_noise: NoiseFacts | None = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from modelpool.pool.families.detection.layouts.shape_sizes import Config, Value
 from modelpool.pool.families.detection.layouts.signature import Condition, having
-from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.forward import Shapes
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.pipeline_form import NOTHING, PipelineFacts
 from modelpool.pool.values.specs.spec import Role
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelpool.pool.families.parts.video_facts import MASK_CHANNELS
+from modelpool.pool.families.parts.video_calls import MASK_CHANNELS
 from modelpool.pool.inference.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.inference.pixels.latent_pixels import encoded
 from modelpool.pool.values.core.errors import CorruptFile

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.families.control_video_models import FACE, control_input, control_video_channels
-from modelpool.pool.families.parts.video_facts import FACE_SIDE
+from modelpool.pool.families.parts.video_calls import FACE_SIDE
 from modelpool.pool.inference.conditioning.camera_view import VIEW, view_inputs
 from modelpool.pool.inference.conditioning.image_embeds import vision_inputs
 from modelpool.pool.inference.conditioning.micro_conditioning import (

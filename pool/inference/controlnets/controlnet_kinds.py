@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.other_files import CONTROL_SIGNS, control_kind
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
+from modelpool.pool.families.parts.family import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.inference.controlnets import calls
 from modelpool.pool.inference.controlnets.config import Config, controlnet_config, union_config
@@ -153,7 +153,7 @@ class ControlKind:
 
 def _models(name: str) -> frozenset[str]:
     """Return the families whose ControlNets are called `name`."""
-    return frozenset(family.name for family in defined_families() if family.controlnets == name)
+    return frozenset(family.name for family in defined_families() if family.options.controlnets == name)
 
 
 def _as_it_is(shapes: Shapes) -> Convert:

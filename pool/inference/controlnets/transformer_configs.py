@@ -1,7 +1,7 @@
 """Arguments of diffusers' ControlNets of transformers, from the shapes of their parameters. Torch-free; builds nothing.
 
 Arguments that shapes do not determine are those of the transformers that they are copied from
-(`pool.families.modules`).
+(`pool.families.definitions`).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from modelpool.pool.weights.tracing.dry_run import META
 
 #: the diffusion models by the width of the text that they read, for messages
 _TITLES = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
-#: module of the models that Redux appends to, and that some IP-Adapters are for
-_FLUX = "FluxTransformer2DModel"
+#: name of the models that Redux appends to, and that some IP-Adapters are for (`OptionFacts.image_prompts`)
+_FLUX = "flux"
 #: states of one image in a typical call
 _TYPICAL_STATES = 257
 
@@ -127,9 +127,9 @@ class OpenImagePrompt:
             raise unusable_field("image_prompts", f"{found} for Flux ({own})", f"{expected}: {wanted})")
 
 
-def _models_of(module: str) -> frozenset[str]:
-    """Return the families whose diffusion model is of this class of diffusers."""
-    return frozenset(family.name for family in defined_families() if family.module == module)
+def _models_of(adapters: str) -> frozenset[str]:
+    """Return the families that image prompt adapters of this name are for."""
+    return frozenset(family.name for family in defined_families() if family.options.image_prompts == adapters)
 
 
 def _in_file_order(unet: nn.Module) -> list[tuple[str, int, Any]]:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
+from modelpool.pool.families.detection.vaes import VaeFacts
 from modelpool.pool.families.parts.audio_tracks import sound_cells, sound_length
 from modelpool.pool.families.parts.latent_format import LatentFormat
 from modelpool.pool.inference.pixels.spans import Downscale

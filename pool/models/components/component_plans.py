@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.inner_models import DURATION, PADDING_KEY
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.diffusers_private import Converter, converter
@@ -65,7 +65,7 @@ class ComponentPlan:
     fill: Callable[[nn.Module], None]
 
 
-def fitted_plan(family: Family, plan: ComponentPlan) -> ComponentPlan:
+def fitted_plan(family: LocatedFamily, plan: ComponentPlan) -> ComponentPlan:
     """Return `plan` without tensors that the module has no parameter for.
 
     Raises UnknownArchitecture if the file lacks tensors of the module or has some in other shapes. Packages with their
@@ -77,7 +77,7 @@ def fitted_plan(family: Family, plan: ComponentPlan) -> ComponentPlan:
 
 
 def plan_component(
-    family: Family, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
+    family: LocatedFamily, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
 ) -> ComponentPlan:
     """Return the plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
 
@@ -160,7 +160,7 @@ def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, A
     return ComponentPlan(module, key_map, _nothing)
 
 
-def _with_sound(family: Family, shapes: Mapping[str, Shape], plan: ComponentPlan) -> ComponentPlan:
+def _with_sound(family: LocatedFamily, shapes: Mapping[str, Shape], plan: ComponentPlan) -> ComponentPlan:
     """Return the `plan` of the VAE of `family` with the decoder of audio, if `shapes` have it. Raises
     UnknownArchitecture."""
     if not any(key.startswith(sound_prefixes(family)) for key in shapes):
@@ -173,7 +173,7 @@ def _with_sound(family: Family, shapes: Mapping[str, Shape], plan: ComponentPlan
     return replace(plan, key_map=key_map_of(shapes, {**plan.key_map.origins, **origins}))
 
 
-def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
+def vae_plan(family: LocatedFamily, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
     """Plan the VAE of `family` with tensors of `shapes`. Raises UnknownArchitecture."""
     folder_config = family.configs.get(Role.VAE)
     shapes = {key: shape for key, shape in shapes.items() if not key.startswith(sound_prefixes(family))}

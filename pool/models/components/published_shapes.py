@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.open_clip_names import open_clip_shapes
 from modelpool.pool.models.components.vae.ldm_names import kl_shapes

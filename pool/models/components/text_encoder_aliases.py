@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import clip_text_config
 from modelpool.pool.values.core.family_facts import TextFacts
@@ -22,7 +22,7 @@ _LEVEL, _PROJECTION, _OPEN_CLIP_PROJECTION = "text_model.", "text_projection.wei
 _SHORT_CLIP_H = 23
 
 
-def with_detected_text_encoders(family: Family, shapes: Mapping[str, Shape]) -> Family:
+def with_detected_text_encoders(family: LocatedFamily, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family` with the architectures of its text encoders among tensors of `shapes` (keys with prefixes);
     `family` itself if all use the naming of its own files.
 

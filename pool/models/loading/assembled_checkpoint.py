@@ -22,7 +22,7 @@ from modelpool.pool.families.detection.text_encoders import (
     stands_for,
 )
 from modelpool.pool.families.detection.vaes import recognise_vae
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS, UNCONDITIONAL
@@ -110,7 +110,7 @@ class _Assembler:
     """A checkpoint under construction."""
 
     path: str
-    family: Family
+    family: LocatedFamily
     metadata: Mapping[str, str]
     files: dict[str, int]
     tensors: dict[str, TensorEntry]
@@ -250,7 +250,7 @@ class _TextEncoder:
 
 def _family(
     model_path: str, model: DiffusionFacts, encoders: Sequence[_TextEncoder], present: Collection[str]
-) -> tuple[Family, dict[Role, _TextEncoder], list[str]]:
+) -> tuple[LocatedFamily, dict[Role, _TextEncoder], list[str]]:
     """Return the family, the role of each text encoder in it, and those without a role, as text. Of two families that
     look alike at unpublished sizes, the one whose text encoders are passed or are among the keys `present`.
     """
@@ -264,7 +264,7 @@ def _family(
             f"{why_not(model.runs)} ({LIST} lists what runs)"
         )
 
-    def faults(family: Family) -> tuple[int, int]:
+    def faults(family: LocatedFamily) -> tuple[int, int]:
         placed = _places(family, encoders)
         missing = (
             role
@@ -284,7 +284,7 @@ def _family(
     return family, placed, problems
 
 
-def _places(family: Family, encoders: Sequence[_TextEncoder]) -> dict[Role, _TextEncoder]:
+def _places(family: LocatedFamily, encoders: Sequence[_TextEncoder]) -> dict[Role, _TextEncoder]:
     """Return the role of each of `encoders` that has one: those of a published size by name, the others in order where
     a text encoder of their key naming is left."""
     members = dict(zip(family.text_encoders, members_of(family), strict=False))
@@ -302,14 +302,14 @@ def _places(family: Family, encoders: Sequence[_TextEncoder]) -> dict[Role, _Tex
     return {role: placed[role] for role in members if role in placed}
 
 
-def members_of(family: Family) -> tuple[str, ...]:
+def members_of(family: LocatedFamily) -> tuple[str, ...]:
     """Return the names of the text encoders of `family`, in its order."""
     if family.text_set:
         return tuple(facts.encoder for facts in family.texts.values())
     return MEMBERS.get(family.name) or MEMBERS.get(family.relative, ())
 
 
-def _has_layout(family: Family, role: Role, facts: TextEncoderFacts) -> bool:
+def _has_layout(family: LocatedFamily, role: Role, facts: TextEncoderFacts) -> bool:
     return (family.architectures[role] is Architecture.OPEN_CLIP_TEXT) == (facts.layout == "open_clip")
 
 
@@ -321,7 +321,7 @@ def _text_encoder(header: Header) -> _TextEncoder:
     raise MissingParts(f"{header.path}: found no known text encoder in it, expected one")
 
 
-def _vae(header: Header, model: DiffusionFacts, family: Family) -> AssemblyPart | str:
+def _vae(header: Header, model: DiffusionFacts, family: LocatedFamily) -> AssemblyPart | str:
     """Return the VAE in a file, or why it cannot be that of the model. Raises MissingParts for a file without one."""
     for part in _of_kind(header, Kind.VAE):
         dtypes = {bare: header.tensors[key].dtype for bare, key in part.keys.items()}
@@ -337,7 +337,7 @@ def _vae(header: Header, model: DiffusionFacts, family: Family) -> AssemblyPart 
     raise MissingParts(f"{header.path}: found no known VAE in it, expected one")
 
 
-def _vision_encoder(header: Header, family: Family) -> AssemblyPart | str:
+def _vision_encoder(header: Header, family: LocatedFamily) -> AssemblyPart | str:
     """Return the vision encoder in a file, or why the model has no use for it. Raises MissingParts for a file without
     one.
 
@@ -403,7 +403,7 @@ def _missing_components(assembler: _Assembler, model: DiffusionFacts) -> Iterabl
             yield MissingComponent(role, Kind.TEXT_ENCODER, (members.get(role, ""),))
 
 
-def _missing_text(family: Family, missing: Sequence[MissingComponent]) -> Iterable[str]:
+def _missing_text(family: LocatedFamily, missing: Sequence[MissingComponent]) -> Iterable[str]:
     """Yield what is missing, as text; nothing if nothing is."""
     titles = {Role.VAE: "a VAE with latents of", Role.VISION_ENCODER: "the vision encoder"}
     wanted = [f"{titles.get(component.role, 'the text encoder')} {component.names[0]}" for component in missing]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.detection.layouts.signature import Naming
 from modelpool.pool.families.detection.parts import LOW_NOISE_PREFIX, split, split_second
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.two_experts import differing, two_expert_family
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture
@@ -90,7 +90,7 @@ def _is_marker(key: str) -> bool:
     return key in ("v_pred", "ztsnr", "edm_mean", "edm_std") or key.startswith("edm_vpred.")
 
 
-def second_model(header: Header, model: DiffusionFacts) -> tuple[Family, AssemblyPart]:
+def second_model(header: Header, model: DiffusionFacts) -> tuple[LocatedFamily, AssemblyPart]:
     """Return the diffusion model in a file (of two experts the second) as the low-noise expert of `model`, and the
     family of both. Raises UnknownArchitecture if they make no pair, and as `diffusion_model_of`."""
     bundled = bundled_second_model(header, model)
@@ -126,7 +126,7 @@ def swapped_unconditional(main: str, other: str) -> str:
     return ""
 
 
-def bundled_second_model(header: Header, model: DiffusionFacts) -> tuple[Family, AssemblyPart] | None:
+def bundled_second_model(header: Header, model: DiffusionFacts) -> tuple[LocatedFamily, AssemblyPart] | None:
     """Return the low-noise expert that a file contains in addition to `model`, and the family of both. None for a file
     without one. Raises UnknownArchitecture if they make no pair."""
     part = part_of(header, (key for key in header.tensors if key.startswith(LOW_NOISE_PREFIX)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.ggml_types import is_block_type
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
@@ -53,7 +53,7 @@ class BuiltComponent:
     """
 
     role: Role
-    family: Family
+    family: LocatedFamily
     module: nn.Module
     key_map: KeyMap
     latent: LatentFacts
@@ -63,7 +63,7 @@ class BuiltComponent:
 class Checkpoint:
     """An open checkpoint file of a family that this version runs."""
 
-    family: Family
+    family: LocatedFamily
     weights: OpenWeights
     #: of the components that were planned before: planning builds the module
     _key_maps: dict[Role, KeyMap] = field(default_factory=dict, init=False, repr=False, compare=False)

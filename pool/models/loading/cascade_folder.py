@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.models.loading.folder_values import number_in, wrong_value
@@ -29,7 +29,7 @@ def is_cascade(shapes: Mapping[str, Shape]) -> bool:
     return any(key.startswith((f"{PRIOR}.", f"{DECODER}.")) for key in shapes)
 
 
-def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family:
+def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return the family of the folder of `header`, with tensors of `shapes`.
 
     Raises UnknownArchitecture naming the component and the key, for a model that this version does not run and for

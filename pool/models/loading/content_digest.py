@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.byte_ranges import ByteRange
 from modelpool.pool.files.formats.safetensors_file import Header
 from modelpool.pool.values.specs.spec import Role
@@ -55,7 +55,7 @@ class RangeDigests:
 
 
 def component_digests(
-    family: Family,
+    family: LocatedFamily,
     header: Header,
     layers: Mapping[str, QuantizedLayer],
     digests_of: Callable[[str], Mapping[ByteRange, bytes] | None],
@@ -75,7 +75,7 @@ def component_digests(
 
 
 def _lines(
-    family: Family,
+    family: LocatedFamily,
     role: Role,
     header: Header,
     layers: Mapping[str, QuantizedLayer],
@@ -92,7 +92,7 @@ def _lines(
         yield f"{family.bare_key(role, key)} is {layers[key].marker}"
 
 
-def _built_as(family: Family, role: Role) -> str:
+def _built_as(family: LocatedFamily, role: Role) -> str:
     """Return what else determines the results of a component."""
     config = dict(family.configs.get(role, {}))
     config |= family.sound_configs if role is Role.VAE else {}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.models.components.common.infer_config import latent_facts
 from modelpool.pool.models.loading.detect_family import detect
@@ -143,13 +143,13 @@ def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
     )
 
 
-def native_size(family: Family, header: Header) -> tuple[int, int]:
+def native_size(family: LocatedFamily, header: Header) -> tuple[int, int]:
     """Return the width and height in pixels of the training images: from the checkpoint's metadata, else from its
     family."""
     return _stated_size(family, header) or family.native_sides or (family.native_pixels, family.native_pixels)
 
 
-def _stated_size(family: Family, header: Header) -> tuple[int, int] | None:
+def _stated_size(family: LocatedFamily, header: Header) -> tuple[int, int] | None:
     """Return the size in the checkpoint's metadata; None without one."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
     width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
@@ -194,7 +194,9 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
     )
 
 
-def _component(family: Family, role: Role, header: Header, layers: Mapping[str, QuantizedLayer]) -> ComponentInfo:
+def _component(
+    family: LocatedFamily, role: Role, header: Header, layers: Mapping[str, QuantizedLayer]
+) -> ComponentInfo:
     shapes = family.shapes_of(role, logical_shapes(header.shapes, layers))
     by_dtype: Counter[str] = Counter()
     for key in shapes:

@@ -21,7 +21,7 @@ from modelpool.pool.families.detection.prediction import (
     declared_prediction,
 )
 from modelpool.pool.families.detection.recognize import what_is
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.transformer_families import TRANSFORMERS, located, metadata_config, other_texts
 from modelpool.pool.families.two_experts import two_expert_family
@@ -65,7 +65,7 @@ _IDENTIFYING_KEYS: Mapping[Architecture, str] = {
 }
 
 
-def detect(header: Header, *, whole: bool = True) -> Family:
+def detect(header: Header, *, whole: bool = True) -> LocatedFamily:
     """Return the family of a checkpoint that this version runs completely. Unless `whole`, a transformer model may lack
     some of its components.
 
@@ -117,7 +117,7 @@ def detect(header: Header, *, whole: bool = True) -> Family:
     return _with_metadata(family, header) if is_transformer else _with_file_sampling(family, header)
 
 
-def _with_metadata(family: Family, header: Header) -> Family:
+def _with_metadata(family: LocatedFamily, header: Header) -> LocatedFamily:
     """Return `family` with what the file's metadata says about its diffusion model and no shape does."""
     config = metadata_config(family, header.metadata)
     return replace(family, configs={**family.configs, Role.DIFFUSION_MODEL: config}) if config else family
@@ -125,7 +125,7 @@ def _with_metadata(family: Family, header: Header) -> Family:
 
 def _of_folder(
     header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer], whole: bool
-) -> Family:
+) -> LocatedFamily:
     """Return the family of a diffusers folder, whose configurations specify what no tensor determines."""
     family = folder_family(header, shapes, whole=whole)
     _check_dtypes(family, header, shapes, layers)
@@ -151,7 +151,7 @@ def _title(found: DiffusionFacts) -> str:
     return found.title if found.naming is Naming.PUBLISHED else f"{found.title} in the naming of diffusers"
 
 
-def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
+def _family_of(title: str, shapes: Mapping[str, Shape]) -> LocatedFamily | None:
     """Return the family that this version runs `title` as. Of two families that look alike at unpublished
     sizes, the one whose components are present."""
     found = [family for family in (*FAMILIES, *VIDEO_UNETS) if family.title == title]
@@ -161,11 +161,11 @@ def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
     return next(complete, found[0] if found else None)
 
 
-def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
+def _variant(family: LocatedFamily, header: Header, shapes: Mapping[str, Shape]) -> str:
     """Return what distinguishes a file from those that this version runs, if its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
     has_ends = EDM_SIGMA_MAX in header.tensors
-    if (is_edm and EDM_MEAN not in UNETS[family.name].extra_keys) or (
+    if (is_edm and EDM_MEAN not in UNETS[family.name].detect.extra_keys) or (
         has_ends and UNETS[family.name].edm_noise is None
     ):
         return " with another noise schedule (EDM)"
@@ -176,7 +176,7 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
     return "" if prediction in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {prediction!r}"
 
 
-def _with_file_sampling(family: Family, header: Header) -> Family:
+def _with_file_sampling(family: LocatedFamily, header: Header) -> LocatedFamily:
     """Return `family` with the prediction and the noise that keys or metadata of the file specify."""
     sampling = family.sampling
     edm_noise = UNETS[family.name].edm_noise
@@ -196,7 +196,7 @@ def _predicts_velocity(header: Header) -> bool:
 
 
 def _check_dtypes(
-    family: Family, header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]
+    family: LocatedFamily, header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]
 ) -> None:
     for role in family.prefixes:
         for key in family.shapes_of(role, shapes):
@@ -210,7 +210,7 @@ def _check_dtypes(
                 )
 
 
-def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> bool:
+def _has_component(family: LocatedFamily, shapes: Mapping[str, Shape], role: Role) -> bool:
     identifying_key = _IDENTIFYING_KEYS.get(family.architectures[role])
     if identifying_key is None:
         return bool(family.shapes_of(role, shapes))

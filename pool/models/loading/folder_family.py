@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.unet_families import UNETS, VIDEO_UNETS, edm_relative, folder_unet
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.model_folder import INDEX_FILE
@@ -28,7 +28,7 @@ from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Pre
 from modelpool.pool.values.specs.spec import Role
 
 #: (family, component, its folder, the folder's configuration, shapes of all tensors) -> family
-_Reader: TypeAlias = Callable[[Family, Role, str, FolderConfig, Mapping[str, Shape]], Family]
+_Reader: TypeAlias = Callable[[LocatedFamily, Role, str, FolderConfig, Mapping[str, Shape]], LocatedFamily]
 
 UNET, VAE, SCHEDULER = "unet", "vae", "scheduler"
 _UNET_CLASS, _VAE_CLASS = "UNet2DConditionModel", "AutoencoderKL"
@@ -70,7 +70,7 @@ _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
 
-def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = True) -> Family:
+def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = True) -> LocatedFamily:
     """Return the family of the diffusers folder of `header`, with tensors of `shapes` (quantization undone). Unless
     `whole`, a transformer model may lack some of its components.
 
@@ -83,7 +83,7 @@ def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = 
         raise UnknownArchitecture(f"{header.path}: {error}") from error
 
 
-def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
+def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> LocatedFamily:
     unet_shapes = {key: shape for key, shape in shapes.items() if key.startswith(f"{UNET}.")}
     if not unet_shapes and any(key.startswith(f"{TRANSFORMER}.") for key in shapes):
         return transformer_folder_family(header, shapes, whole)
@@ -120,7 +120,7 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     return family
 
 
-def _folders(family: Family) -> dict[Role, str]:
+def _folders(family: LocatedFamily) -> dict[Role, str]:
     """Return the folder of each component: that of the pipeline for text encoders, whose only one may be the second."""
     pipeline = UNETS[family.name].pipeline
     known = {} if pipeline is None else pipeline.folders
@@ -130,8 +130,8 @@ def _folders(family: Family) -> dict[Role, str]:
 
 
 def _read_text(
-    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
-) -> Family:
+    family: LocatedFamily, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> LocatedFamily:
     architecture = _TEXT_CLASSES.get(str(folder_config.get(CLASS_KEY)))
     facts = family.texts[role]
     if architecture is None or (facts.gives_pooled and architecture is Architecture.CLIP_TEXT):
@@ -155,8 +155,8 @@ def _as_pipelines_read(facts: TextFacts) -> TextFacts:
 
 
 def _read_unet(
-    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
-) -> Family:
+    family: LocatedFamily, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> LocatedFamily:
     if folder_config.get(CLASS_KEY) != _UNET_CLASS:
         raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _UNET_CLASS)
     unet_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
@@ -179,7 +179,7 @@ def _read_unet(
     return replace(family, native_pixels=_native_pixels(family, name, folder_config, shapes))
 
 
-def _native_pixels(family: Family, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]) -> int:
+def _native_pixels(family: LocatedFamily, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]) -> int:
     cells = folder_config.get("sample_size")
     largest = max(cells) if isinstance(cells, list) and cells and all(type(c) is int for c in cells) else cells
     if largest is None:
@@ -192,16 +192,16 @@ def _native_pixels(family: Family, name: str, folder_config: FolderConfig, shape
 
 
 def _read_vision(
-    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
-) -> Family:
+    family: LocatedFamily, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> LocatedFamily:
     if folder_config.get(CLASS_KEY) != _VISION_CLASS:
         raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VISION_CLASS)
     return _with_config(family, role, folder_config)
 
 
 def _read_vae(
-    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
-) -> Family:
+    family: LocatedFamily, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> LocatedFamily:
     if folder_config.get(CLASS_KEY) != _VAE_CLASS:
         raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VAE_CLASS)
     vae_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
@@ -227,7 +227,7 @@ def _read_vae(
     return _with_config(family, role, {**sizes, **_arguments(folder_config), CLASS_KEY: _VAE_CLASS})
 
 
-def _with_scheduler(family: Family, folder_config: FolderConfig) -> Family:
+def _with_scheduler(family: LocatedFamily, folder_config: FolderConfig) -> LocatedFamily:
     """Return `family` with the prediction and the noise of its scheduler's configuration; unchanged if there is none,
     and for a model that removes no noise."""
     if not folder_config or family.sampling.prediction is Prediction.CLEAN:
@@ -270,7 +270,7 @@ def _table_noise(folder_config: FolderConfig, prediction: str) -> NoiseFacts:
     return NoiseFacts(kind, beta_start=start, beta_end=end)
 
 
-def _with_edm_noise(family: Family, folder_config: FolderConfig, prediction: str) -> Family:
+def _with_edm_noise(family: LocatedFamily, folder_config: FolderConfig, prediction: str) -> LocatedFamily:
     is_edm = prediction == "epsilon"
     unet, relative = UNETS.get(family.name), edm_relative(family.name)
     base = relative if is_edm else family
@@ -289,12 +289,12 @@ def _with_edm_noise(family: Family, folder_config: FolderConfig, prediction: str
     return _sampled(base, Prediction.EDM if is_edm else Prediction.VELOCITY, noise)
 
 
-def _sampled(family: Family, prediction: Prediction, noise: NoiseFacts) -> Family:
+def _sampled(family: LocatedFamily, prediction: Prediction, noise: NoiseFacts) -> LocatedFamily:
     """Return `family` with such noise; its conditioning is unchanged."""
     return replace(family, sampling=replace(family.sampling, prediction=prediction, noise=noise))
 
 
-def _with_config(family: Family, role: Role, config: FolderConfig) -> Family:
+def _with_config(family: LocatedFamily, role: Role, config: FolderConfig) -> LocatedFamily:
     return replace(family, configs={**family.configs, role: config})
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import FACTS
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.detection.vaes import FACTS, VaeFacts
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.models.components.common.infer_config import latents_with
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.specs.spec import Role
 
 
-def without_parts(family: Family, missing: Collection[Role]) -> Family:
+def without_parts(family: LocatedFamily, missing: Collection[Role]) -> LocatedFamily:
     """Return `family` without the components `missing`. Without its VAE, latents are those of the published one."""
     kept = {role: prefix for role, prefix in family.prefixes.items() if role not in missing}
     texts = {role: facts for role, facts in family.texts.items() if role in kept}
@@ -27,7 +26,7 @@ def without_parts(family: Family, missing: Collection[Role]) -> Family:
     return replace(family, prefixes=kept, texts=texts, latent=latent)
 
 
-def _published_latent(family: Family) -> LatentFacts:
+def _published_latent(family: LocatedFamily) -> LatentFacts:
     row = LATENT_FORMATS[family.latent_format]
     plain = VaeFacts("kl", family.title, row.channels)
     vae = next((facts for facts in FACTS.values() if family.latent_format in facts.latent_formats), plain)

@@ -17,7 +17,7 @@ from torch import Tensor
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.detection.recognize import mistaken
 from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.parts.video_facts import fixed_extent
+from modelpool.pool.families.parts.video_calls import fixed_extent
 from modelpool.pool.families.text_readings import lyrics_reading_of, readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.models.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
@@ -258,7 +258,7 @@ def form_of(
     device: DeviceCapabilities,
     dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
 ) -> WeightForm:
-    """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `Family`."""
+    """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `LocatedFamily`."""
     storage = _largest_dtype(weights)
     parameters = sum(p.numel() for own in weights for p in own.parameters.values())
     computed = compute_dtype(role, storage, device, parameters, [getattr(torch, name) for name in dtypes])

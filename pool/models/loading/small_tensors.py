@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from modelpool.pool.families.detection.prediction import NOISE_WORD, declared_prediction
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import UNETS, labels_width
 from modelpool.pool.files.formats.folder_header import NORMALIZER
 from modelpool.pool.files.formats.safetensors_file import Header, stored_bytes
@@ -45,7 +45,7 @@ _FORMATS = {"F16": ("e", b""), "F32": ("f", b""), "F64": ("d", b""), "BF16": ("f
 _MAX_NUMBERS = 1 << 16
 
 
-def refine_family(family: Family, header: Header) -> Family:
+def refine_family(family: LocatedFamily, header: Header) -> LocatedFamily:
     """Return `family` with what the small tensors of the file specify; without any, `family` itself.
 
     Raises UnknownArchitecture naming the tensor for an invalid one, CorruptFile if the file can no longer be read.
@@ -58,7 +58,7 @@ def refine_family(family: Family, header: Header) -> Family:
     unet = UNETS.get(family.name)
     if unet is None:
         return family
-    if EDM_MEAN in unet.extra_keys:
+    if EDM_MEAN in unet.detect.extra_keys:
         return _with_latent_measures(family, header)
     if unet.velocity_pixels and _has_wide_spread(family, header):
         sampling = replace(family.sampling, prediction=Prediction.VELOCITY)
@@ -104,7 +104,7 @@ def _of_e4m3(byte: int) -> float:
     return sign * (math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9))
 
 
-def _has_wide_spread(family: Family, header: Header) -> bool:
+def _has_wide_spread(family: LocatedFamily, header: Header) -> bool:
     """Whether an SD2 file without a marker predicts velocity."""
     key = family.prefixes[Role.DIFFUSION_MODEL] + SPREAD_KEY
     says_noise = declared_prediction(header.tensors, header.metadata) == NOISE_WORD
@@ -115,7 +115,7 @@ def _has_wide_spread(family: Family, header: Header) -> bool:
     return _are_finite(biases) and statistics.pstdev(biases) > VELOCITY_SPREAD
 
 
-def _with_noise_range(family: Family, header: Header) -> Family:
+def _with_noise_range(family: LocatedFamily, header: Header) -> LocatedFamily:
     noise = family.sampling.noise
     if noise.kind is not NoiseKind.EDM:
         return family
@@ -133,7 +133,7 @@ def _number(header: Header, name: str, default: float) -> float:
     return read_number(header, name) if name in header.tensors else default
 
 
-def _with_latent_measures(family: Family, header: Header) -> Family:
+def _with_latent_measures(family: LocatedFamily, header: Header) -> LocatedFamily:
     means, deviations = read_numbers(header, EDM_MEAN), read_numbers(header, EDM_DEVIATION)
     channels = len(family.latent_means)
     if not (len(means) == len(deviations) == channels and _are_finite(means) and _are_finite(deviations)):
@@ -146,7 +146,7 @@ def _with_latent_measures(family: Family, header: Header) -> Family:
     return replace(family, latent_means=tuple(means), latent_deviations=tuple(deviations))
 
 
-def _with_label_statistics(family: Family, header: Header) -> Family:
+def _with_label_statistics(family: LocatedFamily, header: Header) -> LocatedFamily:
     """Return `family` with the statistics of the image embeddings, if the file or folder has them."""
     for mean, deviation in LABEL_STATISTICS:
         if mean not in header.tensors or deviation not in header.tensors:

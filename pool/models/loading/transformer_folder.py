@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import DiffusionFacts, recognise_diffusion
-from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.parts.inner_models import INNER_FOLDERS
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import (
@@ -110,7 +110,7 @@ _SECONDS_FOLDERS = {
 }
 
 
-def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:
+def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> LocatedFamily:
     """Return the family of the folder of `header`, with tensors of `shapes`; unless `whole`, with only the components
     that exist.
 
@@ -169,7 +169,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     return with_unconditional(family, shapes)
 
 
-def _with_latents(base: Family, config: FolderConfig) -> Family:
+def _with_latents(base: LocatedFamily, config: FolderConfig) -> LocatedFamily:
     """Return `base` with the mean and the deviation of each channel of its latents in the configuration of the VAE,
     if its latents have these and no scale."""
     if base.name not in _UNSCALED:
@@ -178,7 +178,7 @@ def _with_latents(base: Family, config: FolderConfig) -> Family:
     return replace(base, latent_means=means, latent_deviations=deviations) if means else base
 
 
-def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:
+def _paired(base: LocatedFamily, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `base`, whose diffusion model was `found`, or the family with two experts if there is a second model."""
     start = f"{SECOND}."
     second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
@@ -194,7 +194,7 @@ def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping
     return replace(pair, sampling=replace(pair.sampling, low_noise=replace(defaults, boundary=boundary)))
 
 
-def _with_levels(base: Family, configs: Mapping[str, FolderConfig]) -> Family:
+def _with_levels(base: LocatedFamily, configs: Mapping[str, FolderConfig]) -> LocatedFamily:
     """Return `base` with the noise levels in the index as defaults, if there are any."""
     index, defaults = configs.get(INDEX_FILE, {}), base.sampling.defaults
     if index.get(LEVELS_KEY) is None or defaults is None or base.sampling.noise.kind is not NoiseKind.FLOW:
@@ -212,7 +212,7 @@ def _with_levels(base: Family, configs: Mapping[str, FolderConfig]) -> Family:
     return replace(base, sampling=replace(base.sampling, defaults=defaults))
 
 
-def _check_image_condition(base: Family, config: FolderConfig) -> None:
+def _check_image_condition(base: LocatedFamily, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for a model with the tensors of `base` that replaces its first latent frame by an
     image."""
     if config.get(_IMAGE_CONDITION_KEY) == _REPLACED:
@@ -224,7 +224,7 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
         )
 
 
-def _check_scheduler(base: Family, config: FolderConfig) -> None:
+def _check_scheduler(base: LocatedFamily, config: FolderConfig) -> None:
     """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
     name, own = str(config.get(CLASS_KEY, "")), _OWN_SCHEDULERS.get(base.name)
     if own is not None and name == own.name == _PIFLOW:
@@ -246,7 +246,7 @@ def _check_scheduler(base: Family, config: FolderConfig) -> None:
 
 
 def _models(
-    family: Family, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]
+    family: LocatedFamily, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]
 ) -> dict[Role, FolderConfig]:
     """Return the configurations of the diffusion models, including that of a part with a folder of its own, and of the
     part that joins the states of a text encoder."""
@@ -259,7 +259,7 @@ def _models(
     }
 
 
-def _says_distilled(family: Family, configs: Mapping[str, FolderConfig]) -> bool:
+def _says_distilled(family: LocatedFamily, configs: Mapping[str, FolderConfig]) -> bool:
     """Return whether the folder is that of the distilled model of `family`, by its index or its configuration."""
     entries, config = _DISTILLED_ENTRIES.get(family.name), configs.get(TRANSFORMER, {})
     if entries is None:
@@ -277,12 +277,12 @@ def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
     return UnknownArchitecture(message)
 
 
-def text_folders(family: Family) -> dict[Role, str]:
+def text_folders(family: LocatedFamily) -> dict[Role, str]:
     """Return the folder of each text encoder of `family`, in the order of its readings."""
     return dict(_TEXT_FOLDERS.get(family.name, {role: role.value for role in family.text_encoders}))
 
 
-def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
+def _folders(family: LocatedFamily, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     """Return the folder of each component; text encoders that the model runs without are omitted if they are
     missing."""
     named = text_folders(family)
@@ -298,7 +298,7 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     return {**texts, **vision, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
-def _extra_prefixes(family: Family, extra: str) -> dict[Role, tuple[str, ...]]:
+def _extra_prefixes(family: LocatedFamily, extra: str) -> dict[Role, tuple[str, ...]]:
     """Return the key prefixes of further tensors of components, in folders; `extra` is the folder of those of the
     diffusion model."""
     found = {Role.DIFFUSION_MODEL: (f"{extra}.",)} if extra else {}
@@ -306,7 +306,7 @@ def _extra_prefixes(family: Family, extra: str) -> dict[Role, tuple[str, ...]]:
     return found | ({} if sound is None else {Role.VAE: sound}) | _projector_prefixes(family)
 
 
-def _projector_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
+def _projector_prefixes(family: LocatedFamily) -> dict[Role, tuple[str, ...]]:
     """Return the extra key prefixes of a vision encoder that is part of a text encoder."""
     vision_use = family.sampling.vision_use
     return {} if vision_use is None or vision_use.is_model_input else {Role.VISION_ENCODER: (LLAVA_PROJECTOR,)}

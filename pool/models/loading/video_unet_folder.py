@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.models.loading.folder_values import FolderConfig, number_in, wrong_value
@@ -28,7 +28,7 @@ _SCHEDULER = "scheduler"
 _MAX_FRAMES = 1 << 10
 
 
-def video_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape]) -> Family:
+def video_folder_family(base: LocatedFamily, header: Header, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `base` with the settings of the folder of `header`, with tensors of `shapes`.
 
     Raises UnknownArchitecture naming the component and the key for what is missing, and for invalid configurations.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.files.formats.regular_file import read_text_file
 from modelpool.pool.files.formats.safetensors_file import Header
 from modelpool.pool.files.formats.strict_json import BadJson, read_object
@@ -30,7 +30,7 @@ _FOLDER_CONFIG = "config.json"
 _NO_LATENT = LatentFacts(4, 8, 1.0)
 
 
-def vision_family(header: Header) -> Family | None:
+def vision_family(header: Header) -> LocatedFamily | None:
     """Return the family of a file that contains a vision encoder only; None for any other file."""
     if header.configs:
         return None
@@ -40,7 +40,7 @@ def vision_family(header: Header) -> Family | None:
     ):
         return None
     config = _folder_config(Path(header.path))
-    return Family(
+    return LocatedFamily(
         name="vision_encoder",
         title="vision encoder",
         prefixes={Role.VISION_ENCODER: prefix},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import UNETS
 from modelpool.pool.files.formats.safetensors_file import Header, Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -34,7 +34,7 @@ _LABELS = ("label_emb.0.0.weight", "class_embedding.linear_1.weight")
 _ATTENTION = ".attn2.to_k.weight"
 
 
-def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Shape]) -> None:
+def check_vision_encoder(family: LocatedFamily, header: Header, shapes: Mapping[str, Shape]) -> None:
     """Check that the vision encoder of a checkpoint of `family`, with header `header` and tensors of `shapes`, fits its
     diffusion model; does nothing for those without one.
 
@@ -74,7 +74,7 @@ def check_vision_encoder(family: Family, header: Header, shapes: Mapping[str, Sh
         )
 
 
-def vision_encoder_name(family: Family) -> str:
+def vision_encoder_name(family: LocatedFamily) -> str:
     """Return the name of the vision encoder of `family`, which must have one."""
     vision_use = family.sampling.vision_use
     unet = UNETS.get(family.name)
@@ -83,7 +83,7 @@ def vision_encoder_name(family: Family) -> str:
     return "clip_vision_h" if vision_use is None or vision_use.is_model_input else "llava_llama3_vision"
 
 
-def _check_projector(family: Family, header: Header, shapes: Mapping[str, Shape]) -> None:
+def _check_projector(family: LocatedFamily, header: Header, shapes: Mapping[str, Shape]) -> None:
     """Check that states that are inserted between text tokens have the width of those."""
     encoder_shapes = family.shapes_of(Role.VISION_ENCODER, shapes)
     width = next(
@@ -132,7 +132,7 @@ def _first(shapes: Mapping[str, Shape], keys: Iterable[str], dimensions: int) ->
     return next((shapes[key] for key in keys if len(shapes.get(key, ())) == dimensions), None)
 
 
-def _place(family: Family, header: Header) -> str:
+def _place(family: LocatedFamily, header: Header) -> str:
     """Return the file of the vision encoder, if it is one of several."""
     key = next((key for key in header.tensors if key.startswith(family.prefixes[Role.VISION_ENCODER])), None)
     path = header.path if key is None else header.path_of(key)

@@ -18,7 +18,7 @@ from modelpool.pool.models.lora_names.text import lora_encoder, names_of_module,
 from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
-    from modelpool.pool.families.parts.family import Family
+    from modelpool.pool.families.parts.located_family import LocatedFamily
     from modelpool.pool.weights.keymaps.key_map import KeyMap, RowRange
 
 __all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of", "text_encoder_names"]
@@ -34,7 +34,7 @@ class KeyedComponent(Protocol):
     """A built component of a family, with the key map that its weights were loaded by."""
 
     @property
-    def family(self) -> Family: ...
+    def family(self) -> LocatedFamily: ...
     @property
     def role(self) -> Role: ...
     @property
@@ -58,7 +58,7 @@ def lora_key_map(built: KeyedComponent) -> dict[str, tuple[RowRange, ...]]:
     return lora_targets(built.role, built.key_map, family.prefixes[built.role], naming)
 
 
-def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:
+def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str) -> dict[str, tuple[RowRange, ...]]:
     """Return the same as `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
 
     `family` is one of `naming.NAMINGS`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.lora_naming import Ranges
 from modelpool.pool.files.formats.safetensors_file import Shape
 
@@ -33,6 +34,8 @@ _WAN_PIECES = (
     ("shared", "token_embedding"),
 )
 _PROJECTION, _LEVEL = "text_projection", "text_model."
+#: the conventions' names of text encoders in families for which they have a name of their own
+_OF_FAMILIES = {family.name: family.text.lora_names for family in defined_families() if family.text.lora_names}
 
 
 def text_encoder_names(shapes: Mapping[str, Shape]) -> dict[str, Ranges]:
@@ -54,8 +57,9 @@ def text_encoder_names(shapes: Mapping[str, Shape]) -> dict[str, Ranges]:
 
 def lora_encoder(encoder: str, family: str) -> str:
     """Return the conventions' name of the text encoder `encoder` (a name of the detection) of a model of `family`."""
-    if encoder == "t5xl" and family.startswith("hunyuan_dit"):
-        return MT5
+    own = _OF_FAMILIES.get(family, {})
+    if encoder in own:
+        return own[encoder]
     return {"hydit_bert": BERT, "t5_base": "t5base", "t5xxl_old": "t5xxl", "umt5_xxl": UMT5}.get(encoder, encoder)
 
 

@@ -21,7 +21,7 @@ from diffusers import DiffusionPipeline, guiders
 from torch import nn
 from transformers import PreTrainedModel
 
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.parts.two_stages import with_text_encoder

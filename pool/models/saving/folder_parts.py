@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.inner_models import COMPANION, INNER_FOLDERS, SILENCE
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.families.unet_families import labels_width
@@ -74,9 +74,10 @@ _PLANNED = (
     Architecture.VISION_MODEL,
 )
 _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFORMER)
-#: settings that no tensor determines and whose class default differs: the default image size of its pipeline. Source:
-#: HunyuanDiTPipeline of diffusers, which uses this without a model
-_CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
+#: settings of diffusion models that no tensor determines and whose class default differs
+_CONFIG_ENTRIES = {
+    family.name: family.folder.config_entries for family in defined_families() if family.folder.config_entries
+}
 #: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
 #: beginning of the names of what decodes audio in the module of a VAE
@@ -449,7 +450,7 @@ def _model_config(checkpoint: Checkpoint, role: Role) -> dict[str, Any]:
         "_class_name": name,
         "_diffusers_version": diffusers.__version__,
         **defaults,
-        **_CONFIG_DEFAULTS.get(name, {}),
+        **_CONFIG_ENTRIES.get(family.name, {}),
         **set_arguments,
     }
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.families.definitions import defined_unets
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.models.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -38,7 +38,7 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
 )
 
 
-def pipeline_facts(family: Family) -> PipelineFacts:
+def pipeline_facts(family: LocatedFamily) -> PipelineFacts:
     """Return the pipeline of `family`, or of the family that it is a variant of. Raises UnknownArchitecture for a
     family without a known pipeline."""
     found = _PIPELINES.get(family.name) or _PIPELINES.get(family.relative) or transformer_pipeline(family)
@@ -50,7 +50,7 @@ def pipeline_facts(family: Family) -> PipelineFacts:
     return found
 
 
-def scheduler_facts(family: Family) -> SchedulerFacts:
+def scheduler_facts(family: LocatedFamily) -> SchedulerFacts:
     """Return the scheduler for `family`: Euler steps over its noise levels, or that of its pipeline.
 
     Raises UnknownArchitecture for a prediction that no diffusers scheduler supports with that noise.
@@ -83,7 +83,7 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
     return SchedulerFacts("EulerDiscreteScheduler", {**betas, **steps, "prediction_type": names[prediction]})
 
 
-def noisy_scheduler_facts(family: Family) -> SchedulerFacts:
+def noisy_scheduler_facts(family: LocatedFamily) -> SchedulerFacts:
     """Return the scheduler that adds noise to the input image of a model of `family`, at the levels that it knows, or
     to its embedding."""
     if family.sampling.image_labels is not None:

@@ -24,7 +24,7 @@ from modelpool.pool.families.detection.prediction import (
     VELOCITY_MARK,
     ZERO_TERMINAL_MARK,
 )
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.unet_families import FAMILIES, UNETS
 from modelpool.pool.files.formats.safetensors_file import Header, Shape, TensorEntry
 from modelpool.pool.files.formats.safetensors_writer import TensorToWrite
@@ -101,7 +101,7 @@ class PublishedFile:
         """Return the folder's metadata, and what no tensor expresses."""
         return dict(self._header.metadata)
 
-    def _recognised(self, shapes: Mapping[str, Shape]) -> tuple[Header, Family]:
+    def _recognised(self, shapes: Mapping[str, Shape]) -> tuple[Header, LocatedFamily]:
         """Return the header of the file, and the family that it is read as, which is the folder's."""
         folder_family, path = self._checkpoint.family, self._checkpoint.header.path
         metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key not in _NOT_KEPT}
@@ -124,7 +124,9 @@ class PublishedFile:
             header = replace(header, metadata={**metadata, RESOLUTION_KEY: f"{size[0]}x{size[1]}"})
         return header, family
 
-    def _key_map(self, role: Role, weights: ComponentWeights, family: Family, shapes: Mapping[str, Shape]) -> KeyMap:
+    def _key_map(
+        self, role: Role, weights: ComponentWeights, family: LocatedFamily, shapes: Mapping[str, Shape]
+    ) -> KeyMap:
         """Return the map between the tensors of the file and the parameters of `role`, which are built equally from
         both."""
         try:
@@ -152,7 +154,7 @@ class PublishedFile:
             yield computed_tensor(key, dtype, shape, partial(part.weights.source, key, dtype, part.key_map))
 
 
-def published_family(checkpoint: Checkpoint) -> Family:
+def published_family(checkpoint: Checkpoint) -> LocatedFamily:
     """Return the family whose single files a folder can be saved as. Raises UnusableField for a family whose folders
     are not saved as single files."""
     written = {
@@ -168,7 +170,7 @@ def published_family(checkpoint: Checkpoint) -> Family:
     return found
 
 
-def marker_tensors(family: Family) -> dict[str, Tensor]:
+def marker_tensors(family: LocatedFamily) -> dict[str, Tensor]:
     """Return the small tensors by which a file of `family` specifies its prediction, its noise and its latent
     statistics."""
     sampling, found = family.sampling, dict[str, Tensor]()
@@ -189,7 +191,9 @@ def marker_tensors(family: Family) -> dict[str, Tensor]:
     return found
 
 
-def _differences(folder: Family, family: Family, markers: Collection[str]) -> Iterator[tuple[str, object, object]]:
+def _differences(
+    folder: LocatedFamily, family: LocatedFamily, markers: Collection[str]
+) -> Iterator[tuple[str, object, object]]:
     """Yield what differs between a folder of the family `folder` and a file that is read as `family`, by name, except
     for the numbers in the tensors `markers`."""
     if EDM_SIGMA_MAX in markers:

@@ -14,12 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import DISTILLED, TEXT_VISION, TRANSFORMERS, UNCONDITIONAL
 from modelpool.pool.files.formats.folder_header import (
-    DURATION_FOLDER,
-    PROJECTION,
     UNCONDITIONAL_FOLDER,
 )
 from modelpool.pool.models.loading.transformer_folder import (
@@ -38,11 +36,7 @@ from modelpool.pool.values.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
 _WAN_PROCESSOR = "image_processor"
-#: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
-PROJECTION_LIBRARY = "stable_audio"
-#: the same of Stable Audio 3
-DURATION_LIBRARY = "stable_audio_3"
-#: the same with further models of a family
+#: subpackages of diffusers with further models of a family, by folder
 _LIBRARIES = {family.name: family.folder.libraries for family in defined_families() if family.folder.libraries}
 
 #: class and entries of the index
@@ -73,7 +67,7 @@ _MISSING = {family.name: family.folder.missing for family in defined_families() 
 _GUIDERS = {family.name: family.folder.guiders for family in defined_families() if family.folder.guiders}
 
 
-def transformer_pipeline(family: Family) -> PipelineFacts | None:
+def transformer_pipeline(family: LocatedFamily) -> PipelineFacts | None:
     """Return the pipeline of `family`; None if it is no transformer family, or has no pipeline."""
     found = _PIPELINES.get(family.name)
     complete = TRANSFORMERS.get(family.name)
@@ -107,11 +101,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         folders,
         entries,
         processor=_WAN_PROCESSOR if has_vision else "",
-        libraries={
-            PROJECTION: PROJECTION_LIBRARY,
-            DURATION_FOLDER: DURATION_LIBRARY,
-            **_LIBRARIES.get(family.name, {}),
-        },
+        libraries=_LIBRARIES.get(family.name, {}),
         guiders=_guiders(family),
         missing=missing,
     )
@@ -122,7 +112,7 @@ def pipeline_name(facts: PipelineFacts, config: Mapping[str, Any]) -> str:
     return next((name for key, name in _BY_CONFIG.items() if config.get(key)), facts.name)
 
 
-def _guiders(family: Family) -> dict[str, SchedulerFacts]:
+def _guiders(family: LocatedFamily) -> dict[str, SchedulerFacts]:
     defaults = family.sampling.defaults
     strength = {} if defaults is None else {"guidance_scale": defaults.cfg}
     if family.name in _GUIDERS:
@@ -133,7 +123,7 @@ def _guiders(family: Family) -> dict[str, SchedulerFacts]:
     return {}
 
 
-def transformer_scheduler(family: Family) -> SchedulerFacts:
+def transformer_scheduler(family: LocatedFamily) -> SchedulerFacts:
     """Return the scheduler of a family with a `transformer_pipeline`, with its shift, prediction and noise.
 
     Raises UnknownArchitecture for noise that none of these pipelines supports.

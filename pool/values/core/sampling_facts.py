@@ -1,6 +1,6 @@
 """Facts about how a diffusion model samples: prediction type, noise, guidance, conditioning and defaults. Torch-free.
 
-The modules of `pool.families.modules` have the values of each family; `pool.sampling` uses them.
+The modules of `pool.families.definitions` have the values of each family; `pool.sampling` uses them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.option_support import ROPE_MODELS, families_with
+from modelpool.pool.families.option_support import families_with
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.inference.extensions.run_extension import check_fits
 from modelpool.pool.values.core.errors import UnusableField
@@ -56,7 +56,8 @@ def test_options_of_a_request_are_those_of_the_patcher(family: str, tmp_path: Pa
 
 def test_the_option_has_the_settings_of_the_patcher_and_its_models_take_positions() -> None:
     assert dataclasses.asdict(RotaryPositions()) == dataclasses.asdict(RopeOptions())
-    for name in ROPE_MODELS - {f"{video}Transformer3DModel" for video in VIDEO}:
+    moved = {family.module for family in defined_families() if family.options.moves_positions}
+    for name in moved - {f"{video}Transformer3DModel" for video in VIDEO}:
         assert "img_ids" in inspect.signature(getattr(diffusers, name).forward).parameters
 
 

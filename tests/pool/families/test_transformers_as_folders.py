@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.files.formats.folder_header import WRITER_FOLDER
@@ -205,7 +205,7 @@ def test_every_family_of_transformers_has_a_pipeline() -> None:
         assert hasattr(diffusers, scheduler.name)
 
 
-def family_of(name: str) -> FamilyDefinition:
+def family_of(name: str) -> Family:
     """The definition of a family."""
     return next(family for family in defined_families() if family.name == name)
 

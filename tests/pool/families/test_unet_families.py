@@ -38,7 +38,7 @@ from modelpool.pool.families.definitions.stable_diffusion_xl import (
     SSD_1B,
     VEGA,
 )
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.inference.guidance.sampling_run import _initial_scale
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.inference.sampling.schedules import SigmaTable, make_sigmas, sigma_table
@@ -71,7 +71,7 @@ class Case:
     given     images and numbers of a request, under the names of the pipeline
     """
 
-    family: Family
+    family: LocatedFamily
     pipeline: Any
     layout: Callable[[], Layout]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from diffusers.loaders.single_file_utils import (
 from torch import Tensor
 
 from modelpool.pool.families.definitions import defined_unets
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import Config
@@ -173,7 +173,7 @@ def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in tensors.items()}
 
 
-def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
+def self_test(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
     """Check that the converters still match the modules, for a checkpoint of `family` with `shapes`; VAEs have their
     own test (`pool.models.components.vae.vae_classes`).
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.detection.vaes import VaeFacts
+from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.families.parts.two_stages import check_stage
 from modelpool.pool.families.parts.unet_facts import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 from modelpool.pool.files.formats.safetensors_file import Shape
@@ -166,7 +166,7 @@ def _clip_config(tokens: Shape, places: Shape) -> Config:
     }
 
 
-def check(family: Family, shapes: Mapping[str, Shape]) -> None:
+def check(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
     """Check that the components of a checkpoint of `family` with tensors of `shapes` are complete and match each other.
 
     Raises UnknownArchitecture stating what is missing or does not match.
@@ -218,7 +218,7 @@ def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: i
             return 0
 
 
-def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
+def check_latents(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
     """Check that the VAE of a checkpoint of `family` matches the latents of its diffusion model, whose sizes
     recognition has measured.
 
@@ -237,7 +237,7 @@ def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
         )
 
 
-def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Config:
+def text_config(family: LocatedFamily, role: Role, shapes: Mapping[str, Shape]) -> Config:
     """Return the configuration of a text encoder of a checkpoint of `family` with tensors of `shapes` (keys with
     prefixes)."""
     if role in family.configs:
@@ -254,14 +254,14 @@ def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Conf
             return clip_text_config(bare)
 
 
-def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
+def latent_facts(family: LocatedFamily, shapes: Mapping[str, Shape]) -> LatentFacts:
     """Return the latent facts of a checkpoint of `family` with tensors of `shapes` (keys with prefixes)."""
     if family.latent is not None:
         return family.latent
     return latents_with(family, vae_facts(family, shapes))
 
 
-def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
+def latents_with(family: LocatedFamily, vae: VaeFacts) -> LatentFacts:
     """Return the latent facts of `family` with this VAE."""
     return LatentFacts(
         vae.latent_channels,
@@ -279,7 +279,7 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
     )
 
 
-def vae_facts(family: Family, shapes: Mapping[str, Shape]) -> VaeFacts:
+def vae_facts(family: LocatedFamily, shapes: Mapping[str, Shape]) -> VaeFacts:
     """Return the facts of the VAE of a checkpoint of `family`. Raises UnknownArchitecture if it is not supported."""
     own, folder_config = family.shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
     bare = {name: own[key] for key, name in names_in_vae(family, own).items()}

@@ -16,7 +16,7 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import (
     Config,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import UNETS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.specs.spec import Role
@@ -22,7 +22,7 @@ _DECODER, _OF_FRAMES = "first_stage_model.decoder.", ".time_stack."
 _REPLACED = ("decoder.", "post_quant_conv.")
 
 
-def with_decoder_of_frames(family: Family, shapes: Mapping[str, Shape]) -> Family:
+def with_decoder_of_frames(family: LocatedFamily, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `family` with the video decoder among tensors of `shapes`; unchanged if they have none."""
     unet = UNETS.get(family.name)
     if unet is None or not unet.may_have_frame_decoder:
@@ -32,22 +32,22 @@ def with_decoder_of_frames(family: Family, shapes: Mapping[str, Shape]) -> Famil
     return replace(family, extra_prefixes={**family.extra_prefixes, Role.VAE: (_DECODER,)})
 
 
-def is_spliced(family: Family) -> bool:
+def is_spliced(family: LocatedFamily) -> bool:
     """Return whether the VAE of `family` is in two places."""
     return _DECODER in family.extra_prefixes.get(Role.VAE, ())
 
 
-def sound_prefixes(family: Family) -> tuple[str, ...]:
+def sound_prefixes(family: LocatedFamily) -> tuple[str, ...]:
     """Return the key prefixes of what decodes audio, next to the VAE of `family`; () for families without audio."""
     return () if is_spliced(family) else family.extra_prefixes.get(Role.VAE, ())
 
 
-def sound_configs(family: Family) -> dict[str, Mapping[str, Any]]:
+def sound_configs(family: LocatedFamily) -> dict[str, Mapping[str, Any]]:
     """Return the configurations of what decodes audio, by folder; empty for a single file."""
     return dict(family.sound_configs)
 
 
-def names_in_vae(family: Family, keys: Iterable[str]) -> dict[str, str]:
+def names_in_vae(family: LocatedFamily, keys: Iterable[str]) -> dict[str, str]:
     """Return the names that the tensors among `keys` of the VAE of `family` have in a contiguous VAE."""
     prefix, extra = family.prefixes[Role.VAE], (_DECODER,) if is_spliced(family) else ()
     names = {}

@@ -1,4 +1,5 @@
-"""The function that infers the configuration of each kind of VAE from shapes. Torch-free.
+"""For each kind of VAE: its configuration, from shapes, and pixels and frames per latent cell, from its configuration.
+Torch-free.
 
 Separate from the classes (`pool.models.components.vae.vae_classes`), so that planning knows a VAE's ratios without
 loading torch.
@@ -6,6 +7,7 @@ loading torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -14,6 +16,8 @@ from modelpool.pool.models.components.common import vae_video_configs as video_c
 from modelpool.pool.models.components.common.vae_configs import Config, Shapes
 
 Measure: TypeAlias = Callable[[Shapes], Config]
+#: per cell: channels, pixels along a side, frames
+Measures: TypeAlias = tuple[int, int, int]
 
 #: by the name that `pool.families.detection.vaes` returns, for files under published names
 CONFIGS: Mapping[str, Measure] = {
@@ -46,6 +50,104 @@ CONFIGS: Mapping[str, Measure] = {
 DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
     "kl": configs.diffusers_kl_config,
     "flux2": configs.diffusers_kl_config,
+}
+
+
+def _kl(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["block_out_channels"]) - 1), 1
+
+
+def _flux2(config: Config) -> Measures:
+    channels, side, _ = _kl(config)
+    down, across = config["patch_size"]
+    return channels * down * across, side * down, 1
+
+
+def _taesd(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["num_decoder_blocks"]) - 1), 1
+
+
+def _cascade_a(config: Config) -> Measures:
+    return config["latent_channels"], config["up_down_scale_factor"] * 2 ** (config["levels"] - 1), 1
+
+
+def _oobleck(config: Config) -> Measures:
+    return config["decoder_input_channels"], math.prod(config["downsampling_ratios"]), 1
+
+
+def _same(config: Config) -> Measures:
+    return config["latent_dim"], config["patch_size"] * math.prod(config["encoder_strides"]), 1
+
+
+def _mochi(config: Config) -> Measures:
+    return config["latent_channels"], math.prod(config["spatial_expansions"]), math.prod(config["temporal_expansions"])
+
+
+def _ltx(config: Config) -> Measures:
+    kinds = [
+        kind for kind, folds in zip(config["downsample_type"], config["spatio_temporal_scaling"], strict=True) if folds
+    ]
+    sides, times = sum(kind != "temporal" for kind in kinds), sum(kind != "spatial" for kind in kinds)
+    return config["latent_channels"], config["patch_size"] * 2**sides, 2**times
+
+
+def _dc(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["decoder_block_out_channels"]) - 1), 1
+
+
+def _cogvideox(config: Config) -> Measures:
+    return config["latent_channels"], *_kl(config)[1:2], int(config.get("temporal_compression_ratio", 4))
+
+
+def _explicit_ratios(config: Config) -> Measures:
+    """Classes with both ratios as arguments."""
+    return (
+        config["latent_channels"], config["spatial_compression_ratio"], config.get("temporal_compression_ratio", 1),
+    )  # fmt: skip
+
+
+def _pairs(config: Config) -> Measures:
+    """A cell of HunyuanImage's refiner is two of its VAE's."""
+    channels, side, frames = _explicit_ratios(config)
+    return 2 * channels, side, frames
+
+
+def _hunyuan_video(config: Config) -> Measures:
+    # default of the class: the published four frames per cell
+    return config["latent_channels"], config["spatial_compression_ratio"], 4
+
+
+def _wan(config: Config) -> Measures:
+    folds = config["temperal_downsample"]  # one entry per halving of the sides: whether it halves time as well
+    return config["z_dim"], config.get("scale_factor_spatial") or 2 ** len(folds), 2 ** sum(folds)
+
+
+#: pixels and frames of a cell, from the configuration of each kind
+MEASURES: Mapping[str, Callable[[Config], Measures]] = {
+    "kl": _kl,
+    "kl_temporal": _kl,
+    "flux2": _flux2,
+    "taesd": _taesd,
+    "cascade_a": _cascade_a,
+    "oobleck": _oobleck,
+    "stable_audio_3": _same,
+    "mochi": _mochi,
+    "ltx_v0": _ltx,
+    "ltx_v1": _ltx,
+    "ltx_v2": _ltx,
+    "ltx2": _ltx,
+    "hunyuan_image": _explicit_ratios,
+    "hunyuan_video": _hunyuan_video,
+    "hunyuan_video_15": _explicit_ratios,
+    "hunyuan_image_refiner": _pairs,
+    "cosmos": _explicit_ratios,
+    "dc": _dc,
+    "cogvideox": _cogvideox,
+    "allegro": _cogvideox,
+    "wan21": _wan,
+    "wan22": _wan,
+    "qwen_image_layered": lambda config: (*_wan(config)[:2], 1),
+    "qwen_image_21": lambda config: (*_wan(config)[:2], 1),
 }
 
 #: channels of pixels with transparency

@@ -32,6 +32,7 @@ class DiffusionArchitecture:
              The module gets the same numbers as from diffusers' pipeline
     prepare  what a run does once with its inputs, before the steps; None: nothing
     seconds_model  name in the module of the model that embeds seconds; empty: there is none
+    lengths  arguments of the class that allocate no table
     """
 
     module: type[nn.Module]
@@ -40,3 +41,4 @@ class DiffusionArchitecture:
     call: Call
     prepare: Prepare | None = None
     seconds_model: str = ""
+    lengths: frozenset[str] = frozenset()

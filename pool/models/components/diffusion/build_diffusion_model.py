@@ -104,7 +104,7 @@ def plan_diffusion_model(
         key_map = discover(own, lambda tensors: converted(architecture, found, tensors))
         arguments = architecture.config(found.config, key_map.shapes)
         if config is not None:
-            arguments = arguments | config_arguments(architecture.module, config, len(own))
+            arguments = arguments | config_arguments(architecture.module, config, len(own), architecture.lengths)
     except UnknownArchitecture:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -19,12 +19,13 @@ from modelpool.pool.values.core.errors import UnknownArchitecture
 #: limits for the side of a position table in cells, and for numbers in lists (reach and width of tables): several
 #: times the largest published values
 MOST_CELLS, MOST_IN_LISTS = 1 << 9, 1 << 13
-#: arguments that allocate no table in this class, unlike in others
-_LENGTHS = frozenset({("StableAudioDiTModel", "sample_size")})
 
 
-def config_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors: int) -> Arguments:
-    """Return the arguments in `config` that the class `module` takes, for a model of `tensors` tensors.
+def config_arguments(
+    module: type[nn.Module], config: Mapping[str, Any], tensors: int, lengths: frozenset[str] = frozenset()
+) -> Arguments:
+    """Return the arguments in `config` that the class `module` takes, for a model of `tensors` tensors. Those in
+    `lengths` allocate nothing, and may be any number.
 
     Drops metadata (versions, names). Raises UnknownArchitecture if it names another class, or requests more layers than
     there are tensors or larger tables than any model has.
@@ -37,7 +38,7 @@ def config_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors
     taken = set(inspect.signature(module.__init__).parameters) - {"self"}
     own = {key: value for key, value in config.items() if key in taken}
     for key, value in own.items():
-        most = math.inf if (module.__name__, key) in _LENGTHS else _most(key, value, tensors)
+        most = math.inf if key in lengths else _most(key, value, tensors)
         if max(_numbers(value), default=0) > most:
             of_tensors = " (the number of tensors)" if most == tensors else ""
             raise UnknownArchitecture(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modelpool.pool.families.definitions import defined_families, defined_unets
-from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.families.parts.family import ModelBuild
 from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.models.components.diffusion.architecture import DiffusionArchitecture
@@ -15,7 +15,9 @@ from modelpool.pool.models.components.diffusion.key_maps import converter_of
 def _built(build: ModelBuild) -> DiffusionArchitecture:
     module = ADAPTED.get(build.module) or of_library("diffusers", build.module)
     convert = converter_of(build.convert)
-    return DiffusionArchitecture(module, build.config, convert, build.forward, build.prepare, build.seconds_model)
+    return DiffusionArchitecture(
+        module, build.config, convert, build.forward, build.prepare, build.seconds_model, build.lengths
+    )
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {

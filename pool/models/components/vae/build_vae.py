@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import recognise_vae
+from modelpool.pool.families.detection.vaes import VaeFacts, recognise_vae
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted, within
 from modelpool.pool.models.components.common.vae_compression import measured

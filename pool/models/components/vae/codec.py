@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
+from modelpool.pool.families.detection.vaes import VaeFacts
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.latent_format import LatentFormat
 

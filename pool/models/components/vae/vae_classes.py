@@ -33,7 +33,7 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
+from modelpool.pool.families.detection.vaes import VaeFacts
 from modelpool.pool.models.components.common.diffusers_private import ConverterChangedError, differing_keys
 from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import FACTS
+from modelpool.pool.families.detection.vaes import FACTS, VaeFacts
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.vae_compression import measured

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from modelpool.pool.families import definitions as modules
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.parts.definition import FamilyDefinition
-from modelpool.pool.families.parts.model_facts import ModelFacts
+from modelpool.pool.families.parts.family import Family
 
 HERE = Path(__file__).parent
 
@@ -18,7 +17,7 @@ def modules_with_tests() -> set[str]:
     return {path.stem.removeprefix("test_") for path in HERE.glob("test_*.py")} - {"definitions"}
 
 
-def families_in_tables() -> tuple[FamilyDefinition, ...]:
+def families_in_tables() -> tuple[Family, ...]:
     """The families of all other modules."""
     tested = {
         family.name
@@ -28,15 +27,15 @@ def families_in_tables() -> tuple[FamilyDefinition, ...]:
     return tuple(family for family in defined_families() if family.name not in tested)
 
 
-def image_facts_in_tables() -> dict[str, ModelFacts]:
-    """The facts of those of them whose models are made for images."""
-    return {family.name: family.facts for family in families_in_tables() if not _is_for_time(family)}
+def image_families_in_tables() -> dict[str, Family]:
+    """The families for images, by name."""
+    return {family.name: family for family in families_in_tables() if not _is_for_time(family)}
 
 
-def video_facts_in_tables() -> dict[str, ModelFacts]:
-    """The facts of those of them whose models are made for videos or audio. One of Cosmos makes single frames."""
-    return {family.name: family.facts for family in families_in_tables() if _is_for_time(family)}
+def video_families_in_tables() -> dict[str, Family]:
+    """The families for videos or audio, by name. One of Cosmos makes single frames."""
+    return {family.name: family for family in families_in_tables() if _is_for_time(family)}
 
 
-def _is_for_time(family: FamilyDefinition) -> bool:
-    return "3DModel" in family.module or bool(family.facts.seconds)
+def _is_for_time(family: Family) -> bool:
+    return "3DModel" in family.module or family.sampling.audio is not None

@@ -18,6 +18,7 @@ from modelpool.pool.families.detection.layouts.shape_sizes import ShapeReader
 from modelpool.pool.families.detection.layouts.signature import anything
 from modelpool.pool.families.detection.signatures import SIGNATURES
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from scripts.write_families import read_tests
 from tests.pool.families.definitions.in_tables import families_in_tables, modules_with_tests
 from tests.pool.families.detection.published import (
@@ -52,11 +53,41 @@ def test_families_with_one_name_of_readings_read_alike() -> None:
         assert readings.setdefault(family.readings_name, family.text.readings) == family.text.readings, family.name
 
 
+def test_a_family_must_state_how_it_samples() -> None:
+    """`SamplingFacts` have defaults for UNets: a family that forgets one of them is refused, with the field."""
+    family = next(
+        family for family in defined_families() if family.sampling.noise.kind is NoiseKind.FLOW and any(family.size)
+    )
+    for changes, field in (
+        ({"defaults": None}, "defaults"),
+        ({"side_multiple": 0}, "side_multiple"),
+        ({"side_multiple": 7}, "side_multiple"),
+        ({"prediction": Prediction.NOISE}, "prediction"),
+        ({"noise": NoiseFacts()}, "prediction"),
+    ):
+        wrong = dataclasses.replace(family.sampling, **changes)
+        for name in ("sampling", "distilled"):
+            with pytest.raises(ValueError, match=rf"family {family.name}: sampling\.{field}: found"):
+                dataclasses.replace(family, **{name: wrong})
+
+
+def test_families_of_one_class_support_the_same_options_of_its_blocks_and_positions() -> None:
+    """What the class of diffusers determines must not depend on the family that a variant was derived from."""
+    supported: dict[str, set[tuple[bool, ...]]] = {}
+    for family in defined_families():
+        options = family.options
+        found = (options.skips_blocks, options.moves_positions, options.isolates_sound)
+        supported.setdefault(family.module, set()).add(found)
+    assert [module for module, found in supported.items() if len(found) > 1] == []
+    assert any(any(each) for found in supported.values() for each in found)
+
+
 def test_a_family_without_a_field_cannot_be_built() -> None:
     definition = defined_families()[0]
     for value, expected in (
-        (definition, {"text", "latent", "lora", "facts", "build", "folder"}),
-        (definition.build, {"module", "config", "convert", "forward"}),
+        (definition, {"detect", "text", "latent", "lora", "sampling", "build", "folder"}),
+        (definition.detect, {"layout", "when", "comfyui"}),
+        (definition.build, {"module", "config", "convert", "forward", "dtypes"}),
         (definition.text, {"readings"}),
         (definition.folder, {"pipeline"}),
     ):
@@ -90,7 +121,7 @@ def test_every_family_runs_and_names_what_diffusers_has() -> None:
 
 def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> None:
     """No published or tiny model matches two rows of its layout, except rows of one module: there the first counts."""
-    rest = [family.layout.title for family in defined_families() if family.when is anything]
+    rest = [family.detect.layout.title for family in defined_families() if family.detect.when is anything]
     assert len(set(rest)) == len(rest), "a family without a condition is the rest of its layout: at most one is"
     module_of = {
         family.name: name

@@ -171,7 +171,7 @@ class TestIdeogram4(FamilyTests):
 
 
 def test_the_levels_are_those_of_the_pipeline() -> None:
-    noise = FAMILY.facts.noise
+    noise = FAMILY.sampling.noise
     for width, height in ((256, 256), (512, 512), (1024, 1536), (2048, 2048)):
         table = sigma_table(noise, width // 16 * height // 16)
         for steps in (1, 2, 12, 48, 200):
@@ -182,7 +182,7 @@ def test_the_levels_are_those_of_the_pipeline() -> None:
 def test_levels_beyond_the_bounds_of_the_pipeline_still_fall() -> None:
     """Its levels would be equal there: those of a strong shift, or of a small image in many steps."""
     for shift in (0.01, 1000.0):
-        levels = make_sigmas("logit_normal", 999, sigma_table(FAMILY.facts.noise.shifted_by(shift)))
+        levels = make_sigmas("logit_normal", 999, sigma_table(FAMILY.sampling.noise.shifted_by(shift)))
         assert bool((levels[:-1] > levels[1:]).all())
 
 

@@ -192,7 +192,7 @@ def test_guidance_is_that_of_the_pipeline(tmp_path: Path) -> None:
 
 
 def test_the_levels_are_those_of_the_pipeline() -> None:
-    table = sigma_table(FAMILY.facts.noise)
+    table = sigma_table(FAMILY.sampling.noise)
     for steps in (1, 2, 8, 100):
         expected = [*logsnr_sigma_schedule(steps, -6.2, 2.0), 0.0]
         assert list(make_sigmas("log_snr", steps, table)) == pytest.approx(expected, abs=1e-7)

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from modelpool.pool.families.detection.vae_facts import VaeFacts
-from modelpool.pool.families.detection.vaes import SIGNATURES, recognise_vae
+from modelpool.pool.families.detection.vaes import SIGNATURES, VaeFacts, recognise_vae
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from tests.each_case import each_case

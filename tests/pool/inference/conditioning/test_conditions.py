@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.families.parts.video_facts import frame_rate
+from modelpool.pool.families.parts.video_calls import frame_rate
 from modelpool.pool.inference.conditioning.conditions import Condition
 
 INDEX = 61  # of a simulated device that no other test uses

@@ -16,7 +16,7 @@ from diffusers.guiders.guider_utils import rescale_noise_cfg
 from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_block_cache
 from torch import Tensor, nn
 
-from modelpool.pool.families.option_support import BLOCK_MODELS
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
@@ -283,6 +283,8 @@ def test_the_polynomial_starts_with_the_highest_power() -> None:
     assert polynomial((2.0, 3.0, 5.0), 10.0) == 235.0
 
 
+#: the classes of diffusers of models with blocks that options may skip, and of some without
+SKIPPED = {family.module for family in defined_families() if family.options.skips_blocks}
 WITHOUT_SKIPPED_BLOCKS = (
     "HunyuanDiT2DModel",
     "HiDreamImageTransformer2DModel",
@@ -295,7 +297,7 @@ WITHOUT_SKIPPED_BLOCKS = (
 def test_every_supported_transformer_repeats_its_prediction_for_equal_inputs(name: str) -> None:
     case = build(name)
     kind = type(case.module).__name__
-    options = [(RunOptions(fbcache=FirstBlockCache()), "")] * (kind in BLOCK_MODELS)
+    options = [(RunOptions(fbcache=FirstBlockCache()), "")] * (kind in SKIPPED)
     for row, (make, count) in TEACACHE_CASES.items():
         if type(make().module).__name__ == kind:
             case = with_blocks(case, count)

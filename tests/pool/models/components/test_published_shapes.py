@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.files.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.models.components.component_plans import plan_component
 from modelpool.pool.models.components.published_shapes import published_shapes

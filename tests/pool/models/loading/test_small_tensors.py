@@ -12,7 +12,7 @@ from torch import Tensor
 from modelpool.pool.families.definitions.stable_diffusion_1 import SD1
 from modelpool.pool.families.definitions.stable_diffusion_2 import SD2
 from modelpool.pool.families.definitions.stable_diffusion_xl import PLAYGROUND_25, SDXL
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Header, read_header
 from modelpool.pool.models.loading.small_tensors import SPREAD_KEY, read_numbers, refine_family
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -61,7 +61,7 @@ def test_what_a_file_says_counts_more_than_its_spread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [SD1, SDXL], ids=lambda family: family.name)
-def test_the_spread_of_other_families_says_nothing(family: Family, tmp_path: Path) -> None:
+def test_the_spread_of_other_families_says_nothing(family: LocatedFamily, tmp_path: Path) -> None:
     assert refine_family(family, header_with(tmp_path, {SPREAD: spread(0.2)})) is family
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modelpool.pool.families.definitions.stable_diffusion_xl import KOALA_700M, PLAYGROUND_25, SSD_1B
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.diffusers_private import self_test
 from modelpool.pool.models.components.common.infer_config import unet_config
@@ -41,7 +41,7 @@ def published(model: str) -> Layout:
 
 
 #: fields that set them apart. Source: unet/config.json of segmind/SSD-1B and etri-vilab/koala-700m
-CONFIGS: dict[str, tuple[Family, dict[str, object]]] = {
+CONFIGS: dict[str, tuple[LocatedFamily, dict[str, object]]] = {
     "ssd_1b": (
         SSD_1B,
         {

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from modelpool.pool.catalog.registry.assembling import SelectedFiles, assemble
 from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.families.definitions.stable_video import SVD
-from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.safetensors_file import Header, Shape, TensorEntry
@@ -56,7 +56,7 @@ def svd(projected: int = 24, rows: int = 5) -> Shapes:
     }
 
 
-def check(family: Family, shapes: Mapping[str, Shape]) -> None:
+def check(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
     tensors = {key: TensorEntry(key, "F32", shape, 0, 0) for key, shape in shapes.items()}
     check_vision_encoder(family, Header("m.safetensors", 0, tensors, {}), shapes)
 
@@ -79,7 +79,7 @@ def with_table(shapes: Shapes, rows: int, named: Mapping[str, str] = PUBLISHED) 
         (replace(SVD, sampling=replace(SVD.sampling, vision_use=None)), svd(projected=20)),
     ],
 )
-def test_what_fits_is_let_through(family: Family, shapes: Shapes) -> None:
+def test_what_fits_is_let_through(family: LocatedFamily, shapes: Shapes) -> None:
     check(family, shapes)
 
 
@@ -98,7 +98,7 @@ def test_what_fits_is_let_through(family: Family, shapes: Shapes) -> None:
         (SVD, {**svd(), f"{SVD_SEES}positional_embedding": ()}, "has no table of positions, expected"),
     ],
 )
-def test_what_does_not_fit_is_told(family: Family, shapes: Shapes, message: str) -> None:
+def test_what_does_not_fit_is_told(family: LocatedFamily, shapes: Shapes, message: str) -> None:
     with pytest.raises(UnknownArchitecture, match=rf"m\.safetensors: recognised as .* its vision encoder {message}"):
         check(family, shapes)
 

@@ -24,7 +24,7 @@ from modelpool.pool.models.components.diffusion.build_diffusion_model import (
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.weights.quant.mapped_file import MappedFile
 from tests.nearly import assert_nearly
-from tests.pool.families.definitions.in_tables import image_facts_in_tables
+from tests.pool.families.definitions.in_tables import image_families_in_tables
 from tests.pool.models.components.diffusion.image_cases import CASES, Case
 from tests.pool.models.components.diffusion.image_published import flux_with_scales_named_weight
 from tests.pool.zoo.case import quiet_libraries
@@ -32,7 +32,7 @@ from tests.pool.zoo.case import quiet_libraries
 GOLDEN = Path(__file__).resolve().parents[4] / "golden"
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
 #: the rows of all image models that are built here
-IMAGE_ROWS = {name: ARCHITECTURES[name] for name in image_facts_in_tables()}
+IMAGE_ROWS = {name: ARCHITECTURES[name] for name in image_families_in_tables()}
 #: lists of published keys that are built here
 BUILT = [
     "sd3_medium", "sd35_medium", "flux_dev", "flux_schnell", "flux2_dev", "chroma", "qwen_image", "z_image", "lumina2",

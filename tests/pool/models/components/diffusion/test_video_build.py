@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from modelpool.pool.families.definitions import defined_unets, ltxv
+from modelpool.pool.families.definitions import all_definitions, defined_unets, ltxv
 from modelpool.pool.families.detection.detect_diffusion_model import recognise_diffusion
-from modelpool.pool.families.parts.model_facts import Level
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.diffusion.audio_seconds import plan_seconds
 from modelpool.pool.models.components.diffusion.build_diffusion_model import architecture_of, plan_diffusion_model
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.sampling_facts import NoiseKind
 from modelpool.pool.weights.quant.mapped_file import MappedFile
 from tests.each_case import each_case
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
-from tests.pool.families.definitions.in_tables import video_facts_in_tables
+from tests.pool.families.definitions.in_tables import video_families_in_tables
 from tests.pool.models.components.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.zoo.case import quiet_libraries
 
@@ -40,13 +40,15 @@ DETECTION = json.loads((GOLDEN / "detection.json").read_text())
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
 #: those of UNets and of Stable Cascade that have a call of their own
 SAMPLING = {unet.name: unet.family.sampling for unet in defined_unets() if unet.build is not None}
-ROWS = {name: ARCHITECTURES[name] for name in (*video_facts_in_tables(), *SAMPLING)}
+ROWS = {name: ARCHITECTURES[name] for name in (*video_families_in_tables(), *SAMPLING)}
 NOISE = {
-    **{name: facts.noise for name, facts in video_facts_in_tables().items()},
+    **{name: family.sampling.noise for name, family in video_families_in_tables().items()},
     **{name: facts.noise for name, facts in SAMPLING.items()},
 }
-#: what stage C of Stable Cascade may read, and need not
-MAY_READ: dict[str, set[str]] = {"cascade_c": {"image_context"}}
+#: inputs that calls accept and run without
+OPTIONAL = {each.name: each.build.optional_inputs for each in all_definitions() if each.build is not None}
+#: noise whose levels are numbers of a table; models of other noise read at most 1
+TABLED = (NoiseKind.SCALED_LINEAR, NoiseKind.ZERO_TERMINAL, NoiseKind.LINEAR)
 #: lists of published keys that are built here
 BUILT = [
     "sd_x4_upscaler", "svd_img2vid", "sv3d_u", "sv3d_p",
@@ -233,12 +235,9 @@ def architecture_of_case(case: Case) -> Any:
 def test_facts_say_what_the_call_reads(case: Case) -> None:
     """Without anything that must be told the call fails, or makes something else; what the case tells is among what can
     be."""
-    facts = video_facts_in_tables().get(case.name)
-    if facts is None:
-        may_read = MAY_READ.get(case.name, set())
-        reads = SAMPLING[case.name].reads - may_read
-    else:
-        reads, may_read = frozenset(facts.reads), set(facts.may_read)
+    family = video_families_in_tables().get(case.name)
+    may_read = OPTIONAL[case.name]
+    reads = (SAMPLING[case.name] if family is None else family.sampling).reads - may_read
     x, level, told = case.inputs()
     assert reads <= set(told) <= reads | may_read
     module = plain(case, case.module())
@@ -256,8 +255,8 @@ def test_facts_say_what_the_call_reads(case: Case) -> None:
     if "image" not in told or "image" in reads:
         with torch.no_grad(), quiet_libraries():
             assert plan.call(module, x, level, optional).isfinite().all()
-    if facts is not None:
-        assert (facts.level is Level.TIMESTEP) == (level.item() > 1)
+    if family is not None:
+        assert (family.sampling.noise.kind in TABLED) == (level.item() > 1)
 
 
 def test_how_frames_of_ltx_stand_in_time() -> None:

@@ -15,7 +15,7 @@ import torch
 from diffusers.models import Transformer2DModel
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.models.components.common.diffusers_private import converter
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.weights.keymaps.key_map import discover

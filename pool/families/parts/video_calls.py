@@ -1,5 +1,4 @@
-"""What several video models share: facts, and in their calls kept frames of an image and frame rates. Torch-free to
-import.
+"""What the calls of several video models share: kept frames of an image, and frame rates. Torch-free to import.
 
 Legend: B batch, C channels, T H W cells of a latent.
 """
@@ -9,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.parts.forward import ModelKwargs
-from modelpool.pool.families.parts.model_facts import ModelFacts, image_flow
-from modelpool.pool.values.core.sampling_facts import Guidance, NoiseFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,12 +16,6 @@ if TYPE_CHECKING:
 MASK_CHANNELS, FACE_SIDE = 4, 512
 #: pixels along a side of a cell, of models with learned positions (CogVideoX)
 _CELL_PIXELS = 8
-
-
-def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
-    """Return the facts of a family that makes videos with a flow, in patches of 2x2 cells of 4 frames of 8x8 pixels;
-    `more` are its other fields."""
-    return image_flow(noise, guidance, **{"frame_multiple": 4} | more)
 
 
 def joined(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:

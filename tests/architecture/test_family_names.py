@@ -1,0 +1,76 @@
+"""Facts of a family are fields of its value: no module outside of `pool/families` asks for the name of a family or of
+its class in diffusers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from modelpool.pool.families.definitions import all_definitions
+from tests.architecture.source_tree import PACKAGES, Module, product_modules
+
+#: modules with names of other kinds, some of which are also names of families, and the kind
+OTHER_KINDS = {
+    "actors/http/comfy/comfy_nodes.py": "types of text encoders in nodes of ComfyUI",
+    "pool/inference/controlnets/controlnet_kinds.py": "ControlNets",
+    "pool/inference/pixels/latent_pixels.py": "VAEs",
+    "pool/models/components/common/diffusers_private.py": "layouts of published files",
+    "pool/models/components/common/vae_config_table.py": "VAEs",
+    "pool/models/components/diffusion/adapted_modules.py": "classes of diffusers that are replaced here",
+    "pool/models/components/text/configs.py": "text encoders",
+    "pool/models/components/text/text_encoder_classes.py": "text encoders",
+    "pool/models/components/text/text_encoder_names.py": "text encoders",
+    "pool/models/components/vae/codec.py": "VAEs",
+    "pool/models/components/vae/vae_classes.py": "VAEs",
+    "pool/models/text/text_tokenizer.py": "tokenizers",
+    "scheduler/simulator/workloads/sizes.py": "models of a simulated workload",
+}
+#: names of families, and of their classes, that are still outside: remove entries, and add none
+REMAINING = {
+    "actors/http/comfy/comfy_sampler_nodes.py": ["flux2_dev"],  # a node of ComfyUI is named after Flux 2
+    "pool/models/loading/folder_family.py": ["UNet2DConditionModel"],  # the class of all UNets that read text
+    "pool/models/loading/video_unet_folder.py": ["UNetSpatioTemporalConditionModel"],
+}
+
+
+def family_names(modules: Iterable[Module], names: frozenset[str]) -> dict[str, list[str]]:
+    """The strings that are one of `names`, other than docstrings, by module."""
+    found = {module.place: [text for text in strings(module.tree) if text in names] for module in modules}
+    return {place: texts for place, texts in found.items() if texts}
+
+
+def strings(tree: ast.Module) -> list[str]:
+    """The strings of a module, sorted; not its docstrings."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return sorted(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+    )
+
+
+def known_names() -> frozenset[str]:
+    """The names of all families, and of their classes in diffusers."""
+    return frozenset(name for family in all_definitions() for name in (family.name, family.module))
+
+
+def test_no_module_outside_the_families_names_a_family() -> None:
+    """Neither in a comparison nor in a table: a new family then needs no change there."""
+    modules = [module for module in product_modules(*PACKAGES) if not module.place.startswith("pool/families/")]
+    found = family_names(modules, known_names())
+    assert {place: texts for place, texts in found.items() if place not in OTHER_KINDS} == REMAINING
+    assert OTHER_KINDS.keys() <= found.keys(), "an exception that nothing needs any longer: remove it"
+
+
+def test_a_name_of_a_family_is_found_in_comparisons_and_tables() -> None:
+    """Docstrings and longer texts may mention families."""
+    names = known_names()
+    assert {"qwen_image", "sd1", "FluxTransformer2DModel", "UNet2DConditionModel"} <= names
+    for source, expected in (
+        ('def f(facts):\n    return facts.model == "qwen_image"\n', ["qwen_image"]),
+        ('def f(name):\n    return name.startswith("hunyuan_dit")\n', ["hunyuan_dit"]),
+        ('BLOCKS = frozenset({"FluxTransformer2DModel", "other"})\n', ["FluxTransformer2DModel"]),
+        ('TABLE = {"sd1": 1, "wan_t2v": 2}\n', ["sd1", "wan_t2v"]),
+        ('def f():\n    "sd1"\n    return "a model of sd1"\n', []),
+    ):
+        assert [text for text in strings(ast.parse(source)) if text in names] == expected, source
