@@ -282,6 +282,8 @@ class Controller:
         self._gauges = PoolGauges()
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
+        #: why detached jobs wait
+        self._jobs_troubles: tuple[str, ...] = ()
         self._traces = records.traces
         self._log = records.log
         if records.traces is not None:
@@ -563,7 +565,8 @@ class Controller:
         """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
         itself. Ignored if it is of a run of another controller, which has another number here."""
         if saved.epoch == self._epoch and self._dispatcher.state_saved(saved, state):
-            if self._is_saved_here(saved.worker_id, saved.incarnation):
+            node = self._placed.get((saved.worker_id, saved.incarnation))
+            if self._checkpoints.is_shared and node == self._node:  # the worker saves in this folder itself
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
@@ -574,6 +577,12 @@ class Controller:
         """Note what a worker of this controller has found out about files of its machine."""
         if epoch == self._epoch:
             self._dispatcher.files_judged(worker_id, incarnation, files)
+
+    async def jobs_troubled(self, troubles: tuple[str, ...]) -> None:
+        """Note why detached jobs wait though the pool could run them, in place of earlier reasons."""
+        if self._log is not None:
+            self._log.jobs_troubled(self._jobs_troubles, troubles)
+        self._jobs_troubles = troubles
 
     async def output_defaults(self) -> OutputDefaults:
         """Return where drivers write outputs unless they choose another place."""
@@ -613,7 +622,13 @@ class Controller:
         ]
         failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
         by_model = waiting_by_model(self._state.demand.tasks.values())
-        status = replace(status, pins=tuple(pins), failures=failures, waiting_by_model=by_model)
+        status = replace(
+            status,
+            pins=tuple(pins),
+            failures=failures,
+            waiting_by_model=by_model,
+            jobs_troubles=self._jobs_troubles,
+        )
         return with_parked(status, self._parked.waiting(), len(self._parked))
 
     async def metrics(self) -> tuple[MetricFamily, ...]:
@@ -944,10 +959,6 @@ class Controller:
             return
         if isinstance(state, RunState):  # in any case: its worker may end before it has written its own file
             self._checkpoints.save(report.task_id, state)
-
-    def _is_saved_here(self, worker_id: WorkerId, incarnation: int) -> bool:
-        """Whether a worker saves its checkpoints in the folder of this controller itself."""
-        return self._checkpoints.is_shared and self._placed.get((worker_id, incarnation)) == self._node
 
     async def _found_states(self, graph: JobGraph) -> tuple[tuple[StateSaved, ResultRef], ...]:
         """Return the states that earlier runs of the tasks of a job left, each as a checkpoint of no run."""

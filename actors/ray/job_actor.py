@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from modelpool.actors.config.config import ControllerPlace
 from modelpool.actors.control.connection import Connection
+from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.detached.job_service import JobService, P, ServiceMethod, T
 from modelpool.actors.control.detached.journal import Journal, JournalFailed
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -55,7 +56,8 @@ class JobServiceActor(JobService):
         self._failed: JournalFailed | None = None
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
         try:
-            opened = (_opened_at_last if is_again else _opened)(journal_path(journal, name))
+            path = journal_path(journal, name)
+            opened = _opened_at_last(path, partial(_tell, namespace, name)) if is_again else _opened(path)
         except JournalFailed as failed:
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
@@ -159,12 +161,25 @@ def _opened(path: Path) -> Journal:
         time.sleep(0.2)
 
 
-def _opened_at_last(path: Path) -> Journal:
+def _tell(namespace: str, name: str, trouble: str) -> bool:
+    """Have the status of the pool show why detached jobs wait; False if no controller answers now."""
+    try:
+        _controller(namespace, name).call(Controller.jobs_troubled, (trouble,))
+    except (UserError, PoolLost):
+        return False
+    return True
+
+
+def _opened_at_last(path: Path, tell: Callable[[str], bool]) -> Journal:
     """Open the journal of a service that has run before, once its disk has room, say. Ray starts no other process if
-    the constructor of this one raises: the pool would be without its detached jobs."""
+    the constructor of this one raises: the pool would be without its detached jobs. `tell` is given the reason, until
+    it has returned True."""
+    told = ""
     while True:
         try:
             return _opened(path)
         except JournalFailed as failed:
-            logger.warning("detached jobs wait: %s", failed)
+            if told != str(failed) and tell(str(failed)):
+                told = str(failed)
+                logger.warning("detached jobs wait: %s", failed)
         time.sleep(RETRY_SECONDS)

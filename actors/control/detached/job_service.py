@@ -11,7 +11,9 @@ Rules
    window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
    written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
-4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
+4. While the journal takes no writes, nothing is sent, what is in the pool runs, and outcomes wait in memory, at most a
+   window of each submission. A probe of the journal ends that: nothing is cancelled, and nothing runs twice.
+5. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
    opened by a thread of its own, since a store that does not answer must not hold up the others.
 """
 
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.config.output_address import file_of, output_address
@@ -90,6 +92,10 @@ RETRY_SECONDS = 1.0
 FOLDER_RETRY_SECONDS = 10.0
 #: interval of looking for work that nobody announced
 IDLE_SECONDS = 5.0
+#: interval of asking whether a journal that could not be written can be written again
+PROBE_SECONDS = 5.0
+#: troubles that the status of the pool names
+MOST_TROUBLES = 4
 #: longest wait of one call
 LONGEST_WAIT_SECONDS = 10.0
 
@@ -127,6 +133,7 @@ class _Feed:
     last_place  everything up to it was sent or has an outcome
     in_pool     places that were sent and have no outcome
     unwritten   those of them that have ended
+    uncommitted outcomes for which the journal had no room
     again       places to send again, soonest first
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
@@ -147,6 +154,7 @@ class _Feed:
     last_place: int = -1
     in_pool: set[int] = field(default_factory=set)
     unwritten: int = 0
+    uncommitted: list[RequestOutcome] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
     lost: LostOutputs = field(default_factory=LostOutputs)
 
@@ -171,8 +179,10 @@ class JobService:
         self._feeds: dict[str, _Feed] = {}
         #: submissions whose jobs in the pool have to be cancelled
         self._to_cancel: set[str] = set()
-        #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
-        self._held: dict[str, float] = {}
+        #: submissions whose folder cannot be written, when to try again, on the monotonic clock, and why
+        self._held: dict[str, tuple[float, str]] = {}
+        #: when to probe a journal that could not be written, on the monotonic clock
+        self._probe_at = 0.0
         #: submissions whose place of outputs is being opened
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
@@ -216,11 +226,12 @@ class JobService:
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all submissions, oldest first."""
-        return self._journal.submissions()
+        return tuple(self._with_trouble(record) for record in self._journal.submissions())
 
     def progress(self, submission_id: str) -> JobsProgress:
         """Return the progress of a submission, by its id or the start of it. Raises UnknownName."""
-        record = self._journal.find(submission_id)
+        record = self._with_trouble(self._journal.find(submission_id))
+        broken = self._journal.trouble if record.pending else ""
         with self._changed:
             feed = self._feeds.get(record.submission_id)
             running = tuple(
@@ -234,8 +245,24 @@ class JobService:
                 record=record,
                 running=running if record.pending else (),
                 in_pool=0 if feed is None else len(feed.in_pool),
-                waiting_for="" if running or not record.pending else record.trouble or self._trouble or opening,
+                waiting_for=broken
+                or ("" if running or not record.pending else record.trouble or self._trouble or opening),
             )
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return why detached jobs wait though the pool could run them: the journal, or places of outputs."""
+        with self._changed:
+            held = [f"submission {name}: {trouble}" for name, (_, trouble) in self._held.items()]
+        more = [f"{len(held) - MOST_TROUBLES} more submissions wait"] if len(held) > MOST_TROUBLES else []
+        return (*filter(None, (self._journal.trouble,)), *held[:MOST_TROUBLES], *more)
+
+    def _with_trouble(self, record: SubmissionRecord) -> SubmissionRecord:
+        """Return a submission with the present reason why nothing of it starts, which a full disk may not have taken."""
+        if not record.pending:
+            return record
+        with self._changed:
+            _, held = self._held.get(record.submission_id, (0.0, ""))
+        return replace(record, trouble=self._journal.trouble or held or record.trouble)
 
     def previews(self, submission_id: str) -> tuple[ImagePreview, ...]:
         """Return the newest previews of running jobs of a submission, and have some made for the next seconds. Raises
@@ -369,7 +396,9 @@ class JobService:
                 self._wake.clear()
                 self._cancel_in_pool(link)
                 link.want_previews(self._previews.wanted())
-                if not self._send_some(link):
+                takes_writes = self._journal_takes_writes()
+                link.tell(self.troubles())
+                if not (takes_writes and self._send_some(link)):
                     self._wake.wait(IDLE_SECONDS)
         finally:
             if self._stopping:  # outputs that have arrived are written before the pool may release them
@@ -383,6 +412,25 @@ class JobService:
             if self._feeds.pop(name, None) is not None:
                 self._to_cancel.add(name)
         self._wake.set()
+
+    def _journal_takes_writes(self) -> bool:
+        """Whether the journal takes writes, as far as is known. One that did not is probed at intervals; once it does,
+        outcomes that wait are committed."""
+        if self._journal.trouble:
+            if time.monotonic() < self._probe_at:
+                return False
+            self._probe_at = time.monotonic() + PROBE_SECONDS
+            if not self._journal.probe():
+                return False
+        with self._changed:
+            kept = [(feed, outcomes) for feed in self._feeds.values() if (outcomes := feed.uncommitted)]
+            for feed, _ in kept:
+                feed.uncommitted = []
+        for feed, outcomes in kept:
+            self._commit_or_hold(feed, outcomes)
+            with self._changed:
+                feed.in_pool -= {each.place for each in outcomes} - {each.place for each in feed.uncommitted}
+        return not self._journal.trouble
 
     def _cancel_in_pool(self, link: _Link) -> None:
         with self._changed:
@@ -407,7 +455,7 @@ class JobService:
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
-            self._held = {name: at for name, at in self._held.items() if name in active}
+            self._held = {name: held for name, held in self._held.items() if name in active}
             for name in [name for name in self._opening if name not in active]:
                 self._opening.pop(name).cancel()
         for name, feed in ended.items():
@@ -422,7 +470,7 @@ class JobService:
         with self._changed:
             if name in self._feeds:
                 return self._feeds[name]
-            if time.monotonic() < self._held.get(name, 0.0):
+            if name in self._held and time.monotonic() < self._held[name][0]:
                 return None
             opening = self._opening.get(name)
         if opening is None:
@@ -449,7 +497,7 @@ class JobService:
     def _hold(self, name: str, trouble: str) -> None:
         """Nothing of a submission can be written: take it from the pool, and try again later."""
         with self._changed:
-            self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS
+            self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS, trouble
         self._drop(name)
         with suppress(JournalFailed):  # of the same full disk
             self._journal.note_trouble(name, trouble)
@@ -584,8 +632,8 @@ class JobService:
                 logger.exception("the output of %s could not be written", job.job_id)
                 text = f"the output could not be written: {type(mistake).__name__}: {mistake}"
                 outcome = _failed(name, job.index, RunErrorKind.INTERNAL, text)
-            if outcome is not None:
-                self._commit(feed, [outcome])
+            if outcome is not None and not self._commit_or_keep(feed, [outcome]):
+                return
             with self._changed:
                 feed.in_pool.discard(job.index)
                 if outcome is None:
@@ -638,13 +686,26 @@ class JobService:
             feed.place.note_failures([failure])
 
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
-        """Commit outcomes of requests that did not run."""
+        """Commit outcomes, or keep them until the journal takes them."""
         try:
-            self._commit(feed, outcomes)
+            self._commit_or_keep(feed, outcomes)
         except Fenced:
             return  # the service's thread notices, too
         except Exception as problem:
             self._hold_for(feed.record.submission_id, problem)
+
+    def _commit_or_keep(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> bool:
+        """As `_commit`. If the journal takes no writes, keep the outcomes until it does, and return False."""
+        try:
+            self._commit(feed, outcomes)
+        except JournalFailed:
+            if not self._journal.trouble:
+                raise
+            with self._changed:
+                feed.uncommitted += outcomes
+            self._wake.set()
+            return False
+        return True
 
     def _commit(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes. Before the last one, complete what the place writes in parts: a submission that has ended
@@ -675,6 +736,8 @@ class _Link:
         self._ids: dict[str, list[SubmissionId]] = {}
         #: those of them of which the controller has previews made
         self._previewed: set[SubmissionId] = set()
+        #: the troubles that the controller knows
+        self._told: tuple[str, ...] = ()
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
@@ -713,6 +776,12 @@ class _Link:
         for submission_id in self._previewed - wanted:
             self.connection.call(Controller.want_previews, CLIENT, submission_id, None)
         self._previewed = wanted
+
+    def tell(self, troubles: tuple[str, ...]) -> None:
+        """Have the status of the pool show these troubles of detached jobs."""
+        if troubles != self._told:
+            self.connection.call(Controller.jobs_troubled, troubles)
+            self._told = troubles
 
     def cancel(self, name: str) -> None:
         """Cancel what is in the pool of a submission."""

@@ -9,6 +9,7 @@ Rules
 4. A request has at most one outcome: the first one counts, and a second one is reported as such.
 5. Times are wall-clock times.
 6. The oldest ended submissions are removed when more than `most_requests` requests are stored.
+7. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
 
 Knows no pool and no output folder.
 """
@@ -50,6 +51,10 @@ SILENCE_SECONDS = 30.0
 #: how long a statement waits for another process's lock, which only a backup or a person's sqlite3 holds
 BUSY_SECONDS = 10.0
 
+#: bytes that a probe writes: more than a group of outcomes takes, so that a disk with less room is not tried again and
+#: again
+PROBE_BYTES = 1 << 16
+
 #: the statements that bring a journal from version N to N + 1
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -85,6 +90,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE pin (model TEXT PRIMARY KEY, replicas INTEGER NOT NULL)",),
     ("ALTER TABLE submission ADD COLUMN file_name TEXT NOT NULL DEFAULT ''",),
+    ("CREATE TABLE probe (one INTEGER PRIMARY KEY, content BLOB NOT NULL)",),
 )
 VERSION = len(MIGRATIONS)
 
@@ -148,6 +154,8 @@ class Journal:
         #: by id, of submissions that are being received; only the thread below uses it
         self._receivers: dict[str, _Receiver] = {}
         self._closed = False
+        #: why the latest statement failed, until a probe succeeds; "" if none has
+        self.trouble = ""
         self._thread = threading.Thread(target=self._write_all, name="modelpool journal", daemon=True)
         self._thread.start()
 
@@ -363,6 +371,22 @@ class Journal:
 
     # ---- upkeep ---------------------------------------------------------------------------------------------------
 
+    def probe(self) -> bool:
+        """Whether the journal takes writes: writes `PROBE_BYTES` in place of those of the last probe, and reads. Ends
+        its `trouble` if so, and renews it otherwise.
+        """
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO probe VALUES (1, zeroblob(?))", (PROBE_BYTES,))
+
+        try:
+            self._write(change)
+            self._read("SELECT one FROM probe", ())
+        except JournalFailed:
+            return False
+        self.trouble = ""
+        return True
+
     def close(self) -> None:
         """Write what waits, and release the journal. Idempotent."""
         if self._closed:
@@ -422,8 +446,16 @@ class Journal:
             stored -= count
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._reading, _failures_named(self.path):
+        with self._reading, self._failures_noted(), _failures_named(self.path):
             return self._readers.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except JournalFailed as failed:
+            self.trouble = str(failed)
+            raise
 
     def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         """Have the journal's thread apply `change`, and wait until it is on disk."""
@@ -451,7 +483,7 @@ class Journal:
         """Apply the changes in one transaction. A change that raises is undone alone."""
         answers: list[tuple[_Write, Any, BaseException | None]] = []
         try:
-            with _failures_named(self.path), _transaction(self._connection):
+            with self._failures_noted(), _failures_named(self.path), _transaction(self._connection):
                 (epoch,) = self._connection.execute("SELECT number FROM epoch").fetchone()
                 if epoch != self.epoch:
                     raise Fenced(f"{self.path}: opened by another process (epoch {epoch}, this is {self.epoch})")

@@ -9,11 +9,12 @@ import errno
 import itertools
 import json
 import os
+import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from modelpool.actors.control.detached import job_service, journal
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.journal import BeingReceived, Journal
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
-from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.control.pool_log import PoolLog
+from modelpool.actors.control.status import PinnedModel, PoolStatus
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -47,8 +49,9 @@ WAIT_SECONDS = 60.0
 class Service:
     """A job service on one pool, which can crash. Also its own `JobsConnection`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, journal: Path | None = None) -> None:
         self.folder = folder
+        self.journal = journal or folder / "journal.sqlite"
         self.out = folder / "out"
         self.line = LoopConnection(2, partial(FakeEngine, self.folder))
         self.lines = [self.line]
@@ -58,7 +61,7 @@ class Service:
         self.pool = ModelPool(self.line, lambda: None, None, jobs=lambda: self)
 
     def _opened(self) -> JobService:
-        return JobService(Journal(self.folder / "journal.sqlite"), self._connect)
+        return JobService(Journal(self.journal), self._connect)
 
     def _connect(self) -> LoopConnection:
         if not self.connected.is_set():
@@ -122,8 +125,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Service]:
-    found = Service(folder)
+def opened(folder: Path, journal: Path | None = None) -> Iterator[Service]:
+    found = Service(folder, journal)
     try:
         yield found
     finally:
@@ -662,6 +665,65 @@ def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Serv
     record = jobs.wait(WAIT_SECONDS)
     assert (record.succeeded, record.trouble) == (30, "")
     assert len(service.manifest()) >= missing
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Callable[[bool], None]]:
+    """A disk of 8 MiB at `folder`; yields a function that fills it, or makes room again."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this user may mount no disk: {mounted.stderr.decode()}")
+
+    def fill(full: bool) -> None:
+        (folder / "fill").unlink(missing_ok=True)
+        with suppress(OSError), (folder / "fill").open("wb", buffering=0) as file:
+            while full:
+                file.write(bytes(4096))
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_reads_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reason was shown anywhere, and jobs were submitted and cancelled every 10 s for ever, thousands of lines of
+    the log."""
+    for name in ("RETRY_SECONDS", "FOLDER_RETRY_SECONDS", "IDLE_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(job_service, name, 0.02)
+    caplog.set_level("INFO", "modelpool.actors.control.pool_log")
+    with small_disk(tmp_path / "disk") as fill, opened(tmp_path, tmp_path / "disk" / "journal.sqlite") as service:
+        service.line.controller._log = PoolLog()
+        jobs = service.submit(prompts(200))
+        service.until(lambda: jobs.progress().record.succeeded >= 2)
+        fill(True)
+
+        def status() -> PoolStatus:
+            return service.line.call(Controller.status)
+
+        service.until(lambda: "disk is full" in "".join(status().jobs_troubles))
+        service.until(lambda: status().jobs["live"] == 0)  # the pool runs what it has
+        before = status()
+        assert "disk is full" in jobs.progress().waiting_for
+        (record,) = service.pool.detached()
+        assert (record.pending > 0, "disk is full" in record.trouble) == (True, True)
+        refused = [str(pytest.raises(UserError, service.submit, prompts(1)).value) for _ in range(5)]
+        assert all("disk is full" in each for each in refused)
+        threading.Event().wait(0.5)  # 25 times the intervals after which jobs were sent again
+        assert status().jobs == before.jobs
+        assert (before.jobs["cancelled"], before.jobs["failed"]) == (0, 0)
+        fill(False)
+        require_complete(service, jobs, 200)
+        service.until(lambda: status().jobs_troubles == ())
+        assert status().jobs == {"live": 0, "succeeded": 200, "failed": 0, "cancelled": 0}
+        assert jobs.progress().waiting_for == ""
+        (record,) = service.pool.detached()
+        assert record.trouble == ""
+    about = [each.message.split(":")[0] for each in caplog.records if "detached jobs" in each.message]
+    assert about == ["detached jobs wait", "detached jobs continue"]
 
 
 def test_a_store_that_does_not_answer_holds_up_its_submission_only(
