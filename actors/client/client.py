@@ -46,7 +46,7 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.pool.values.core.argument_checks import whole_number
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UserError, unusable_field
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import Stage, TaskId, WorkerId
@@ -486,9 +486,22 @@ class ModelPool:
 
     def history(self, job: str) -> JobHistory:
         """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,
-        the expected and the measured time. Raises UnknownName.
+        the expected and the measured time. Of jobs that ended before the controller was replaced, the journal has the
+        latest. Raises UnknownName.
         """
-        return self._connection.call(Controller.history, job)
+        try:
+            return self._connection.call(Controller.history, job)
+        except UnknownName:
+            from modelpool.actors.control.detached.job_service import JobService
+
+            try:
+                service = self._job_service()
+            except UserError:  # the pool ends with its driver, or has no journal
+                service = None
+            kept = None if service is None else service.call(JobService.history, job)
+            if kept is None:
+                raise
+            return kept
 
     def memory(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of each worker's process."""

@@ -23,7 +23,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.control.detached.job_previews import DetachedPreviews
 from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed
+from modelpool.actors.control.detached.left_memory import ended_memory, left_memory, stored_memory
 from modelpool.actors.control.detached.records import (
     NewSubmission,
     PendingRequest,
@@ -48,6 +49,7 @@ from modelpool.actors.control.detached.records import (
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
+from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
@@ -61,10 +63,19 @@ from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels, labels_of, output_key
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
+from modelpool.actors.worker.wire.messages import (
+    ClientId,
+    JobEnded,
+    JobPreview,
+    Submission,
+    SubmissionId,
+    TaskProgress,
+    journaled_id,
+)
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UserError, unknown_name
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.specs.spec import RunErrorKind
+from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -92,6 +103,8 @@ RETRY_SECONDS = 1.0
 FOLDER_RETRY_SECONDS = 10.0
 #: interval of looking for work that nobody announced
 IDLE_SECONDS = 5.0
+#: interval of asking the controller what a journal keeps for the next one
+MEMORY_SECONDS = 2.0
 #: interval of asking whether a journal that could not be written can be written again
 PROBE_SECONDS = 5.0
 #: troubles that the status of the pool names
@@ -226,13 +239,16 @@ class JobService:
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all submissions, oldest first."""
-        return tuple(self._with_trouble(record) for record in self._journal.submissions())
+        with self._changed:
+            held = dict(self._held)
+        return tuple(_with_trouble(record, self._journal.trouble, held) for record in self._journal.submissions())
 
     def progress(self, submission_id: str) -> JobsProgress:
         """Return the progress of a submission, by its id or the start of it. Raises UnknownName."""
-        record = self._with_trouble(self._journal.find(submission_id))
+        record = self._journal.find(submission_id)
         broken = self._journal.trouble if record.pending else ""
         with self._changed:
+            record = _with_trouble(record, broken, self._held)
             feed = self._feeds.get(record.submission_id)
             running = tuple(
                 task
@@ -249,20 +265,11 @@ class JobService:
                 or ("" if running or not record.pending else record.trouble or self._trouble or opening),
             )
 
-    def troubles(self) -> tuple[str, ...]:
-        """Return why detached jobs wait though the pool could run them: the journal, or places of outputs."""
-        with self._changed:
-            held = [f"submission {name}: {trouble}" for name, (_, trouble) in self._held.items()]
-        more = [f"{len(held) - MOST_TROUBLES} more submissions wait"] if len(held) > MOST_TROUBLES else []
-        return (*filter(None, (self._journal.trouble,)), *held[:MOST_TROUBLES], *more)
-
-    def _with_trouble(self, record: SubmissionRecord) -> SubmissionRecord:
-        """Return a submission with the present reason why nothing of it starts, which a full disk may not have taken."""
-        if not record.pending:
-            return record
-        with self._changed:
-            _, held = self._held.get(record.submission_id, (0.0, ""))
-        return replace(record, trouble=self._journal.trouble or held or record.trouble)
+    def history(self, job: str) -> JobHistory | None:
+        """Return the history of a job that has ended, of this controller of the pool or an earlier one, by its id or a
+        unique part of it. None if the journal has none that this version reads."""
+        content = self._journal.history(job)
+        return None if content is None else unpacked_history(content)
 
     def previews(self, submission_id: str) -> tuple[ImagePreview, ...]:
         """Return the newest previews of running jobs of a submission, and have some made for the next seconds. Raises
@@ -315,24 +322,15 @@ class JobService:
             except UnknownName:
                 if replicas:
                     raise
-                pinned = self._unpin_known(connection, models)
+                pinned = _unpin_known(self._journal, connection, models)
             self._journal.keep_pins(models, replicas)
         return pinned
 
-    def _unpin_known(self, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
-        """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
-        gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
-        UnknownName for any other; nothing changes then."""
-        known = {pinned.model for pinned in connection.call(Controller.status).pins}
-        kept = self._journal.pins()
-        unknown = next((model for model in models if model not in known and model not in kept), None)
-        if unknown is not None:
-            raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
-        return connection.call(Controller.pin, tuple(model for model in models if model in known), 0)
-
-    def pin_again(self, connection: Connection) -> None:
-        """Have a controller pin what users have pinned, in place of what its configuration says. A model whose file is
-        gone is left out."""
+    def remind(self, connection: Connection) -> None:
+        """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in
+        place of what its configuration says. A model whose file is gone is left out."""
+        left = left_memory(self._journal.memory())
+        connection.call(Controller.remember, left.memory, left.gap_seconds(), left.controllers)
         with self._pinning:
             for model, replicas in self._journal.pins().items():
                 try:
@@ -348,6 +346,7 @@ class JobService:
         if not self._stopping:
             with suppress(JournalFailed):
                 self._journal.drop_pins()
+                self._journal.keep_memory(ended_memory(self._journal.memory()))
         self._stopping = True
         self._wake.set()
         with self._changed:
@@ -396,8 +395,12 @@ class JobService:
                 self._wake.clear()
                 self._cancel_in_pool(link)
                 link.want_previews(self._previews.wanted())
-                takes_writes = self._journal_takes_writes()
-                link.tell(self.troubles())
+                takes_writes = self._takes_writes()
+                with self._changed:
+                    held = dict(self._held)
+                link.tell(_troubles(self._journal.trouble, held))
+                if takes_writes:
+                    link.keep_memory(self._journal)
                 if not (takes_writes and self._send_some(link)):
                     self._wake.wait(IDLE_SECONDS)
         finally:
@@ -413,7 +416,7 @@ class JobService:
                 self._to_cancel.add(name)
         self._wake.set()
 
-    def _journal_takes_writes(self) -> bool:
+    def _takes_writes(self) -> bool:
         """Whether the journal takes writes, as far as is known. One that did not is probed at intervals; once it does,
         outcomes that wait are committed."""
         if self._journal.trouble:
@@ -494,19 +497,16 @@ class JobService:
             self._feeds[name] = feed
         return feed
 
-    def _hold(self, name: str, trouble: str) -> None:
-        """Nothing of a submission can be written: take it from the pool, and try again later."""
+    def _hold_for(self, name: str, problem: Exception) -> None:
+        """Hold a submission whose outputs cannot be opened or completed: take it from the pool, and try again later."""
+        if not isinstance(problem, (UserError, JournalFailed)):
+            logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
+        trouble = str(problem) or type(problem).__name__
         with self._changed:
             self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS, trouble
         self._drop(name)
         with suppress(JournalFailed):  # of the same full disk
             self._journal.note_trouble(name, trouble)
-
-    def _hold_for(self, name: str, problem: Exception) -> None:
-        """Hold a submission whose outputs cannot be opened or completed."""
-        if not isinstance(problem, (UserError, JournalFailed)):
-            logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
-        self._hold(name, str(problem) or type(problem).__name__)
 
     def _next_chunks(self, feed: _Feed) -> Iterator[tuple[bool, list[PendingRequest]]]:
         """The next requests of `feed`, in runs of consecutive places, and whether they were sent before. Empty if the
@@ -654,7 +654,7 @@ class JobService:
         if job.outcome is Outcome.FAILED:
             kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
             message = "" if job.error is None else job.error.message
-            self._note_failure(feed, job, kind, message)
+            _note_failure(feed, job, kind, message, self._journal.request_text(name, job.index))
             return _failed(name, job.index, kind, message)
 
         def labels_of_request(job: JobEnded) -> Labels:
@@ -675,15 +675,6 @@ class JobService:
             return None
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
-
-    def _note_failure(self, feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str) -> None:
-        """Remember a failure where the output would have been written, for reports about the place."""
-        if job.recipe is None:
-            return
-        labels = labels_in_text(self._journal.request_text(feed.record.submission_id, job.index))
-        failure = FailedOutput.of(job.recipe, labels, job.index, job.job_id, kind.value, message, time.time())
-        with suppress(OutputFailed):  # the journal has it, too
-            feed.place.note_failures([failure])
 
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes, or keep them until the journal takes them."""
@@ -738,11 +729,15 @@ class _Link:
         self._previewed: set[SubmissionId] = set()
         #: the troubles that the controller knows
         self._told: tuple[str, ...] = ()
+        #: number of ended jobs that the controller had at the last `keep_memory`, and when the next one is due
+        self._ended, self._memory_at = 0, 0.0
+        #: the memory that was stored last
+        self._stored = ""
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
         self.connection.call(Controller.leave, CLIENT)
-        self._service.pin_again(self.connection)  # first: it may take long, and a driver that has entered must poll
+        self._service.remind(self.connection)  # first: it may take long, and a driver that has entered must poll
         self.connection.call(Controller.enter, CLIENT)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
@@ -776,6 +771,18 @@ class _Link:
         for submission_id in self._previewed - wanted:
             self.connection.call(Controller.want_previews, CLIENT, submission_id, None)
         self._previewed = wanted
+
+    def keep_memory(self, journal: Journal) -> None:
+        """Store at intervals what the controller hands to the next one. Raises JournalFailed."""
+        if time.monotonic() < self._memory_at:
+            return
+        self._memory_at = time.monotonic() + MEMORY_SECONDS
+        found = self.connection.call(Controller.memory, self._ended)
+        if not found.past_jobs and found.memory == self._stored:
+            return
+        past = [(journaled_id(each.job_id), str(each.job_id), each.history) for each in found.past_jobs]
+        journal.keep_memory(stored_memory(found.memory, found.controllers), past)
+        self._ended, self._stored = found.ended, found.memory
 
     def tell(self, troubles: tuple[str, ...]) -> None:
         """Have the status of the pool show these troubles of detached jobs."""
@@ -819,6 +826,46 @@ class _Listener:
         """See `Listener`."""
         self._link.lost = str(reason)
         self._service.note_lost()
+
+
+def _unpin_known(journal: Journal, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
+    """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
+    gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
+    UnknownName for any other; nothing changes then."""
+    known = {pinned.model for pinned in connection.call(Controller.status).pins}
+    kept = journal.pins()
+    unknown = next((model for model in models if model not in known and model not in kept), None)
+    if unknown is not None:
+        raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
+    return connection.call(Controller.pin, tuple(model for model in models if model in known), 0)
+
+
+def _note_failure(feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str, text: str) -> None:
+    """Remember a failure of the request in `text` where its output would have been written, for reports about the
+    place."""
+    if job.recipe is None:
+        return
+    labels = labels_in_text(text)
+    failure = FailedOutput.of(job.recipe, labels, job.index, job.job_id, kind.value, message, time.time())
+    with suppress(OutputFailed):  # the journal has it, too
+        feed.place.note_failures([failure])
+
+
+def _with_trouble(
+    record: SubmissionRecord, journal_trouble: str, held: Mapping[str, tuple[float, str]]
+) -> SubmissionRecord:
+    """Return a submission with the present reason why nothing of it starts, which a full disk may not have taken."""
+    if not record.pending:
+        return record
+    _, here = held.get(record.submission_id, (0.0, ""))
+    return replace(record, trouble=journal_trouble or here or record.trouble)
+
+
+def _troubles(journal_trouble: str, held: Mapping[str, tuple[float, str]]) -> tuple[str, ...]:
+    """Return why detached jobs wait though the pool could run them: the journal, or places of outputs."""
+    named = [f"submission {name}: {trouble}" for name, (_, trouble) in held.items()]
+    more = [f"{len(named) - MOST_TROUBLES} more submissions wait"] if len(named) > MOST_TROUBLES else []
+    return (*filter(None, (journal_trouble,)), *named[:MOST_TROUBLES], *more)
 
 
 def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> _Feed:

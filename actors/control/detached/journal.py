@@ -1,4 +1,5 @@
-"""`Journal`: what a pool has promised, in one SQLite file: submissions, requests, outcomes, output commits, pins.
+"""`Journal`: what a pool has promised, in one SQLite file: submissions, requests, outcomes, output commits, pins; and
+what a controller hands to the next one.
 
 Rules
 1. A method that writes returns after the data is on disk (`synchronous=FULL`). Writes of several threads that arrive
@@ -8,7 +9,8 @@ Rules
 3. One driver at a time hands over the submission of an id. It names itself in each call.
 4. A request has at most one outcome: the first one counts, and a second one is reported as such.
 5. Times are wall-clock times.
-6. The oldest ended submissions are removed when more than `most_requests` requests are stored.
+6. The oldest ended submissions are removed when more than `most_requests` requests are stored, and the oldest histories
+   of jobs when there are more than MOST_HISTORIES.
 7. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
 
 Knows no pool and no output folder.
@@ -51,6 +53,8 @@ SILENCE_SECONDS = 30.0
 #: how long a statement waits for another process's lock, which only a backup or a person's sqlite3 holds
 BUSY_SECONDS = 10.0
 
+#: histories of jobs that are kept: some 10 MB
+MOST_HISTORIES = 5_000
 #: bytes that a probe writes: more than a group of outcomes takes, so that a disk with less room is not tried again and
 #: again
 PROBE_BYTES = 1 << 16
@@ -91,6 +95,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("CREATE TABLE pin (model TEXT PRIMARY KEY, replicas INTEGER NOT NULL)",),
     ("ALTER TABLE submission ADD COLUMN file_name TEXT NOT NULL DEFAULT ''",),
     ("CREATE TABLE probe (one INTEGER PRIMARY KEY, content BLOB NOT NULL)",),
+    (
+        "CREATE TABLE memory (one INTEGER PRIMARY KEY, content TEXT NOT NULL)",
+        "CREATE TABLE history (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, sent TEXT NOT NULL, "
+        "content BLOB NOT NULL)",
+        "CREATE INDEX history_of_job ON history (job)",
+    ),
 )
 VERSION = len(MIGRATIONS)
 
@@ -368,6 +378,39 @@ class Journal:
     def drop_pins(self) -> None:
         """Forget all pins: the pool ends."""
         self._write(lambda connection: connection.execute("DELETE FROM pin").rowcount)
+
+    # ---- controllers ----------------------------------------------------------------------------------------------
+
+    def memory(self) -> str:
+        """Return the text that `keep_memory` has stored last; "" if there is none."""
+        return next((str(text) for (text,) in self._read("SELECT content FROM memory", ())), "")
+
+    def keep_memory(self, memory: str, histories: Sequence[tuple[str, str, bytes]] = ()) -> None:
+        """Store what the next controller is given, in place of the last text, and histories of jobs that have ended:
+        the id of each job in the journal and in the pool, and its history."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (memory,))
+            connection.executemany("INSERT INTO history (job, sent, content) VALUES (?, ?, ?)", histories)
+            connection.execute(
+                "DELETE FROM history WHERE number <= (SELECT coalesce(max(number), 0) FROM history) - ?",
+                (MOST_HISTORIES,),
+            )
+
+        self._write(change)
+
+    def history(self, job: str) -> bytes | None:
+        """Return the latest history of the job with this id, or of the only job whose id contains it; None if there is
+        none."""
+        found = self._read(
+            "SELECT content FROM history WHERE job = ?1 OR sent = ?1 ORDER BY number DESC LIMIT 1", (job,)
+        )
+        if not found and job:
+            part = "%" + job.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+            like = "FROM history WHERE job LIKE ?1 ESCAPE '\\' OR sent LIKE ?1 ESCAPE '\\'"
+            if len(self._read(f"SELECT DISTINCT job {like} LIMIT 2", (part,))) == 1:
+                found = self._read(f"SELECT content {like} ORDER BY number DESC LIMIT 1", (part,))
+        return next((bytes(content) for (content,) in found), None)
 
     # ---- upkeep ---------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ class Service:
     def new_controller(self, pins: tuple[tuple[str, int], ...] = ()) -> None:
         self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line, pins=pins)
         self.lines.append(self.line)
+        self.pool._connection = self.line
         self.connected.set()
 
     def submit(self, prompts: list[str], **terms: Any) -> Any:
@@ -294,6 +295,60 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     service.service.close()
     service.reopen()
     assert service.service._journal.pins() == {}
+
+
+def test_counts_shares_and_histories_outlive_the_controller_and_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU time of users and deadlines started at 0 with each controller, and `why` knew no job from before."""
+    monkeypatch.setattr(job_service, "MEMORY_SECONDS", 0.02)
+    requests = [
+        GenerateRequest(model="shapes", prompt=f"a thing {seed}", seed=seed, steps=3, user="ann", deadline=600.0)
+        for seed in range(5)
+    ]
+    jobs = service.pool.submit_detached(requests, output=service.out, jobs_id="first")
+    require_complete(service, jobs, 5)
+    before = service.pool.status()
+    told = service.pool.history("first-3")
+    assert (before.deadlines_met, before.controller_restarts, before.seconds_by_user["ann"] > 0.0) == (5, 0, True)
+
+    def kept() -> bool:
+        return service.service.history("first-3") is not None and "ann" in service.service._journal.memory()
+
+    service.until(kept)
+    service.lose_controller()
+    service.crash()
+    service.reopen()
+    service.new_controller()
+    service.until(lambda: service.pool.status().controller_restarts == 1)
+    now = service.pool.status()
+    assert (now.deadlines_met, now.seconds_by_user["ann"]) == (5, pytest.approx(before.seconds_by_user["ann"]))
+    for name in ("first-3", str(told.job_id), "irst-3"):
+        again = service.pool.history(name)
+        assert (again.job_id, again.status, again.tasks, again.lines) == (
+            told.job_id,
+            "succeeded",
+            told.tasks,
+            told.lines,
+        )
+    with pytest.raises(UserError, match="unknown job 'second-3'"):
+        service.pool.history("second-3")
+    service.crash()
+    service.reopen()  # the controller has the memory already: it must not count twice
+    assert service.submit(prompts(2)).wait(WAIT_SECONDS).succeeded == 2
+    service.until(kept)
+    now = service.pool.status()
+    assert (now.controller_restarts, now.deadlines_met) == (1, 5)
+    assert now.seconds_by_user["ann"] == pytest.approx(before.seconds_by_user["ann"])
+    service.service.close()  # the pool ends in order: what was measured stays
+    service.lose_controller()
+    service.new_controller()
+    service.reopen()
+    assert service.submit(["another thing"]).wait(WAIT_SECONDS).succeeded == 1
+    now = service.pool.status()
+    assert (now.controller_restarts, now.deadlines_met, now.seconds_by_user.get("ann")) == (0, 0, None)
+    measured = {kind.stage for kind in service.line.controller._state.costs.run_kinds if kind.measured}
+    assert len(measured) == 3
 
 
 def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
@@ -710,8 +765,9 @@ def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_rea
         assert "disk is full" in jobs.progress().waiting_for
         (record,) = service.pool.detached()
         assert (record.pending > 0, "disk is full" in record.trouble) == (True, True)
-        refused = [str(pytest.raises(UserError, service.submit, prompts(1)).value) for _ in range(5)]
-        assert all("disk is full" in each for each in refused)
+        for _ in range(5):
+            with pytest.raises(UserError, match="disk is full"):
+                service.submit(prompts(1))
         threading.Event().wait(0.5)  # 25 times the intervals after which jobs were sent again
         assert status().jobs == before.jobs
         assert (before.jobs["cancelled"], before.jobs["failed"]) == (0, 0)
