@@ -35,6 +35,7 @@ from modelpool.actors.ray.session_folder import SessionFolder
 from modelpool.actors.ray.state_folder import pool_log_path
 from modelpool.actors.ray.unused_state import StateUpkeep
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.process_identity import process_start
 from modelpool.pool.values.core.user_folders import machine_folder
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ def _serve_until(
         log=str(pool_log_path(None, config.cluster.name)),
         drain_seconds=config.cluster.drain_seconds,
         status_socket=status_socket,
+        start=process_start(me.pid),
     )
     write_run_file(running)
     upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic())

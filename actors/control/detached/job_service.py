@@ -540,7 +540,8 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end those that cannot run, and those whose output exists."""
-        name, passed_seconds = feed.record.submission_id, time.time() - feed.record.created_at
+        # the only clock that goes on while the machine is off; a clock that was set back extends no deadline
+        name, passed_seconds = feed.record.submission_id, max(0.0, time.time() - feed.record.created_at)
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:
