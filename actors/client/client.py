@@ -95,14 +95,16 @@ class ModelPool:
         hold_seconds: float = HOLD_SECONDS,
         file_name: str | None = None,
         node_writers: NodeWriters | None = None,
+        ended: Callable[[], str] = str,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
         output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
         lack a field of it have other names. `node_writers` write outputs on the nodes that made them; without them,
-        this process writes all.
+        this process writes all. `ended` as in `OpenedPool`.
         """
         self._connection = connection
+        self._ended = ended
         self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
@@ -479,6 +481,12 @@ class ModelPool:
         """Return the current state of the pool."""
         return self._connection.call(Controller.status)
 
+    def why_ended(self) -> str:
+        """Return why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
+        PoolLost then, and `connect` joins the next pool. Other pools end with their program.
+        """
+        return self._ended()
+
     def metrics(self) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool; `metrics_text` of `modelpool.actors.control.metrics.exposition` writes them
         in Prometheus' format."""
@@ -561,6 +569,7 @@ class ModelPool:
                 opened.jobs,
                 file_name=output.name,
                 node_writers=opened.node_writers if output.by_nodes else None,
+                ended=opened.ended,
             )
         except BaseException:
             opened.close()

@@ -73,15 +73,17 @@ class JobServiceActor(JobService):
 class RayJobsConnection:
     """See `JobsConnection`."""
 
-    def __init__(self, service: ActorHandle[Any]) -> None:
+    def __init__(self, service: ActorHandle[Any], control_service: ControlService | None = None) -> None:
+        """`control_service` as in `RayConnection`."""
         self._service = service
-        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+        self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `JobsConnection`. Without Ray's control service, the pool counts as lost."""
         check(self._control_service)
-        call = getattr(self._service, question.__name__)
-        return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
+        with self._control_service.call():
+            call = getattr(self._service, question.__name__)
+            return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
 
     def ask(self) -> Future[Any]:
         """Ask the service whether it answers, on a thread of its own."""
@@ -130,10 +132,11 @@ def start_job_service(
     return RayJobsConnection(service)
 
 
-def find_job_service(namespace: str, name: str) -> RayJobsConnection:
-    """Return the service of a running pool. Raises UserError if it has none."""
+def find_job_service(namespace: str, name: str, control_service: ControlService) -> RayJobsConnection:
+    """Return the service of a running pool. Raises UserError if it has none, and PoolLost after the end of the pool."""
     try:
-        return RayJobsConnection(ray.get_actor(service_name(name), namespace))
+        with control_service.call():
+            return RayJobsConnection(ray.get_actor(service_name(name), namespace), control_service)
     except ValueError as missing:
         raise UserError(
             f"pool {name!r} has no detached jobs: it ends with its driver, or has [pool] journal = false; start one "
