@@ -11,7 +11,10 @@ Rules
 5. Times are wall-clock times.
 6. The oldest ended submissions are removed when more than `most_requests` requests are stored, and the oldest histories
    of jobs when there are more than MOST_HISTORIES.
-7. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
+7. Rows have checksums, and submissions know how many requests they have: a file whose contents were altered is refused
+   when it is opened. The lock file has the number of the latest epoch: an emptied file is refused, too. A file that is
+   not there begins anew. Rows of earlier versions have no checksums and are read as they are.
+8. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
 
 Knows no pool and no output folder.
 """
@@ -20,11 +23,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -41,6 +46,8 @@ from modelpool.actors.control.detached.records import (
 )
 from modelpool.pool.values.core.errors import UserError, unknown_name
 from modelpool.scheduler.model.messages import Outcome
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -101,6 +108,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "content BLOB NOT NULL)",
         "CREATE INDEX history_of_job ON history (job)",
     ),
+    (
+        "ALTER TABLE submission ADD COLUMN checksum INTEGER",
+        "ALTER TABLE request ADD COLUMN checksum INTEGER",
+        "ALTER TABLE request ADD COLUMN outcome_checksum INTEGER",
+        "ALTER TABLE memory ADD COLUMN checksum INTEGER",
+    ),
 )
 VERSION = len(MIGRATIONS)
 
@@ -150,13 +163,18 @@ class Journal:
         self.path = path
         self._most_requests = most_requests
         self._wall_clock = wall_clock
+        had_file = path.exists()
         self._lock_file = _locked(path)
+        opened = contextlib.ExitStack()
         try:
             with _failures_named(path):
-                self._connection = _opened(path)
-                self.epoch = _begin_epoch(self._connection)
+                self._connection = opened.enter_context(contextlib.closing(_opened(path)))
+                known_epoch = _noted_epoch(self._lock_file) if had_file else 0
+                self.epoch = _begin_epoch(self._connection, known_epoch)
                 self._readers = _opened(path)
+            _note_epoch(self._lock_file, self.epoch)
         except BaseException:
+            opened.close()
             self._lock_file.close()
             raise
         self._reading = threading.Lock()
@@ -196,8 +214,8 @@ class Journal:
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
             connection.execute(
-                "INSERT INTO submission (id, state, output, user, request_count, file_name, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO submission (id, state, output, user, request_count, file_name, created_at, checksum) "
+                "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, checksum_of(?1, ?3, ?4, ?6))",
                 (*values, new.file_name, self._wall_clock()),
             )
             return _required(connection, new.submission_id)
@@ -216,7 +234,11 @@ class Journal:
             self._note_sender(submission_id, driver)
             number = _number(connection, submission_id)
             rows = [(number, place, text) for place, text in enumerate(texts, start=first_place)]
-            connection.executemany("INSERT OR REPLACE INTO request (submission, place, request) VALUES (?, ?, ?)", rows)
+            connection.executemany(
+                "INSERT OR REPLACE INTO request (submission, place, request, checksum) "
+                "VALUES (?1, ?2, ?3, checksum_of(?1, ?2, ?3))",
+                rows,
+            )
 
         self._write(change)
 
@@ -352,7 +374,9 @@ class Journal:
         def change(connection: sqlite3.Connection) -> int:
             number = _number(connection, submission_id)
             cancelled = connection.execute(
-                "UPDATE request SET outcome = ?, epoch = ? WHERE submission = ? AND outcome IS NULL",
+                "UPDATE request SET outcome = ?1, epoch = ?2, "
+                "outcome_checksum = checksum_of(place, ?1, '', 0, '', '', '') "
+                "WHERE submission = ?3 AND outcome IS NULL",
                 (Outcome.CANCELLED.value, self.epoch, number),
             ).rowcount
             _count(connection, number, Outcome.CANCELLED, cancelled)
@@ -390,7 +414,7 @@ class Journal:
         the id of each job in the journal and in the pool, and its history."""
 
         def change(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (memory,))
+            connection.execute("INSERT OR REPLACE INTO memory VALUES (1, ?1, checksum_of(?1))", (memory,))
             connection.executemany("INSERT INTO history (job, sent, content) VALUES (?, ?, ?)", histories)
             connection.execute(
                 "DELETE FROM history WHERE number <= (SELECT coalesce(max(number), 0) FROM history) - ?",
@@ -457,8 +481,9 @@ class Journal:
         if found is None:  # it was removed
             return False
         ended = connection.execute(
-            "UPDATE request SET outcome = ?, file = ?, file_bytes = ?, pixels_sha256 = ?, error_kind = ?, message = ?, "
-            "epoch = ? WHERE submission = ? AND place = ? AND outcome IS NULL",
+            "UPDATE request SET outcome = ?1, file = ?2, file_bytes = ?3, pixels_sha256 = ?4, error_kind = ?5, "
+            "message = ?6, epoch = ?7, outcome_checksum = checksum_of(?9, ?1, ?2, ?3, ?4, ?5, ?6) "
+            "WHERE submission = ?8 AND place = ?9 AND outcome IS NULL",
             (
                 each.outcome.value,
                 each.file,
@@ -562,7 +587,7 @@ def _locked(path: Path) -> IO[bytes]:
         # requests of all users are in the file, and in those that SQLite makes beside it with the same permissions
         for each in (path, lock):
             os.close(os.open(each, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        file = lock.open("ab")
+        file = lock.open("r+b")
     except OSError as error:
         raise JournalFailed(f"{path}: the journal cannot be opened ({error.strerror or error})") from error
     try:
@@ -581,14 +606,60 @@ def _opened(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.create_function("checksum_of", -1, _checksum, deterministic=True)
     return connection
 
 
-def _begin_epoch(connection: sqlite3.Connection) -> int:
-    """Bring the file to this version and start an epoch; drop submissions that were never acknowledged."""
+def _checksum(*values: str | int | None) -> int:
+    """Return the CRC-32 of values of a row."""
+    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
+
+
+def _noted_epoch(lock_file: IO[bytes]) -> int:
+    """Return the epoch that the last process with the lock has noted; 0 if none has."""
+    lock_file.seek(0)
+    noted = lock_file.read(32).strip()
+    return int(noted) if noted.isdigit() else 0
+
+
+def _note_epoch(lock_file: IO[bytes], epoch: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the one before stays, which is as good
+        lock_file.seek(0)
+        lock_file.write(f"{epoch}\n".encode())
+        lock_file.flush()
+        os.fsync(lock_file.fileno())
+
+
+#: what finds rows that were altered: their place, for the message
+_ALTERED = (
+    """SELECT 'submission ' || id FROM submission WHERE checksum != checksum_of(id, output, user, file_name)""",
+    """SELECT 'request ' || place || ' of submission ' || submission FROM request
+       WHERE checksum != checksum_of(submission, place, request)""",
+    """SELECT 'the outcome of request ' || place || ' of submission ' || submission FROM request
+       WHERE outcome_checksum != checksum_of(place, outcome, file, file_bytes, pixels_sha256, error_kind, message)""",
+    f"""SELECT 'the requests of submission ' || id FROM submission WHERE state != '{SubmissionState.RECEIVING}' AND
+        request_count != (SELECT count(*) FROM request WHERE request.submission = submission.number)""",
+    "SELECT 'the memory of the last controller' FROM memory WHERE checksum != checksum_of(content)",
+)
+
+
+def _require_unaltered(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError for a file whose rows do not agree with their checksums."""
+    for statement in _ALTERED:
+        found = connection.execute(f"{statement} LIMIT 1").fetchone()
+        if found is not None:
+            raise sqlite3.DatabaseError(f"altered since it was written: {found[0]}")
+
+
+def _begin_epoch(connection: sqlite3.Connection, known_epoch: int) -> int:
+    """Bring the file to this version and start an epoch; drop submissions that were never acknowledged. `known_epoch`
+    is the latest one that is known besides the file; 0 if none is."""
     (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         raise sqlite3.DatabaseError(f"damaged: {problem}")
+    (before,) = connection.execute("PRAGMA user_version").fetchone()
+    if known_epoch and not before:
+        raise sqlite3.DatabaseError(f"it is empty, and was in use: opened {known_epoch} times")
     with _transaction(connection):
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not 0 <= version <= VERSION:
@@ -597,7 +668,16 @@ def _begin_epoch(connection: sqlite3.Connection) -> int:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("UPDATE epoch SET number = number + 1")
+        _require_unaltered(connection)
+        (written,) = connection.execute("SELECT number FROM epoch").fetchone()
+        if written < known_epoch:
+            logger.warning(
+                "the journal is an older copy: it was opened %d times, and the last one %d times; what ended since "
+                "runs again, unless its output is there",
+                written,
+                known_epoch,
+            )
+        connection.execute("UPDATE epoch SET number = max(number, ?) + 1", (known_epoch,))
         connection.execute("DELETE FROM submission WHERE state = ?", (SubmissionState.RECEIVING,))
         (epoch,) = connection.execute("SELECT number FROM epoch").fetchone()
     return int(epoch)
