@@ -118,8 +118,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 60.0
-SWEEP_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+SWEEP_SECONDS = 2.0
 #: the states of stopped runs may take so long to be saved before the pool ends
 ARCHIVE_SECONDS = 4.0
 #: starts of workers whose node is remembered; more than run at a time

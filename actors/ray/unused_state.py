@@ -37,7 +37,10 @@ UPKEEP_SECONDS = 3600.0
 _REMOVED = ".removed-"
 #: files of the own machine that belong to one process or pool. Locks are empty, and one for each name of a pool
 _OF_POOLS = (".log", ".log.1", ".pool.json")
-_OWN_FILES = (*(f"*{suffix}" for suffix in _OF_POOLS), "*.pool.json.*", "ray-at-*.json", "ray_token.*")
+_OWN_FILES = (
+    *(f"*{suffix}" for suffix in _OF_POOLS),
+    *("*.pool.json.*", "ray-at-*.json", "ray_token.*", "traces/notices-*.lock"),
+)
 
 
 @dataclass(frozen=True, slots=True)
