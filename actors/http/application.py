@@ -26,7 +26,13 @@ from modelpool.actors.http.native.native_api import native_router, request_schem
 from modelpool.actors.http.openai.openai_api import openai_router
 from modelpool.actors.http.page.live_view import LiveView
 from modelpool.actors.http.page.page_api import page_router
-from modelpool.actors.http.service.bodies import MOST_PARSED, MOST_PARSED_OF_OWNER, shares_of_bodies
+from modelpool.actors.http.service.bodies import (
+    MOST_PARSED,
+    MOST_PARSED_IN_MEMORY,
+    MOST_PARSED_IN_MEMORY_OF_OWNER,
+    MOST_PARSED_OF_OWNER,
+    shares_of_bodies,
+)
 from modelpool.actors.http.service.docs_page import DOCS_HEADERS, docs_page
 from modelpool.actors.http.service.gate import Gate
 from modelpool.actors.http.service.limit_log import LimitLog
@@ -93,6 +99,8 @@ def application(
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.parsing = Turns(MOST_PARSED, MOST_PARSED_OF_OWNER)
+    app.state.making_parts = asyncio.Lock()
+    app.state.parsing_in_memory = Turns(MOST_PARSED_IN_MEMORY, MOST_PARSED_IN_MEMORY_OF_OWNER)
     app.state.arriving = shares_of_bodies(settings.upload_bound_bytes)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))

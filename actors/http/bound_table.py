@@ -150,6 +150,13 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("request.json_text:MAX_DEPTH", "lists and objects in each other", "", "", "body_values"),
         Bound("http.service.bodies:MAX_PARTS", "texts of a form, and as many files"),
+        Bound(
+            "http.service.bodies:MOST_PARSED_IN_MEMORY",
+            "bodies of 64 KiB to 1 MiB that are parsed at a time",
+            "",
+            _WAITS,
+        ),
+        Bound("http.service.bodies:MOST_PARSED_IN_MEMORY_OF_OWNER", "the same of a user", "", _WAITS),
         Bound("http.service.bodies:MOST_PARSED", "bodies above 1 MiB that are parsed at a time", "", _WAITS),
         Bound("http.service.bodies:MOST_PARSED_OF_OWNER", "the same of a user", "", _WAITS),
         Bound(

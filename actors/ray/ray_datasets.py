@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import ray.data
-from ray.data.expressions import monotonically_increasing_id
 
 from modelpool.actors.config.output_address import OutputAddress
 from modelpool.pool.files.fetch.file_system import open_file_system
+from modelpool.pool.values.core.errors import UserError
 
 
 def from_rows(rows: Sequence[dict[str, Any]]) -> ray.data.Dataset:
@@ -20,7 +20,13 @@ def from_rows(rows: Sequence[dict[str, Any]]) -> ray.data.Dataset:
 
 def with_row_ids(dataset: ray.data.Dataset, column: str) -> ray.data.Dataset:
     """Return a Dataset with a column of whole numbers, each unique in the dataset: of the task that reads a row, and of
-    the row in it."""
+    the row in it. Raises UserError for Ray before 2.55."""
+    try:
+        from ray.data.expressions import monotonically_increasing_id
+    except ImportError:
+        raise UserError(
+            f"ray: found {ray.__version__}, expected 2.55 or newer for datasets with `id` of each row"
+        ) from None
     return dataset.with_column(column, monotonically_increasing_id())
 
 

@@ -346,9 +346,11 @@ class _Evaluation:
             room, _ = self.room(outlook)
             if not room or outlook.group.price_per_hour / outlook.node_speed >= rate:
                 continue
-            count = 1 + _most(
-                lambda n, one=outlook: self._finish(there, one, work, seconds, n) > latest, min(room, MOST_AT_ONCE)
-            )
+
+            def is_late(nodes: int, outlook: GroupOutlook = outlook) -> bool:
+                return self._finish(there, outlook, work, seconds, nodes) > latest
+
+            count = 1 + _most(is_late, min(room, MOST_AT_ONCE))
             end = self._finish(there, outlook, work, seconds, count)
             price = _price(outlook, count, end - self.at)
             if count <= room and end <= latest and price < best_price:

@@ -76,8 +76,10 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
 
     @router.get("/queue", summary="List the workflows that wait or run")
     async def queue(request: Request) -> Response:
-        running, pending = (list_parts(p.entry for p in found) for found in prompts.active(caller_of(request).owner))
-        return json_parts(chain(('{"queue_running":',), running, (',"queue_pending":',), pending, ("}",)))
+        running, pending = (
+            list_parts(p.entry_text for p in found) for found in prompts.active(caller_of(request).owner)
+        )
+        return json_parts(request, chain(('{"queue_running":',), running, (',"queue_pending":',), pending, ("}",)))
 
     @router.post("/queue", summary="Cancel workflows that wait")
     async def change_queue(request: Request) -> Response:
@@ -101,12 +103,14 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
     @router.get("/history", summary="List the workflows that have ended, oldest first")
     async def history(request: Request, max_items: int = Query(200), offset: int = Query(-1)) -> Response:
         ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
-        return json_parts(object_parts((each.prompt_id, each.history) for each in page_of(ended, max_items, offset)))
+        listed = page_of(ended, max_items, offset)
+        return json_parts(request, object_parts((each.prompt_id, each.history_text) for each in listed))
 
     @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
-    async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
+    async def history_of(request: Request, prompt_id: str) -> Response:
         prompt = prompts.find(caller_of(request).owner, prompt_id)
-        return {} if prompt is None or not prompt.submission.over else {prompt.prompt_id: prompt.history}
+        ended = () if prompt is None or not prompt.submission.over else (prompt,)
+        return json_parts(request, object_parts((each.prompt_id, each.history_text) for each in ended))
 
     @router.post("/history", summary="Forget workflows that have ended")
     async def change_history(request: Request) -> Response:

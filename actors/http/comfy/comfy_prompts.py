@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import WorkflowOutput
+from modelpool.actors.http.service.answers import json_text
 from modelpool.actors.http.service.encoded_images import image_bytes
 from modelpool.actors.http.service.problems import HttpProblem, too_many
 from modelpool.actors.http.service.shares import of_the_largest
@@ -157,11 +158,11 @@ class Prompt:
         return self.preview_method is not None
 
     @property
-    def entry(self) -> list[Any]:
-        """How the queue and the history list it."""
+    def entry_text(self) -> str:
+        """How the queue and the history list it, as JSON: the workflow is not parsed for each call that lists it."""
         nodes = [output.node_id for output in self.outputs]
-        graph, extra_data = json.loads(self.text)
-        return [self.number, self.prompt_id, graph, extra_data, nodes]
+        graph_and_extra_data = self.text[1:-1]
+        return f"[{self.number},{json_text(self.prompt_id)},{graph_and_extra_data},{json_text(nodes)}]"
 
     def place_of(self, index: int) -> int:
         """Return the place of the output that a job belongs to."""
@@ -193,16 +194,25 @@ class Prompt:
         return [["execution_warning", {"prompt_id": self.prompt_id, "warnings": found}]] if found else []
 
     @property
-    def history(self) -> dict[str, Any]:
-        """The entry of the history."""
+    def history_text(self) -> str:
+        """The entry of the history, as JSON."""
+        found = json_text({"outputs": self.image_names, "status": self.status, "meta": {}})
+        return f'{{"prompt":{self.entry_text},{found[1:]}'
+
+    @property
+    def image_names(self) -> dict[str, Any]:
+        """The images of the outputs so far, by node."""
+        listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
+        return {output.node_id: {"images": self.images_of(place)} for place, output in listed}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How it has ended, with the messages about it."""
         submission = self.submission
         kind, data = self.end_message
-        listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
-        images = {output.node_id: {"images": self.images_of(place)} for place, output in listed}
         complete = submission.over and kind == "execution_success"
         messages = [["execution_start", {"prompt_id": self.prompt_id}], *self.warning_messages, [kind, data]]
-        status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
-        return {"prompt": self.entry, "outputs": images, "status": status, "meta": {}}
+        return {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
 
     @property
     def end_message(self) -> tuple[str, dict[str, Any]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response, StreamingResponse
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 JSON_TYPE = "application/json"
 #: as FastAPI writes JSON
@@ -20,32 +23,43 @@ async def json_answer(value: Any) -> Response:
     return Response(await asyncio.to_thread(_encoded, value), media_type=JSON_TYPE)
 
 
-def json_parts(pieces: Iterable[str]) -> StreamingResponse:
+def json_parts(request: Request, pieces: Iterable[str]) -> StreamingResponse:
     """Return an answer of many parts, each of which is small, as a client reads it: neither the time nor the memory for
-    all of them is taken at once."""
+    all of them is taken at once. Between two steps of the loop, one part is made for all answers of the server."""
+    making: asyncio.Lock = request.scope["app"].state.making_parts
+    left = iter(pieces)
 
     async def encoded() -> AsyncIterator[bytes]:
-        for piece in pieces:
+        while True:
+            async with making:
+                piece = next(left, None)
+                await asyncio.sleep(0)
+            if piece is None:
+                return
             yield piece.encode()
-            await asyncio.sleep(0)
 
     return StreamingResponse(encoded(), media_type=JSON_TYPE)
 
 
-def object_parts(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Yield a JSON object field by field."""
+def json_text(value: Any) -> str:
+    """Return a JSON value as the server writes it."""
+    return _ENCODER.encode(value)
+
+
+def object_parts(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a JSON object field by field; the values are JSON texts."""
     begin = "{"
-    for name, value in fields:
-        yield f"{begin}{_ENCODER.encode(name)}:{_ENCODER.encode(value)}"
+    for name, text in fields:
+        yield f"{begin}{json_text(name)}:{text}"
         begin = ","
     yield "{}" if begin == "{" else "}"
 
 
-def list_parts(values: Iterable[Any]) -> Iterator[str]:
-    """Yield a JSON list value by value."""
+def list_parts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield a JSON list value by value; the values are JSON texts."""
     begin = "["
-    for value in values:
-        yield f"{begin}{_ENCODER.encode(value)}"
+    for text in texts:
+        yield f"{begin}{text}"
         begin = ","
     yield "[]" if begin == "[" else "]"
 

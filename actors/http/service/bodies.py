@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 #: bodies up to this size are parsed on the loop, which takes less than handing them to a thread
 SMALL_BYTES = 1 << 16
-#: bodies up to this size are kept in memory, and any number of them is parsed at a time
+#: bodies up to this size are kept in memory. Those of one owner must not wait for larger ones of the same, without keys
+#: of everybody: each kind has turns of its own
 MEMORY_BYTES = 1 << 20
-#: larger ones that are parsed at a time, in all and of each owner: each takes several times its size
+#: bodies of this kind that are parsed at a time, in all and of each owner: the parser keeps the interpreter from the
+#: event loop for tens of milliseconds, as often as there are threads that wait for it
+MOST_PARSED_IN_MEMORY, MOST_PARSED_IN_MEMORY_OF_OWNER = 3, 2
+#: larger ones: each takes several times its size
 MOST_PARSED, MOST_PARSED_OF_OWNER = 2, 1
 #: bodies of the largest size of one owner that arrive or are read at a time, and owners who may have as many
 MOST_BODIES_OF_OWNER, MOST_OWNERS_OF_BODIES = 8, 4
@@ -71,10 +75,9 @@ async def json_body(request: Request, max_bytes: int) -> Any:
         try:
             if size <= SMALL_BYTES:
                 return parsed()
-            if size <= MEMORY_BYTES:
-                return await asyncio.to_thread(parsed)
-            parsing: Turns = request.scope["app"].state.parsing
-            async with parsing.turn(caller_of(request).owner):
+            state = request.scope["app"].state
+            turns: Turns = state.parsing_in_memory if size <= MEMORY_BYTES else state.parsing
+            async with turns.turn(caller_of(request).owner):
                 return await asyncio.to_thread(parsed)
         except NotJson as problem:
             raise _unusable(problem) from None

@@ -19,7 +19,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline, guiders
 from torch import nn
-from transformers import CLIPImageProcessorPil, PreTrainedModel
+from transformers import PreTrainedModel
 
 from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.families.parts.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
@@ -29,6 +29,7 @@ from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.files.formats.atomic_write import atomic_folder, expect_free
 from modelpool.pool.files.formats.folder_header import CLASS_KEY
 from modelpool.pool.files.formats.shards import SHARD_BYTES, write_shards
+from modelpool.pool.models.components.common.library_names import image_processor
 from modelpool.pool.models.loading.build_checkpoint import Checkpoint
 from modelpool.pool.models.loading.open_model import OpenModel
 from modelpool.pool.models.loading.open_tokenizer import reading_of_role, tokenizer_of
@@ -249,9 +250,9 @@ def _write_processor(folder: Path, part: FolderPart) -> None:
     """Write the settings that convert images to the input of the vision encoder."""
     config: Any = part.module.config
     side = getattr(config, "vision_config", config).image_size
-    CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(
-        folder
-    )
+    image_processor("CLIPImageProcessor")(
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+    ).save_pretrained(folder)
 
 
 def _index(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, GlmImageConfig, GlmImageForConditionalGeneration, GlmImageImageProcessorPil
+from transformers import GenerationConfig, GlmImageConfig, GlmImageForConditionalGeneration
 
 from modelpool.pool.families.parts.written_image import (
     IMAGE_END,
@@ -18,6 +18,7 @@ from modelpool.pool.families.parts.written_image import (
     MOST_SIDE,
     REFERENCE_TOKEN,
 )
+from modelpool.pool.models.components.common.library_names import image_processor
 from modelpool.pool.models.text.text_tokenizer import TextTokenizer
 from modelpool.pool.models.text.token_writer import TEMPERATURE, TOP_P
 
@@ -68,7 +69,7 @@ def glm_image(text: Any, vision: Any, tokenizer: TextTokenizer | None = None) ->
 
 def write_writer_processor(folder: Path, tokenizer: TextTokenizer) -> None:
     """Write the processor with this `tokenizer` to a new `folder`."""
-    GlmImageImageProcessorPil(**_IMAGES).save_pretrained(folder)
+    image_processor("GlmImageImageProcessor")(**_IMAGES).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8", newline="\n")
     (folder / "chat_template.jinja").write_text(_CHAT, encoding="utf-8", newline="\n")
     settings = {

@@ -170,7 +170,7 @@ def test_the_history_has_each_warning_about_the_images_once() -> None:
         for index in range(2):
             prompt.submission.note([replace(end_of(index), facts={"warnings": ["half of a LoRA"]})], ())
         assert before == []
-        messages: list[Any] = prompt.history["status"]["messages"]
+        messages: list[Any] = prompt.status["messages"]
         return messages
 
     (_, data) = asyncio.run(run())[1]
@@ -197,7 +197,7 @@ def test_every_output_is_reported_once_with_its_images() -> None:
             await asyncio.sleep(0)
         found = [found for found in socket_messages(socket) if found["type"] == "executed"]
         await prompts.close()
-        assert list(prompt.history["outputs"]) == [output.node_id for output in prompt.outputs]
+        assert list(prompt.image_names) == [output.node_id for output in prompt.outputs]
         return found
 
     found = asyncio.run(run())

@@ -16,14 +16,23 @@ import torch
 from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
 from diffusers.models.transformers.transformer_glm_image import GlmImageRotaryPosEmbed
-from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6Modulation, Kandinsky6TimeEmbeddings
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
 from torch import Tensor, nn
 
 from modelpool.pool.devices.pinned_memory import sent
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE_CELLS, TIMBRE_CELLS, UNCONDITIONAL
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.values.core.errors import CorruptFile, unusable_field
+
+#: of families that came after the oldest supported version
+_AceStepConditionEncoder: Any = of_library("diffusers", "AceStepConditionEncoder")
+_AceStepTransformer1DModel: Any = of_library("diffusers", "AceStepTransformer1DModel")
+_Ideogram4Transformer2DModel: Any = of_library("diffusers", "Ideogram4Transformer2DModel")
+_Kandinsky6Transformer3DModel: Any = of_library("diffusers", "Kandinsky6Transformer3DModel")
+_KANDINSKY_6 = "diffusers.models.transformers.transformer_kandinsky6"
+_PlainModulation: Any = of_library(_KANDINSKY_6, "Kandinsky6Modulation")
+_PlainTimes: Any = of_library(_KANDINSKY_6, "Kandinsky6TimeEmbeddings")
 
 
 class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[misc]
@@ -97,13 +106,13 @@ class HunyuanVideo15Transformer3DModel(diffusers.HunyuanVideo15Transformer3DMode
             hook.remove()
 
 
-class Ideogram4Transformer2DModel(diffusers.Ideogram4Transformer2DModel):  # type: ignore[misc]
+class Ideogram4Transformer2DModel(_Ideogram4Transformer2DModel):  # type: ignore[misc]
     """Ideogram 4 with its second model, if the file has one, and texts without padding.
 
     diffusers' class projects 53,248 numbers for each patch too, which are zeros, and masks tokens that do not exist.
     """
 
-    @functools.wraps(diffusers.Ideogram4Transformer2DModel.__init__)  # type: ignore[misc]
+    @functools.wraps(_Ideogram4Transformer2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, has_unconditional: bool = False, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self.register_to_config(has_unconditional=has_unconditional)
@@ -166,7 +175,7 @@ def _larger_tables(positions: Any, axes: Sequence[int]) -> Any:
     return type(positions)(axes, (_KANDINSKY_FRAMES, _KANDINSKY_PATCHES, _KANDINSKY_PATCHES))
 
 
-class _Kandinsky6Times(Kandinsky6TimeEmbeddings):  # type: ignore[misc]
+class _Kandinsky6Times(_PlainTimes):  # type: ignore[misc]
     """Embeds noise levels in full precision, whatever the precision of the weights."""
 
     def forward(self, timestep: Tensor) -> Tensor:
@@ -175,7 +184,7 @@ class _Kandinsky6Times(Kandinsky6TimeEmbeddings):  # type: ignore[misc]
         return embedded
 
 
-class _Kandinsky6Modulation(Kandinsky6Modulation):  # type: ignore[misc]
+class _Kandinsky6Modulation(_PlainModulation):  # type: ignore[misc]
     """Modulates in full precision, whatever the precision of the weights."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,13 +193,13 @@ class _Kandinsky6Modulation(Kandinsky6Modulation):  # type: ignore[misc]
         return modulation
 
 
-class Kandinsky6Transformer3DModel(diffusers.Kandinsky6Transformer3DModel):  # type: ignore[misc]
+class Kandinsky6Transformer3DModel(_Kandinsky6Transformer3DModel):  # type: ignore[misc]
     """Kandinsky 6 with positions for every size that a request may name, as Kandinsky 5. Levels and modulations are
     computed in full precision, in which diffusers keeps their weights; its class reads the type of the weights, which
     here may be one in which nothing is computed.
     """
 
-    @functools.wraps(diffusers.Kandinsky6Transformer3DModel.__init__)  # type: ignore[misc]
+    @functools.wraps(_Kandinsky6Transformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         shorter = self.get_submodule("visual_rope_embeddings")
@@ -198,9 +207,9 @@ class Kandinsky6Transformer3DModel(diffusers.Kandinsky6Transformer3DModel):  # t
         audio: Any = self.get_submodule("audio_rope_embeddings")
         self.audio_rope_embeddings = type(audio)(audio.dim, MOST_SOUND, freqs_scaling=audio.freqs_scaling)
         for part in self.modules():
-            if type(part) is Kandinsky6TimeEmbeddings:
+            if type(part) is _PlainTimes:
                 part.__class__ = _Kandinsky6Times
-            elif type(part) is Kandinsky6Modulation:
+            elif type(part) is _PlainModulation:
                 part.__class__ = _Kandinsky6Modulation
 
 
@@ -330,7 +339,7 @@ class StableCascadeUNet(diffusers.StableCascadeUNet):  # type: ignore[misc]
         return super()._up_decode(levels, time_embedding.to(levels[0].dtype), clip)
 
 
-class AceStepConditionEncoder(diffusers.AceStepConditionEncoder):  # type: ignore[misc]
+class AceStepConditionEncoder(_AceStepConditionEncoder):  # type: ignore[misc]
     """diffusers' class for texts without padding and without a reference audio, each called once for a run.
 
     `silence_latent` is a parameter; it is None with `silence_cells` 0, for files without it.
@@ -338,7 +347,7 @@ class AceStepConditionEncoder(diffusers.AceStepConditionEncoder):  # type: ignor
 
     silence_latent: nn.Parameter | None
 
-    @functools.wraps(diffusers.AceStepConditionEncoder.__init__)  # type: ignore[misc]
+    @functools.wraps(_AceStepConditionEncoder.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, silence_cells: int = SILENCE_CELLS, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         del self.silence_latent
@@ -376,7 +385,7 @@ def _as_long(silence_1LC: Tensor, cells: int) -> Tensor:
     return silence_1LC[:, :cells]
 
 
-class AceStepTransformer1DModel(diffusers.AceStepTransformer1DModel):  # type: ignore[misc]
+class AceStepTransformer1DModel(_AceStepTransformer1DModel):  # type: ignore[misc]
     """diffusers' class with its condition encoder, which is a component of its own there. Arguments of that begin with
     the name of the part."""
 
@@ -388,13 +397,13 @@ class AceStepTransformer1DModel(diffusers.AceStepTransformer1DModel):  # type: i
         )
 
     __init__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-        diffusers.AceStepTransformer1DModel.__init__
+        _AceStepTransformer1DModel.__init__
     ).replace(
         parameters=[
-            *inspect.signature(diffusers.AceStepTransformer1DModel.__init__).parameters.values(),
+            *inspect.signature(_AceStepTransformer1DModel.__init__).parameters.values(),
             *(
                 inspect.Parameter(f"{COMPANION}_{name}", inspect.Parameter.KEYWORD_ONLY, default=one.default)
-                for name, one in inspect.signature(diffusers.AceStepConditionEncoder.__init__).parameters.items()
+                for name, one in inspect.signature(_AceStepConditionEncoder.__init__).parameters.items()
                 if name != "self"
             ),
         ]

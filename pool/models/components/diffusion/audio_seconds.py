@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
-from diffusers.pipelines.stable_audio_3 import modeling_stable_audio_3
 from torch import Tensor, nn
 
 from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.files.formats.folder_header import DURATION_FOLDER, PROJECTION
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
@@ -35,7 +35,9 @@ _NAMES = (
 
 
 _DURATION_NAMES = (f"{PREFIX}seconds_total.embedder.embedding.1.", f"{DURATION_FOLDER}.linear.")
-_DurationEmbedder: Any = modeling_stable_audio_3.StableAudio3DurationEmbedder
+_DurationEmbedder: Any = of_library(
+    "diffusers.pipelines.stable_audio_3.modeling_stable_audio_3", "StableAudio3DurationEmbedder"
+)
 
 
 class StableAudio3DurationEmbedder(_DurationEmbedder):  # type: ignore[misc]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import diffusers
-
 from modelpool.pool.families.definitions import defined_families, defined_unets
 from modelpool.pool.families.parts.definition import ModelBuild
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.models.components.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.components.diffusion.key_maps import converter_of
 
 
 def _built(build: ModelBuild) -> DiffusionArchitecture:
-    module = ADAPTED.get(build.module) or getattr(diffusers, build.module)
+    module = ADAPTED.get(build.module) or of_library("diffusers", build.module)
     convert = converter_of(build.convert)
     return DiffusionArchitecture(module, build.config, convert, build.forward, build.prepare, build.seconds_model)
 

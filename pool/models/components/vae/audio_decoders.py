@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLLTX2Audio, MMAudioVAE, MMAudioVocoder
+from diffusers import AutoencoderKLLTX2Audio
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from torch import Tensor, nn
 
@@ -21,12 +21,15 @@ from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.files.formats.folder_header import AUDIO_FOLDERS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.common.vae_configs import count_all, size_of
 from modelpool.pool.models.components.diffusion.folder_config import config_arguments
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 
+MMAudioVAE: Any = of_library("diffusers", "MMAudioVAE")
+MMAudioVocoder: Any = of_library("diffusers", "MMAudioVocoder")
 #: name of the part in the module of the autoencoder of frames
 SOUND = "sound"
 _VAE, _VOCODER = "vae", "vocoder"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from diffusers import (
     AutoencoderDC,
@@ -25,18 +26,16 @@ from diffusers import (
     AutoencoderKLLTXVideo,
     AutoencoderKLMochi,
     AutoencoderKLQwenImage,
-    AutoencoderKLQwenImage21,
     AutoencoderKLTemporalDecoder,
     AutoencoderKLWan,
     AutoencoderOobleck,
-    AutoencoderSAME,
     AutoencoderTiny,
 )
-from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from torch import Tensor, nn
 
 from modelpool.pool.families.detection.vae_facts import VaeFacts
 from modelpool.pool.models.components.common.diffusers_private import ConverterChangedError, differing_keys
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from modelpool.pool.models.components.common.vae_configs import Config, Shapes
 from modelpool.pool.models.components.vae import ldm_names
@@ -46,6 +45,14 @@ from modelpool.pool.models.components.vae.weight_norm import drop_computed_weigh
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import discover
 from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
+
+AutoencoderKLQwenImage21: Any = of_library("diffusers", "AutoencoderKLQwenImage21")
+AutoencoderSAME: Any = of_library("diffusers", "AutoencoderSAME")
+PaellaVQModel: Any = of_library(
+    "diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model",
+    "PaellaVQModel",
+    "diffusers.pipelines.wuerstchen.modeling_paella_vq_model",
+)
 
 Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 

@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GlmImageImageProcessorPil
 from transformers.models.glm_image.configuration_glm_image import GlmImageVisionConfig, GlmImageVQVAEConfig
 from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel, GlmImageVQVAE
-from transformers.vision_utils import get_vision_position_ids
 
 from modelpool.pool.families.detection.glm_layout import CHANNELS, VISION, Config, glm_vision_config
 from modelpool.pool.families.parts.written_image import LEAST_SIDE, MOST_SIDE
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.library_names import image_processor, of_library
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.results import PixelArray
 from modelpool.pool.values.core.written_tokens import TOKEN_SIDE
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
 
+get_vision_position_ids: Any = of_library("transformers.vision_utils", "get_vision_position_ids")
 #: pixels along a side of a patch, of the image at half its size
 _PATCH = TOKEN_SIDE // 2
 
@@ -99,7 +99,7 @@ def glm_grid(size: tuple[int, int]) -> tuple[int, int]:
 def glm_patches(pixels_HWC: PixelArray) -> Tensor:
     """Return the patches of an image, [N, P] in float32 on the CPU: resized to half its size, and normalised."""
     bounds = {"shortest_edge": LEAST_SIDE**2, "longest_edge": MOST_SIDE**2}
-    processor = GlmImageImageProcessorPil(
+    processor = image_processor("GlmImageImageProcessor")(
         size=bounds, patch_size=_PATCH, temporal_patch_size=1, merge_size=1, image_mean=[0.5] * CHANNELS,
         image_std=[0.5] * CHANNELS,
     )  # fmt: skip

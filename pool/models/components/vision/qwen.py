@@ -19,17 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
-from transformers.vision_utils import (
-    get_vision_cu_seqlens,
-    get_vision_interpolation_indices_and_weights,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
 
 from modelpool.pool.families.detection.qwen_layout import (
     CHANNELS,
@@ -44,10 +37,19 @@ from modelpool.pool.families.detection.qwen_layout import (
 )
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.library_names import image_processor, is_stand_in, of_library
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.results import PixelArray
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
+
+_VISION = "transformers.vision_utils"
+get_vision_cu_seqlens: Any = of_library(_VISION, "get_vision_cu_seqlens")
+get_vision_interpolation_indices_and_weights: Any = of_library(_VISION, "get_vision_interpolation_indices_and_weights")
+get_vision_position_ids: Any = of_library(_VISION, "get_vision_position_ids")
+get_vision_window_index: Any = of_library(_VISION, "get_vision_window_index")
+#: whether the modules of transformers before 5.17 compute positions and windows themselves, which waits for the device
+_COMPUTES_POSITIONS = is_stand_in(get_vision_interpolation_indices_and_weights)
 
 #: both sides of an image are multiples of the first; limits of its pixels
 STEP, LEAST_PIXELS, MOST_PIXELS = PATCH * MERGED, 56 * 56, 12845056
@@ -160,7 +162,7 @@ def patches_of(pixels_HWC: PixelArray, form: ImageForm = QWEN_25) -> Tensor:
     state adjacent."""
     bounds = {"shortest_edge": form.least_pixels, "longest_edge": form.most_pixels}
     means = {} if form.mean is None else {name: [form.mean] * CHANNELS for name in ("image_mean", "image_std")}
-    found = Qwen2VLImageProcessorPil(size=bounds, patch_size=form.patch, **means)(
+    found = image_processor("Qwen2VLImageProcessor")(size=bounds, patch_size=form.patch, **means)(
         images=[pixels_HWC], return_tensors="pt", input_data_format="channels_last"
     )
     patches_NP: Tensor = found["pixel_values"]
@@ -175,6 +177,9 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
     sizes = torch.tensor([[1, grid[0] * merged, grid[1] * merged]])
     if isinstance(module, Qwen3VLVisionModel):
         return _read_patches_3(module, patches_NP, sizes)
+    if _COMPUTES_POSITIONS:
+        found: Tensor = module(patches_NP, grid_thw=_sizes_for(patches_NP, sizes)).pooler_output
+        return found
     windows, window_ends = get_vision_window_index(sizes, merged, int(config.window_size), int(config.patch_size))
     if patches_NP.is_meta:
         # nothing is computed: two windows need as much memory as all of them, in a hundredth of the time
@@ -191,8 +196,16 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
     return states_LD
 
 
+def _sizes_for(patches_NP: Tensor, sizes: Tensor) -> Tensor:
+    """Return sizes for modules that compute with them: on the device of the patches, unless nothing is computed."""
+    return sizes if patches_NP.is_meta else sizes.to(patches_NP.device)
+
+
 def _read_patches_3(module: Qwen3VLVisionModel, patches_NP: Tensor, sizes: Tensor) -> Tensor:
     """Return the states of Qwen 3 VL, those for the first layers of the language part in the same rows."""
+    if _COMPUTES_POSITIONS:
+        found: Any = module(patches_NP, grid_thw=_sizes_for(patches_NP, sizes))
+        return torch.cat((found.pooler_output, *found.deepstack_features), dim=-1)
     merged, device = int(module.spatial_merge_size), patches_NP.device
     how = {"mode": module.interpolation_mode, "align_corners": module.interpolation_align_corners}
     places, shares = get_vision_interpolation_indices_and_weights(
