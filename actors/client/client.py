@@ -106,7 +106,9 @@ class ModelPool:
         this process writes all. `ended` as in `OpenedPool`.
         """
         self._connection = connection
-        self._ended = ended
+        #: returns why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
+        #: PoolLost then, and `connect` joins the next pool. Other pools end with their program
+        self.why_ended = ended
         self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
@@ -510,12 +512,6 @@ class ModelPool:
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
         return self._connection.call(Controller.status)
-
-    def why_ended(self) -> str:
-        """Return why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
-        PoolLost then, and `connect` joins the next pool. Other pools end with their program.
-        """
-        return self._ended()
 
     def metrics(self) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool; `metrics_text` of `modelpool.actors.control.metrics.exposition` writes them

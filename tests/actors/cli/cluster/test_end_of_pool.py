@@ -105,7 +105,7 @@ def test_servers_and_programs_notice_the_end_of_their_pool_and_join_the_next(
         processes.append(program)
 
         def url(said: Path) -> str:
-            return ["", *re.findall(r"http://127\.0\.0\.1:\d+(?:/metrics)?", said.read_text())][-1]
+            return ["", *re.findall(r"http://[0-9.]+:\d+(?:/metrics)?", said.read_text())][-1]
 
         until(lambda: url(of_metrics), metrics, [of_metrics])
         until(lambda: "listening" in of_server.read_text(), server, [of_server])
