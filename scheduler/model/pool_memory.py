@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelpool.pool.values.specs.spec import ComponentKey, Stage, UserId
+from modelpool.pool.values.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedUser:
+class RememberedUser(WireValue):
     """The account of a user.
 
     paid_ahead    virtual seconds paid more than the pool's virtual time
@@ -25,7 +26,7 @@ class RememberedUser:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedGroup:
+class RememberedGroup(WireValue):
     """A group of nodes.
 
     starts           the latest seconds from a request to a worker that is up
@@ -43,7 +44,7 @@ class RememberedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedSize:
+class RememberedSize(WireValue):
     """The latest ratios of measured to expected seconds of runs of one size class, of `members` tasks each."""
 
     size: int
@@ -52,7 +53,7 @@ class RememberedSize:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedRuns:
+class RememberedRuns(WireValue):
     """Measured run times of a stage with these components on a kind of GPU: of all sizes, and of each."""
 
     stage: Stage
@@ -63,7 +64,7 @@ class RememberedRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedPatches:
+class RememberedPatches(WireValue):
     """The latest seconds of a switch of patches on a device, besides moving bytes."""
 
     device_name: str
@@ -71,7 +72,7 @@ class RememberedPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolMemory:
+class PoolMemory(WireValue):
     """What a controller hands to the next one.
 
     spent             money spent on nodes
