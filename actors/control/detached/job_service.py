@@ -728,8 +728,8 @@ class _Link:
         self._ids: dict[str, list[SubmissionId]] = {}
         #: those of them of which the controller has previews made
         self._previewed: set[SubmissionId] = set()
-        #: the troubles that the controller knows
-        self._told: tuple[str, ...] = ()
+        #: the troubles that the controller knows; None before the first: it may know those of an earlier service
+        self._told: tuple[str, ...] | None = None
         #: number of ended jobs that the controller had at the last `keep_memory`, and when the next one is due
         self._ended, self._memory_at = 0, 0.0
         #: the memory that was stored last

@@ -782,6 +782,15 @@ def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_rea
     assert about == ["detached jobs wait", "detached jobs continue"]
 
 
+def test_a_service_that_could_open_its_journal_again_ends_the_trouble_of_the_one_before(service: Service) -> None:
+    """`status` said for ever that jobs wait, though they ran."""
+    service.crash()
+    service.line.call(Controller.jobs_troubled, ("the journal cannot be opened",))
+    assert service.line.call(Controller.status).jobs_troubles == ("the journal cannot be opened",)
+    service.reopen()
+    service.until(lambda: service.line.call(Controller.status).jobs_troubles == ())
+
+
 def test_a_store_that_does_not_answer_holds_up_its_submission_only(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
