@@ -46,7 +46,7 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.pool.values.core.argument_checks import whole_number
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UserError, unusable_field
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import Stage, TaskId, WorkerId
@@ -96,14 +96,18 @@ class ModelPool:
         hold_seconds: float = HOLD_SECONDS,
         file_name: str | None = None,
         node_writers: NodeWriters | None = None,
+        ended: Callable[[], str] = str,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
         output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
         lack a field of it have other names. `node_writers` write outputs on the nodes that made them; without them,
-        this process writes all.
+        this process writes all. `ended` as in `OpenedPool`.
         """
         self._connection = connection
+        #: returns why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
+        #: PoolLost then, and `connect` joins the next pool. Other pools end with their program
+        self.why_ended = ended
         self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
@@ -515,9 +519,22 @@ class ModelPool:
 
     def history(self, job: str) -> JobHistory:
         """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,
-        the expected and the measured time. Raises UnknownName.
+        the expected and the measured time. Of jobs that ended before the controller was replaced, the journal has the
+        latest. Raises UnknownName.
         """
-        return self._connection.call(CONTROLLER.history, job)
+        try:
+            return self._connection.call(CONTROLLER.history, job)
+        except UnknownName:
+            from modelpool.actors.control.detached.job_service import JobService
+
+            try:
+                service = self._job_service()
+            except UserError:  # the pool ends with its driver, or has no journal
+                service = None
+            kept = None if service is None else service.call(JobService.history, job)
+            if kept is None:
+                raise
+            return kept
 
     def memory(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of each worker's process."""
@@ -577,6 +594,7 @@ class ModelPool:
                 opened.jobs,
                 file_name=output.name,
                 node_writers=opened.node_writers if output.by_nodes else None,
+                ended=opened.ended,
             )
         except BaseException:
             opened.close()

@@ -175,6 +175,8 @@ class RayNodes:
         self._drained: dict[NodeId, None] = {}
         #: the latest poll, or the one that is under way
         self._latest: asyncio.Task[ClusterView] | None = None
+        #: when it was asked, in monotonic seconds: a view must not last longer because the wall clock was set back
+        self._asked_at = 0.0
 
     async def poll(self) -> ClusterView:
         """Return the nodes, waiting demand and the autoscaler's report. Raises TimeoutError or Ray's errors if the
@@ -188,7 +190,8 @@ class RayNodes:
         latest = self._latest
         if latest is not None and latest.done() and (latest.cancelled() or latest.exception() is not None):
             latest = None
-        if latest is None or (latest.done() and time.time() - latest.result().at > max_age_seconds):
+        if latest is None or (latest.done() and time.monotonic() - self._asked_at > max_age_seconds):
+            self._asked_at = time.monotonic()
             latest = self._latest = asyncio.ensure_future(self.poll())
         return await asyncio.shield(latest)
 

@@ -501,6 +501,13 @@ class Desk:
             if not news.ended:
                 return self.ended
 
+    async def pass_time(self, seconds: float) -> None:
+        """Time passes, and the driver goes on asking for news, as living ones do."""
+        while seconds > 0.0:
+            await self.clock.advance(min(seconds, 10.0))
+            await self.hear()
+            seconds -= 10.0
+
     async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
         await self.controller.step_done(
             StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)

@@ -129,6 +129,8 @@ class HttpSubmission:
         self.total = total
         self.detached = detached
         self.created_at = time.time()
+        #: the same moment, in monotonic seconds
+        self.began_at = time.monotonic()
         self.ends: list[JobEnd] = []
         #: of each of `ends`: its number, and when this server saw it, in seconds since 1970
         self.end_marks: list[tuple[int, float]] = []

@@ -71,8 +71,9 @@ class JobFollower(Generic[E]):
         return added
 
     def passed_seconds(self, index: int, now_seconds: float) -> float:
-        """Return for how long a request has been submitted: its deadline goes on when it is sent again."""
-        return now_seconds - self._times[bisect_right(self._starts, index) - 1]
+        """Return for how long a request has been submitted: its deadline goes on when it is sent again. A clock that
+        was set back extends none."""
+        return max(0.0, now_seconds - self._times[bisect_right(self._starts, index) - 1])
 
     def sent(self, indexes: Iterable[int], submission_id: str) -> None:
         """Note that jobs are being sent under an id. Call it first: an end may come before the pool has answered."""
