@@ -24,7 +24,6 @@ from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
-from modelpool.actors.worker.wire.packing import packed, unpacked
 from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
@@ -104,8 +103,7 @@ class PricedController(ControllerActor):
         return handle.ping.options(concurrency_group=COMPUTE).remote()
 
     async def _run_call(self, worker: int, request: RunRequest) -> None:
-        report, _ = tuple(self._fleet._workers.values())[worker].run.remote(packed(request))
-        unpacked(await report)
+        await self._fleet.run(*tuple(self._fleet._workers)[worker], ((request, ()),)).reports
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:

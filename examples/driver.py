@@ -16,7 +16,7 @@ def main() -> None:
             for prompt in PROMPTS
             for seed in range(4)
         )
-        for image in jobs.images():
+        for image in jobs:
             print(f"{image.path}  {image.pil.size}  seed {image.seed}  {image.worker}  {image.seconds:.1f} s")
         summary = jobs.summary()
     resident = sum(task.resident for task in summary.tasks)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Creates .venv and installs modelpool with its exact dependencies into it; does nothing if it is up to date.
-# Usage: scripts/ensure_venv.sh [dev]      "dev" adds the dependencies of the tests. Needs Python 3.11+ with venv.
+# Usage: scripts/ensure_venv.sh [EXTRA ...]      extras of pyproject.toml, such as serve, s3, or dev for the tests; those
+# that are installed stay. Needs Python 3.11+ with venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-level="${1:-plain}"
 python=.venv/bin/python
 stamp=.venv/.installed
 
@@ -44,9 +44,24 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
     "$base" -m venv .venv
 fi
 
+# Prints the names after those in the first argument, "serve,s3", without repetition; refuses unknown ones.
+all_extras() {
+    "$python" - "$@" <<'PYTHON'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    known = tomllib.load(file)["project"].get("optional-dependencies", {})
+before = [name for name in sys.argv[1].split(",") if name in known]
+unknown = [name for name in sys.argv[2:] if name not in known]
+if unknown:
+    sys.exit(f"unknown extra {unknown[0]!r}. Known: {', '.join(known)}.")
+print(",".join(sorted({*before, *sys.argv[2:]})) or "plain")
+PYTHON
+}
+
 wanted="$(fingerprint)"
-installed="$(cat "$stamp" 2>/dev/null || true)"
-if [ "$installed" = "$wanted dev" ] || [ "$installed" = "$wanted $level" ]; then
+read -r stamped extras_before <<<"$(cat "$stamp" 2>/dev/null || true)"
+extras="$(all_extras "${extras_before:-plain}" "$@")"
+if [ "$stamped" = "$wanted" ] && [ "$extras_before" = "$extras" ]; then
     exit 0
 fi
 
@@ -54,7 +69,7 @@ torch="$(grep '^torch==' constraints.txt)"
 say "Installing $torch into .venv (large; the first time takes a while)"
 "$python" -m pip install --disable-pip-version-check "$torch"
 
-if [ "$level" = dev ]; then target='.[dev]'; else target='.'; fi
-say "Installing modelpool ($level) and the exact versions of constraints.txt into .venv"
+if [ "$extras" = plain ]; then target='.'; else target=".[$extras]"; fi
+say "Installing modelpool ($extras) and the exact versions of constraints.txt into .venv"
 "$python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable "$target"
-echo "$wanted $level" >"$stamp"
+echo "$wanted $extras" >"$stamp"

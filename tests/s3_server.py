@@ -12,8 +12,8 @@ import pytest
 @contextmanager
 def s3_server() -> Iterator[Any]:
     """Run a server with a bucket named "bucket"; yield a boto3 client. Skips the test without moto or s3fs."""
-    pytest.importorskip("moto", reason="needs moto and s3fs; ./scripts/ensure_venv.sh dev installs them")
-    pytest.importorskip("s3fs", reason="needs moto and s3fs; ./scripts/ensure_venv.sh dev installs them")
+    pytest.importorskip("moto", reason="needs moto and s3fs; ./scripts/setup dev installs them")
+    pytest.importorskip("s3fs", reason="needs moto and s3fs; ./scripts/setup dev installs them")
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer

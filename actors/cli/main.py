@@ -37,6 +37,7 @@ from modelpool.actors.cli.simulate.plan_cluster import plan_cluster
 from modelpool.actors.cli.simulate.replay import replay, trace
 from modelpool.actors.cli.simulate.simulate import simulate
 from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
+from modelpool.actors.cli.terminal.literal_help import show_help_literally
 from modelpool.actors.cli.terminal.session import Session, new_session
 from modelpool.pool.values.core.errors import UserError
 
@@ -105,7 +106,9 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     warnings.showwarning = lambda message, *_: say(user_console(), f"modelpool: {message}", "yellow")
     try:
         with StoppableCommand() as command:
-            build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
+            program = typer.main.get_command(build_app())
+            show_help_literally(program)
+            program(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:
         if end.code == exit_code(signal.SIGINT) and command.number:  # how typer ends on a KeyboardInterrupt
             return exit_code(command.number)

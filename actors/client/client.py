@@ -5,6 +5,7 @@ Ray is imported when a pool is started or joined, not with this module.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import secrets
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.client.followed_jobs import FollowedJobs
-from modelpool.actors.client.jobs import Jobs
+from modelpool.actors.client.jobs import JobHandle, Jobs, image_of
 from modelpool.actors.client.output_writer import HOLD_SECONDS, ImageWriter
 from modelpool.actors.client.request_stream import Decide, RequestStream
 from modelpool.actors.client.stage_result import StageResult
@@ -34,7 +35,7 @@ from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.outputs.output_check import check_outputs
-from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.outputs.results.outcomes import ImageResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.name_template import NameTemplate
@@ -189,6 +190,34 @@ class ModelPool:
         address = output_address(output) if output else None
         opened = join_connected(namespace, name)
         return cls._open(opened, OutputDefaults(address, by_nodes=_defaults_of(opened).by_nodes))
+
+    def generate(
+        self, prompt: str, *, model: str, output: str | Path | Literal[False] | None = None, **fields: Any
+    ) -> ImageResult:
+        """Generate one image and return it: `pool.generate("a red circle", model="shapes").pil`. `fields` are further
+        fields of a request, such as steps=30 and loras=[("light", 0.8)]; `output` is as in `submit`, which is for
+        several images, videos and audio.
+
+        Waits for the image, and cancels it if the wait is interrupted. Raises UserError before anything is queued, also
+        for a model that generates no images, JobFailed and PoolLost.
+        """
+        job = _only_job(self, prompt, model, output, fields)
+        try:
+            return image_of(job.result())
+        except BaseException:
+            job.cancel()
+            raise
+
+    async def generate_async(
+        self, prompt: str, *, model: str, output: str | Path | Literal[False] | None = None, **fields: Any
+    ) -> ImageResult:
+        """Generate one image as `generate`, without blocking the event loop."""
+        job = await asyncio.to_thread(_only_job, self, prompt, model, output, fields)
+        try:
+            return image_of(await job)
+        except BaseException:
+            job.cancel()
+            raise
 
     def submit(
         self,
@@ -439,16 +468,22 @@ class ModelPool:
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
-        return self._connection.call(CONTROLLER.listings)[0]
+        from modelpool.actors.control.catalog_questions import MODELS  # builds graphs, which most drivers do not need
+
+        return self._connection.call(CONTROLLER.ask_catalog, MODELS)
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Return the LoRAs in the pool's folders."""
-        return self._connection.call(CONTROLLER.listings)[1]
+        from modelpool.actors.control.catalog_questions import LORAS
+
+        return self._connection.call(CONTROLLER.ask_catalog, LORAS)
 
     def file_names(self) -> FileNames:
         """Return the names of the ControlNets, upscalers, image prompt adapters and embeddings in the pool's
         folders."""
-        return self._connection.call(CONTROLLER.file_names)
+        from modelpool.actors.control.catalog_questions import FILE_NAMES
+
+        return self._connection.call(CONTROLLER.ask_catalog, FILE_NAMES)
 
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
         """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers
@@ -520,7 +555,7 @@ class ModelPool:
         self._closed = True
         for stream in self._streams:
             stream.stop()
-        self._reader.stop(wake=self._leave)
+        self._reader.stop(wake=partial(_leave, self._connection, self._client_id))
         self._previews.close()
         for writer in self._writers.values():
             writer.close()
@@ -566,12 +601,6 @@ class ModelPool:
         if self._jobs is None:
             raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")
         return self._jobs()
-
-    def _leave(self) -> None:
-        try:
-            self._connection.call(CONTROLLER.leave, self._client_id)
-        except PoolLost:
-            return  # the controller ended first
 
     def _template(self, name: str | None) -> NameTemplate | None:
         text = self._file_name if name is None else name
@@ -655,6 +684,20 @@ class ModelPool:
         return result
 
 
+def _only_job(
+    pool: ModelPool, prompt: str, model: str, output: str | Path | Literal[False] | None, fields: Mapping[str, Any]
+) -> JobHandle:
+    """Submit a request for one image. Raises UserError for one of several outputs, and of a model without images."""
+    request = request_of({**fields, "model": model, "prompt": prompt})
+    if request.n not in (None, 1):
+        raise unusable_field("n", request.n, "1: generate() returns one image; use submit() for several")
+    recipe = pool.recipe(request)
+    if recipe.is_video or recipe.is_layers or recipe.seconds:
+        kind = "audio" if recipe.seconds else "layers" if recipe.is_layers else "videos"
+        raise unusable_field("model", model, f"one that generates images; this one generates {kind}: use submit()")
+    return pool.submit(request, output=output)[0]
+
+
 class _Qos:
     """The scheduling arguments of one `submit`, for all its requests. Raises UserError."""
 
@@ -671,6 +714,11 @@ class _Qos:
             return request
         missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
+
+
+def _leave(connection: Connection, client_id: ClientId) -> None:
+    with contextlib.suppress(PoolLost):  # the controller ended first
+        connection.call(CONTROLLER.leave, client_id)
 
 
 def _defaults_of(opened: OpenedPool) -> OutputDefaults:

@@ -26,7 +26,7 @@ from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import SubmissionId, job_id_for
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS
 from modelpool.pool.values.specs.spec import JobId
 
@@ -140,19 +140,19 @@ class Jobs:
         if isinstance(position, slice):
             return tuple(JobHandle(self._followed, place) for place in range(*position.indices(count)))
         if not -count <= position < count:
-            raise IndexError(f"jobs[{position}]: the submission has {count} jobs")
+            raise IndexError(f"jobs[{position}]: the submission has {counted(count, 'job')}")
         return JobHandle(self._followed, position % count)
 
     def __iter__(self) -> Iterator[ImageResult]:
         for result in self.results():
             if isinstance(result, OutputResult):
-                yield _image(result)
+                yield image_of(result)
         _raise_failure(self.failures)
 
     async def __aiter__(self) -> AsyncIterator[ImageResult]:
         async for result in self._results_async():
             if isinstance(result, OutputResult):
-                yield _image(result)
+                yield image_of(result)
         _raise_failure(self.failures)
 
     def __await__(self) -> Generator[Any, None, list[ImageResult]]:
@@ -384,7 +384,7 @@ async def _in_thread(fetch: Callable[[], Fetched], give_back: Callable[[Fetched]
         raise
 
 
-def _image(result: OutputResult) -> ImageResult:
+def image_of(result: OutputResult) -> ImageResult:
     """Return an output as an image. Raises UserError for another one."""
     if isinstance(result, ImageResult):
         return result

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelpool.actors.client.model_checks import ModelChecks
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.ray.ray_session import LOCAL, chosen_address
 from modelpool.pool.catalog.registry.file_purpose import LORAS, MODELS, FileKind
@@ -57,6 +58,19 @@ def check_device(config: PoolConfig) -> None:
         raise unusable_field("workers", pool.workers, one_worker(kind))
 
 
+def simulates_gpus(config: PoolConfig) -> bool:
+    """Whether it is certain that the pool has simulated GPUs: they are configured, or this machine has no GPU. A
+    cluster may have other machines.
+    """
+    pool = config.pool
+    if pool.policy is VramPolicy.DISABLED or pool.device not in (AUTO, DeviceKind.SIM.value):
+        return False
+    if pool.device == DeviceKind.SIM.value:
+        return True
+    is_local = chosen_address(config.cluster.address, os.environ) == LOCAL
+    return is_local and sys.platform == "linux" and not any(map(os.path.exists, GPU_FILES))
+
+
 class NameCheck:
     """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
@@ -66,13 +80,19 @@ class NameCheck:
         on_found: Callable[[Sequence[Path]], object] = lambda files: None,
         *,
         allow_pickle: bool = False,
+        budget_bytes: int | None = None,
     ) -> None:
         """Without a `registry`, every name counts as known: the pool will check it. `on_found` gets the files of each
-        name that is known, once.
+        name that is known, once. `budget_bytes` is the configured memory limit of a worker.
         """
         self._registry = registry
         self._allow_pickle = allow_pickle
         self._on_found = on_found
+        self._model_checks = (
+            None
+            if registry is None
+            else ModelChecks(registry.find_model, budget_bytes=budget_bytes, allow_pickle=allow_pickle)
+        )
         self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
 
     @classmethod
@@ -93,6 +113,7 @@ class NameCheck:
             ),
             on_found,
             allow_pickle=models.allow_pickle,
+            budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
         )
 
     def check(self, request: GenerateRequest) -> None:
@@ -114,6 +135,12 @@ class NameCheck:
             self._check("image_prompt", prompt.model)
             if prompt.encoder:
                 self._check("vision_encoder", prompt.encoder)
+
+    def check_supported(self, request: GenerateRequest) -> None:
+        """Raise UserError for a field that the model of `request`, whose name is known, does not support, and for a
+        memory limit that is too small for it; see `ModelChecks`."""
+        if self._model_checks is not None:
+            self._model_checks.check(request)
 
     def check_upscaler(self, name: str) -> None:
         """Raise UserError for the name of an upscaler that means no file."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
+from modelpool.actors.control.catalog_questions import BUILD_SOME
+from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import Asker, QuestionTurns
 from modelpool.actors.request.requests import GenerateRequest
@@ -22,17 +23,8 @@ MOST_ASKED = 16
 _YIELD_AFTER = 8
 
 
-class RequestBuilder(Protocol):
-    """A catalog that converts requests; `CatalogQueries` is one."""
-
-    async def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
-    ) -> list[BuiltRequest | UserError]:
-        """See `CatalogService.build_some`."""
-
-
 async def build_requests(
-    catalog: RequestBuilder,
+    catalog: CatalogQueries,
     wanted: Sequence[tuple[JobId, GenerateRequest]],
     capacity_bytes: int | None,
     until_error: bool = False,
@@ -57,7 +49,8 @@ async def build_requests(
             asked = shapes.to_build(numbers, index, MOST_ASKED, ready)
             asker.user = request.user or user
             async with turns.turn(asker, _characters(request)):
-                answers = await catalog.build_some([wanted[each] for each in asked], capacity_bytes, until_error)
+                some = [wanted[each] for each in asked]
+                answers = await catalog.ask(BUILD_SOME, some, capacity_bytes, until_error)
             for each, answer in zip(asked, answers, strict=False):
                 ready[each] = answer
                 shapes.note(numbers[each], answer)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, TypeAlias
 
-from modelpool.actors.control.catalog_process import Question, answer_of, read_message
-from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.actors.control.catalog_process import Call, answer_of, read_message
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.pool.values.core.errors import UserError
 
-_Questions: TypeAlias = "queue.SimpleQueue[Question]"
+_Calls: TypeAlias = "queue.SimpleQueue[Call]"
 
 
 class _SameThread(Executor):
@@ -40,22 +41,22 @@ async def answer_all(
     line: socket.socket,
     opener: Callable[[], ListingCatalog],
     computed_by: Mapping[str, str],
-    questions: _Questions,
+    calls: _Calls,
 ) -> None:
     """Open the catalog, and answer questions one after the other. Nothing else runs on this loop."""
     service = CatalogService(opener, _SameThread(), computed_by)
     with contextlib.suppress(Exception):  # the first question says why
         await service.open()
     while True:
-        question, value, error = questions.get(), None, None
+        call, value, error = calls.get(), None, None
         try:
-            value = await getattr(service, question.method)(*question.arguments)
+            value = await service.ask(call.question, *call.arguments)
         except BaseException as raised:  # panics of libraries in Rust, too; the controller must not end with one
             error = raised if isinstance(raised, Exception) else RuntimeError(f"the catalog failed: {raised!r}")
             if not isinstance(error, UserError):
                 error.add_note(traceback.format_exc())
-        if question.number:
-            line.sendall(answer_of(question.number, value, error, service.files_address))
+        if call.number:
+            line.sendall(answer_of(call.number, value, error, service.files_address))
 
 
 def main() -> None:
@@ -66,12 +67,12 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     code = 1
     try:
-        questions: _Questions = queue.SimpleQueue()
+        calls: _Calls = queue.SimpleQueue()
         opener, computed_by = read_message(line)
-        answers = answer_all(line, pickle.loads(opener), computed_by, questions)
+        answers = answer_all(line, pickle.loads(opener), computed_by, calls)
         threading.Thread(target=_run_or_end, args=(answers,), name="answer questions", daemon=True).start()
         while True:
-            questions.put(read_message(line))
+            calls.put(read_message(line))
     except (EOFError, OSError):
         code = 0
     except BaseException:

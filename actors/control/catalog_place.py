@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from modelpool.actors.config.config import ModelsSection
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.specs.spec import NodeId
 
 #: nodes or paths that an error names
@@ -59,7 +59,7 @@ def nodes_for_catalog(
     somewhere = {path for node_paths in found.values() for path in node_paths}
     if paths and not somewhere:
         raise UserError(
-            f"[models] {_some(map(str, paths))}: found on none of the {len(found)} nodes "
+            f"[models] {_some(map(str, paths))}: found on none of the {counted(len(found), 'node')} "
             f"({_some_nodes(found, names)}); provide the files on at least one of them"
         )
     order = {node: place for place, node in enumerate(preferred)}

@@ -29,12 +29,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, cast
 
-from modelpool.actors.control.catalog_client import CatalogClient
+from modelpool.actors.control.catalog_questions import LEARN_ALL, CatalogQuestion
 from modelpool.actors.control.catalog_service import LEARN_BATCH
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import RunCost, TaskSpec
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +51,11 @@ _NO_MORE = "the catalog is closed"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A call of a method of `CatalogService`. Those without a number are not answered."""
+class Call:
+    """A question with its arguments. Calls with number 0 are not answered."""
 
     number: int
-    method: str
+    question: CatalogQuestion[*tuple[Any, ...], Any]
     arguments: tuple[object, ...]
 
 
@@ -94,13 +97,13 @@ class _Process:
             raise
         self._socket.setblocking(False)
 
-    async def send(self, question: Question) -> asyncio.Future[Answer]:
+    async def send(self, call: Call) -> asyncio.Future[Answer]:
         """Send a question; return its answer, which may be _Lost. Raises _Lost."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[question.number] = answer
-        answer.add_done_callback(partial(self._forget, question.number))
+        self._waiting[call.number] = answer
+        answer.add_done_callback(partial(self._forget, call.number))
         try:
-            await self.tell(question)
+            await self.tell(call)
         except BaseException:
             answer.cancel()
             raise
@@ -116,9 +119,9 @@ class _Process:
         if self._waiting:
             await asyncio.wait(tuple(self._waiting.values()))
 
-    async def tell(self, question: Question) -> None:
+    async def tell(self, call: Call) -> None:
         """Send a question. Raises _Lost."""
-        message = _packed(question)
+        message = _packed(call)
         try:
             writer = self._writer or await self._connected()
             writer.writelines((LENGTH.pack(len(message)), message))
@@ -170,8 +173,8 @@ class _Process:
         self._process.wait()
 
 
-class CatalogProcess(CatalogClient):
-    """See `CatalogQueries`. Starts the first process at once; use it in one event loop."""
+class CatalogProcess:
+    """A `CatalogQueries`. Starts the first process at once; use it in one event loop."""
 
     def __init__(
         self,
@@ -196,11 +199,11 @@ class CatalogProcess(CatalogClient):
 
     @property
     def files_address(self) -> str:
-        """See `CatalogService`."""
+        """See `CatalogQueries`."""
         return self._files_address
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
-        """See `CatalogService`."""
+        """See `CatalogQueries`."""
         self._measured.append((task, cost))
         if len(self._measured) >= LEARN_BATCH and (self._flushing is None or self._flushing.done()):
             self._flushing = asyncio.ensure_future(self._flush())
@@ -222,14 +225,15 @@ class CatalogProcess(CatalogClient):
             with contextlib.suppress(_Lost):  # the next question notices
                 await self._send_measured(self._process)
 
-    async def _ask(self, method: str, *arguments: object) -> object:
-        answer = await self._answer(Question(next(self._numbers), method, arguments))
+    async def ask(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
+        """See `CatalogQueries`. Raises UserError after `MOST_TRIES`."""
+        answer = await self._answer(Call(next(self._numbers), question, arguments))
         self._files_address = answer.files_address
         if answer.error is not None:
             raise answer.error
-        return answer.value
+        return cast("T", answer.value)
 
-    async def _answer(self, question: Question) -> Answer:
+    async def _answer(self, call: Call) -> Answer:
         """Return the answer to a question, of as many processes as it takes. Raises UserError.
 
         The next question is sent while the process answers this one: on a busy event loop, a turn of each question from
@@ -238,7 +242,7 @@ class CatalogProcess(CatalogClient):
         """
         try:
             async with self._turn:
-                sent = await self._sent(question)
+                sent = await self._sent(call)
             return await sent
         except (_Lost, OSError) as lost:
             problem = self._noted(lost)
@@ -248,21 +252,21 @@ class CatalogProcess(CatalogClient):
                     break
                 try:
                     await self._started().settled()
-                    return await (await self._sent(question))
+                    return await (await self._sent(call))
                 except (_Lost, OSError) as lost:
                     problem = self._noted(lost)
         if self._closed:
             raise UserError(_NO_MORE)
         raise UserError(
             f"the process that reads model files ended {MOST_TRIES} times in a row while it answered this "
-            f"({question.method}; {problem}); the output of the controller shows why, or it was out of memory"
+            f"({call.question.name}; {problem}); the output of the controller shows why, or it was out of memory"
         )
 
-    async def _sent(self, question: Question) -> asyncio.Future[Answer]:
+    async def _sent(self, call: Call) -> asyncio.Future[Answer]:
         """Send a question; return its answer. Raises _Lost, and OSError if no process starts."""
         process = self._started()
         await self._send_measured(process)
-        return await process.send(question)
+        return await process.send(call)
 
     def _noted(self, lost: Exception) -> str:
         if not self._closed:
@@ -282,7 +286,7 @@ class CatalogProcess(CatalogClient):
     async def _send_measured(self, process: _Process) -> None:
         measured, self._measured = self._measured, []
         if measured:
-            await process.tell(Question(0, "learn_all", (measured,)))
+            await process.tell(Call(0, LEARN_ALL, (measured,)))
 
 
 class _Pickler(pickle.Pickler):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NodeId
 from modelpool.scheduler.model.messages import NodeDraining
 from modelpool.scheduler.model.node_groups import NodeGroup
@@ -263,7 +264,7 @@ def _fits(available: Mapping[str, float], resources: Mapping[str, float]) -> boo
 
 
 def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
+    return counted(count, "node")
 
 
 def _are(count: int) -> str:

@@ -19,11 +19,18 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TypeVar, TypeVarTuple
 
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.build_requests import build_requests
-from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
+from modelpool.actors.control.catalog_questions import (
+    BUILD_STAGE,
+    TINY_DECODERS,
+    WEIGHTS,
+    CatalogQuestion,
+    PinnableModel,
+)
+from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
@@ -112,8 +119,8 @@ from modelpool.scheduler.model.messages import (
     WorkersWanted,
 )
 
-if TYPE_CHECKING:
-    from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +337,7 @@ class Controller:
         taken_over = await self._fleet.take_over()  # first: their leases run
         self._has_taken_over.set()
         for name in () if taken_over else self._named:
-            found = (await self._catalog.weights(name)).model.name
+            found = (await self._catalog.ask(WEIGHTS, name)).model.name
             if found != name:
                 raise unusable_field("[pool.models]", name, f"the name of the model, {found}")
         for model, replicas in self._pinned_at_start:
@@ -441,9 +448,8 @@ class Controller:
         job_id = job_id_for(wanted.submission_id, 0)
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             await self._has_taken_over.wait()
-            graph = await self._catalog.build_stage(
-                wanted.stage, job_id, frozenset(wanted.given), self._capacity_bytes()
-            )
+            capacity_bytes = self._capacity_bytes()
+            graph = await self._catalog.ask(BUILD_STAGE, wanted.stage, job_id, frozenset(wanted.given), capacity_bytes)
             graph = with_qos(graph, wanted.submission_id, wanted.user, wanted.priority)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
             found = await self._found_states(graph)
@@ -522,7 +528,7 @@ class Controller:
         if client is None or submission_id not in client.submissions:
             return
         if wish is not None:
-            self._previews.tiny_decoders = await self._catalog.tiny_decoders()
+            self._previews.tiny_decoders = await self._catalog.ask(TINY_DECODERS)
             if submission_id not in client.submissions:  # it ended meanwhile
                 return
         self._previews.set(submission_id, wish)
@@ -546,7 +552,7 @@ class Controller:
         is_first = submission.first_index == 0 or not self._previews.tiny_decoders
         wanted = submission.previews is not None or any(request.preview for request in submission.requests)
         if is_first and wanted:
-            self._previews.tiny_decoders = await self._catalog.tiny_decoders()
+            self._previews.tiny_decoders = await self._catalog.ask(TINY_DECODERS)
 
     async def worker_placed(self, worker_id: WorkerId, incarnation: int, node: NodeId) -> None:
         """Note that a worker's process has started on `node`: from now on it waits for no GPU."""
@@ -641,7 +647,7 @@ class Controller:
 
     async def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
         if replicas > 0:
-            found = {name: await self._catalog.weights(name) for name in models}
+            found = {name: await self._catalog.ask(WEIGHTS, name) for name in models}
         else:
             unknown = next((name for name in models if name not in self._pins), None)
             if unknown is not None:
@@ -666,13 +672,9 @@ class Controller:
             self._dispatcher.post(PinComponents(self._dispatcher.now, weights.keys, 0))
             self._tasks.unpin(weights.keys)
 
-    async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
-        """Return the checkpoints and the LoRAs in the folders."""
-        return await asyncio.gather(self._catalog.models(), self._catalog.loras())  # in one turn, if others ask, too
-
-    async def file_names(self) -> FileNames:
-        """Return the names of the files that requests name besides models and LoRAs."""
-        return await self._catalog.file_names()
+    async def ask_catalog(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
+        """Return the answer of the catalog to a question of `catalog_questions`. Raises what it raises."""
+        return await self._catalog.ask(question, *arguments)
 
     async def history(self, job: str) -> JobHistory:
         """Return the history of the job with this id, or with this part of an id; of a job of the journal, NAME-PLACE,

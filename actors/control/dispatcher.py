@@ -24,8 +24,6 @@ from modelpool.actors.control.fleet import (
     Clock,
     InputsLost,
     RunCall,
-    SentBatch,
-    SentRun,
     SentRuns,
     WorkerFleet,
     WorkerLost,
@@ -237,7 +235,7 @@ class Dispatcher:
             first, last = _starts_first(commands)
             for command in first:
                 if isinstance(command, list):
-                    self._run_in_order(command)
+                    self._run(command)
                 else:
                     self._execute(command)
         finally:
@@ -366,7 +364,7 @@ class Dispatcher:
             case EndWorker():
                 self._end(command.worker_id, command.incarnation)
             case RunTask():
-                self._run(command)
+                self._run(_one_by_one(command), as_batch=bool(command.batch_mates))
             case RevokeTask():
                 self._spawn(self._revoke(command))
             case StopTask():
@@ -479,34 +477,16 @@ class Dispatcher:
             self._tasks.file_servers = {spec.node: spec.files_address for spec in specs if spec.files_address}
         return lost
 
-    def _run(self, command: RunTask) -> None:
-        worker = self._live[command.worker_id]
-        if command.batch_mates:
-            self._run_batch(_one_by_one(command), worker)
-            return
-        request, inputs = self._begin(command, worker)
-        run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-        if command.queued:
-            worker.queued[command.task_id] = None
-            worker.begin_queued()
-        previous = worker.last_wait
-        worker.last_wait = self._spawn(self._wait_for(command, worker, run, request.run, previous))
-
-    def _run_in_order(self, commands: Sequence[RunTask]) -> None:
-        """Send several queued tasks of one worker in one call."""
+    def _run(self, commands: Sequence[RunTask], as_batch: bool = False) -> None:
+        """Send tasks to one worker, in one call: a batch, or one task after the other. Several are queued ones."""
         worker = self._live[commands[0].worker_id]
         calls = [self._begin(command, worker) for command in commands]
-        worker.queued.update((command.task_id, None) for command in commands)
-        worker.begin_queued()
-        run = self._fleet.run_in_order(worker.spec.worker_id, worker.spec.incarnation, calls)
-        previous = worker.last_wait
-        worker.last_wait = self._spawn(self._wait_in_order(commands, calls, worker, run, previous))
-
-    def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
-        calls = [self._begin(command, worker) for command in commands]
-        run = self._fleet.run_batch(worker.spec.worker_id, worker.spec.incarnation, calls)
-        # a task that is queued behind a batch is reported after it
-        worker.last_wait = self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
+        run = self._fleet.run(worker.spec.worker_id, worker.spec.incarnation, calls, as_batch)
+        if commands[0].queued:
+            worker.queued.update((command.task_id, None) for command in commands)
+            worker.begin_queued()
+        # whatever is queued behind these tasks is reported after them
+        worker.last_wait = self._spawn(self._wait_for(commands, calls, worker, run, worker.last_wait, as_batch))
 
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
@@ -598,56 +578,51 @@ class Dispatcher:
         self.post(WeightsLoaded(self.now, command.worker_id, command.incarnation, report.residency, report.error))
 
     async def _wait_for(
-        self, command: RunTask, worker: _LiveWorker, run: SentRun, number: int, previous: asyncio.Task[None] | None
-    ) -> None:
-        """Wait for the end of a run. It is reported after that of the `previous` run of its worker."""
-        has_report = True
-        try:
-            report = await run.report
-        except WorkerLost as raised:
-            self._lose(command.worker_id, command.incarnation, Loss(str(raised), raised.cause))
-            return
-        except InputsLost as raised:
-            has_report = False
-            report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
-        except Exception as raised:
-            message, has_report = f"{type(raised).__name__}: {raised}", False
-            report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
-        if previous is not None and not previous.done():
-            await asyncio.wait((previous,))
-            if not has_report and report is not None:  # the run before it has changed what is on the GPU
-                report = replace(report, residency=worker.residency)
-        if report is None:
-            self._end_revoked(command.task_id, command.attempt, number, worker)
-        else:
-            self._end_run(report, run.result, worker, number)
-
-    async def _wait_in_order(
         self,
         commands: Sequence[RunTask],
         calls: Sequence[RunCall],
         worker: _LiveWorker,
         run: SentRuns,
         previous: asyncio.Task[None] | None,
+        as_batch: bool,
     ) -> None:
-        """As `_wait_for`, for several runs of one call. If the call fails, each is sent again alone: one of them, or an
-        input of one, is the cause."""
+        """Wait for the ends of the runs of a call. They are reported after those of the `previous` call to the worker.
+        If the call fails, each of several is sent again alone: one of them, or an input of one, is the cause. A failed
+        batch fails every task of it."""
+        one_by_one = len(calls) > 1 and not as_batch
+        reports: Sequence[TaskReport | None] = ()
+        error: RunError | None = None
         try:
-            reports = await self._reports_in_order(commands, calls, worker, run, previous)
+            reports = await (
+                self._reports_in_order(commands, calls, worker, run, previous) if one_by_one else run.reports
+            )
         except WorkerLost as raised:
             self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
             return
         except Exception as raised:
-            logger.info("a call of %d runs failed, which are sent again: %s", len(calls), raised)
-            for command, (request, inputs) in zip(commands, calls, strict=True):
-                known = worker.runs.get(command.task_id)
-                if self._live.get(command.worker_id) is worker and known is not None and known.run == request.run:
-                    alone = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-                    await self._wait_for(command, worker, alone, request.run, previous)
-            return
+            if one_by_one:
+                logger.info("a call of %d runs failed, which are sent again: %s", len(calls), raised)
+                await self._run_each_alone(commands, calls, worker, previous)
+                return
+            error = _call_error(raised)
         if previous is not None and not previous.done():
             await asyncio.wait((previous,))
+        if error is not None:  # with what is on the GPU after the runs before
+            reports = [_failed(command, worker, error) for command in commands]
         await self._end_in_order(commands, calls, worker, reports, run.results)
+
+    async def _run_each_alone(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        previous: asyncio.Task[None] | None,
+    ) -> None:
+        for command, call in zip(commands, calls, strict=True):
+            known, number = worker.runs.get(command.task_id), call[0].run
+            if self._live.get(command.worker_id) is worker and known is not None and known.run == number:
+                alone = self._fleet.run(command.worker_id, command.incarnation, (call,))
+                await self._wait_for((command,), (call,), worker, alone, previous, False)
 
     async def _reports_in_order(
         self,
@@ -665,7 +640,7 @@ class Dispatcher:
                 if self._live.get(worker.spec.worker_id) is not worker or not (previous is None or previous.done()):
                     continue
                 numbers = [request.run for request, _ in calls]
-                over = self._fleet.over_in_order(worker.spec.worker_id, worker.spec.incarnation, numbers)
+                over = self._fleet.over(worker.spec.worker_id, worker.spec.incarnation, numbers)
                 try:
                     found = await over.reports
                 except Exception as failed:  # whatever it means for the worker, the call itself says so, too
@@ -686,30 +661,13 @@ class Dispatcher:
     ) -> None:
         """End the first runs of a call, as many as there are reports. Callers of the controller get their turn in
         between: an end can start other runs, and takes some milliseconds."""
-        for command, (request, _), report, result in zip(commands, calls, reports, results, strict=False):
+        for place, (command, (request, _), report) in enumerate(zip(commands, calls, reports, strict=False)):
+            if place:
+                await asyncio.sleep(0)
             if report is None:
                 self._end_revoked(command.task_id, command.attempt, request.run, worker)
             else:
-                self._end_run(report, result, worker, request.run)
-            await asyncio.sleep(0)
-
-    async def _wait_for_all(
-        self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch, numbers: Sequence[int]
-    ) -> None:
-        """As `_wait_for`, for a batch: a failed call fails every task of it."""
-        reports: Sequence[TaskReport]
-        try:
-            reports = await run.reports
-        except WorkerLost as raised:
-            self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
-            return
-        except InputsLost as raised:
-            reports = [_failed(command, worker, RunErrorKind.INPUT_LOST, str(raised)) for command in commands]
-        except Exception as raised:
-            message, text = f"{type(raised).__name__}: {raised}", traceback.format_exc()
-            reports = [_failed(command, worker, RunErrorKind.INTERNAL, message, text) for command in commands]
-        for report, result, number in zip(reports, run.results, numbers, strict=True):
-            self._end_run(report, result, worker, number)
+                self._end_run(report, results[place], worker, request.run)
 
     def _end_run(self, report: TaskReport, result: ResultRef, worker: _LiveWorker, number: int) -> None:
         known = worker.runs.get(report.task_id)
@@ -785,6 +743,8 @@ def _starts_first(commands: list[Command]) -> tuple[Sequence[Command | list[RunT
 
 def _one_by_one(command: RunTask) -> list[RunTask]:
     """Split `command` into one command for its task and each batch mate."""
+    if not command.batch_mates:
+        return [command]
     alone = replace(command, batch_mates=())
     return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.batch_mates)]
 
@@ -796,9 +756,15 @@ def _start_loss(raised: Exception) -> Loss:
     return Loss(f"{type(raised).__name__}: {raised}")
 
 
-def _failed(
-    command: RunTask, worker: _LiveWorker, kind: RunErrorKind, message: str, traceback_text: str = ""
-) -> TaskReport:
+def _call_error(raised: Exception) -> RunError:
+    """Return the error of the runs of a call that failed."""
+    if isinstance(raised, InputsLost):
+        return RunError(RunErrorKind.INPUT_LOST, str(raised))
+    text = "".join(traceback.format_exception(raised))
+    return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
+
+
+def _failed(command: RunTask, worker: _LiveWorker, error: RunError) -> TaskReport:
     """Return the report of a run that could not report itself."""
     return TaskReport(
         task_id=command.task_id,
@@ -806,5 +772,5 @@ def _failed(
         worker_id=command.worker_id,
         incarnation=command.incarnation,
         residency=worker.residency,
-        error=RunError(kind, message, traceback_text),
+        error=error,
     )

@@ -36,30 +36,14 @@ class InputsLost(Exception):
     """A run could not start because an input is no longer available."""
 
 
-@dataclass(slots=True)
-class SentRun:
-    """A run that was sent.
-
-    report  waits for its end; None if it was revoked before it started. Raises WorkerLost or InputsLost
-    result  its output, or its state; valid once the report is there, if it has no error, or has a state
-    """
-
-    report: Awaitable[TaskReport | None]
-    result: ResultRef
-
-
-@dataclass(frozen=True, slots=True)
-class SentBatch:
-    """A batch that was sent: one report and one result for each run, in order, as in `SentRun`."""
-
-    reports: Awaitable[Sequence[TaskReport]]
-    results: Sequence[ResultRef]
-
-
 @dataclass(frozen=True, slots=True)
 class SentRuns:
-    """Runs that were sent in one call: one report and one result for each, in order, as in `SentRun`. The reports come
-    when all have ended. If the call fails, none of them has a report."""
+    """Runs that were sent in one call.
+
+    reports  waits for the ends of all, in order; None for one that was revoked before it started. Raises WorkerLost or
+             InputsLost: then none has a report
+    results  their outputs, or their states; read after `reports`: one is valid if its report has no error, or a state
+    """
 
     reports: Awaitable[Sequence[TaskReport | None]]
     results: Sequence[ResultRef]
@@ -95,19 +79,13 @@ class WorkerFleet(Protocol):
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End the worker, started or starting, busy or idle. Idempotent."""
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
-        """Send a run to a started worker, which begins it after those that it was sent before."""
+    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
+        """Send one or several runs to a started worker in one call. It begins them one after the other, after the runs
+        that it was sent before; each can be revoked until it begins. `as_batch`: as one batch, at once, if possible."""
 
-    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        """Send several runs to a started worker, which begins them one after the other, after those that it was sent
-        before. Each can be revoked until it begins."""
-
-    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
-        """Ask a worker for those of the runs of one call that are over while others still run: the reports are those of
-        the first runs, which may be fewer. None of them if the call has ended."""
-
-    def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
-        """Send a batch to a started worker."""
+    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        """Ask a worker for the runs of one call that are over while others still run: the reports of the first runs,
+        which may be fewer. None of them if the call has ended."""
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """Take back a run that has not begun. False if it has, or if the worker is gone; never raises."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
-from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
@@ -28,7 +29,16 @@ from modelpool.actors.worker.wire.messages import (
     StepDone,
     StillDecodes,
 )
-from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, choose_kind, one_worker
+from modelpool.pool.devices.kind_names import (
+    AUTO,
+    NO_GPU,
+    NO_SIMULATION,
+    RAY_COUNTS,
+    DeviceKind,
+    choose_kind,
+    host_kind,
+    one_worker,
+)
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.errors import unusable_field
@@ -169,6 +179,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         expected = '"cuda" (or another GPU kind) to wait for GPU nodes, or "sim" or "cpu": the cluster has no GPU now'
         raise unusable_field("device", AUTO, expected)
     kind = _kind(config, gpu_count)
+    if kind is DeviceKind.SIM and host_kind() is not DeviceKind.SIM:
+        raise unusable_field("device", kind.value, NO_SIMULATION)
     on_ray_gpus = kind in RAY_COUNTS or (kind is DeviceKind.SIM and can_grow and gpu_count > 0)
     groups = config.scheduler.groups
     # the core requests the workers of groups

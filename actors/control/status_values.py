@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import WorkerId
 
 
@@ -101,7 +102,9 @@ class PinnedModel:
     def words(self) -> str:
         """The state in a sentence."""
         on = f" ({', '.join(self.holders)})" if self.holders else ""
-        found = f"on {len(self.holders)} of {self.replicas} worker{'s' if self.replicas != 1 else ''}{on}"
+        found = f"on {len(self.holders)} of {counted(self.replicas, 'worker')}{on}"
+        if len(self.holders) > self.replicas:  # whatever holds it for other reasons, too
+            found = f"on {counted(len(self.holders), 'worker')}{on}, {self.replicas} required"
         loading = (
             f"; {', '.join(self.loading)} {'loads' if len(self.loading) == 1 else 'load'} it" if self.loading else ""
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from modelpool.actors.control.catalog_service import PinnableModel
+from modelpool.actors.control.catalog_questions import PinnableModel
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.worker.wire.messages import (

@@ -26,10 +26,11 @@ from modelpool.actors.graph.features.upscale_graph import UPSCALE
 from modelpool.actors.graph.features.video_output_graph import FILE, FRAMES, SIZE
 from modelpool.actors.graph.features.vision_graph import VIDEO_NUMBERS, VIEW
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.values.core.errors import UserError, together
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import LoraRef, ModelRef
 
-#: all features. Checks and restored inputs have this order: the first error is reported
+#: all features. Checks and restored inputs have this order: `check_request` reports the first error
 FEATURES: tuple[Feature, ...] = (
     *(BASE, LORAS, CLIP, SAMPLER, SIZE, FRAMES, START_IMAGE, HIRES, VIDEOS, VIEW, VIDEO_NUMBERS, IMAGE_CONCAT),
     *(REFERENCES, REFERENCE_SIZE, DECODER, EXPERTS, UPSCALE, OPTIONS, NOISE, MUSIC, FILE),
@@ -64,6 +65,18 @@ def check_request(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UserError naming the field for a field that models of `facts` do not support."""
     for feature in FEATURES:
         feature.check(request, facts)
+
+
+def check_all_fields(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise one UserError that names all fields that models of `facts` do not support."""
+    problems: list[UserError] = []
+    for feature in FEATURES:
+        try:
+            feature.check(request, facts)
+        except UserError as problem:
+            problems.append(problem)
+    if problems:
+        raise together(problems)
 
 
 def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> GenerateRequest:

@@ -14,7 +14,7 @@ from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY, RECIPE_KEY, is_image, texts_of_image
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,7 +116,7 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
         raise unusable_field("denoise", 0, f"a number above 0; `modelpool run {place}` decodes the start as it is")
     fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}
     more = len(outputs) - 1
-    notes = (f"the workflow has {more} more outputs: not used",) if more else ()
+    notes = (f"the workflow has {counted(more, 'more output')}: not used",) if more else ()
     return ReadFields(fields, found.model, notes=notes)
 
 

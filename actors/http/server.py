@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.install_hint import install_command
 
 if TYPE_CHECKING:
     import socket
@@ -42,7 +43,7 @@ def check_packages() -> None:
     """Raise UserError if a package of the extra is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise UserError(f"`modelpool serve` needs {', '.join(missing)}; install them: pip install 'modelpool[serve]'")
+        raise UserError(f"`modelpool serve` needs {', '.join(missing)}; install them: {install_command('serve')}")
 
 
 def listen(settings: ServeSection) -> socket.socket:

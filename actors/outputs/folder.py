@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, MARK_NAME
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
-from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
+from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet, mark_of
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FAILURES_NAME, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import (
@@ -67,6 +68,8 @@ MANIFEST_NAME = "manifest.jsonl"
 #: lines of the manifest that `repair_manifest` took out
 DAMAGED_NAME = "manifest.damaged"
 CONTACT_SHEET_NAME = "contact_sheet.png"
+#: counts the changes of how a contact sheet is drawn
+SHEET_VERSION = 1
 LOCK_NAME = ".lock"
 
 
@@ -248,12 +251,17 @@ class OutputFolder:
         return moved, listed
 
     def contact_sheet(self) -> Path:
-        """Draw a contact sheet of this folder, run by run in order of submission; return its path."""
+        """Draw a contact sheet of this folder, run by run in order of submission, unless it shows these files already;
+        return its path.
+        """
         images = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
         path = self.path / CONTACT_SHEET_NAME
+        mark = _sheet_mark(images)
         with self._failures_named(path):
+            if mark_of(path) == mark:
+                return path
             content = make_contact_sheet(
-                [LabelledImage(self.path / kept.entry["file"], kept.recipe) for kept in images]
+                [LabelledImage(self.path / kept.entry["file"], kept.recipe) for kept in images], mark
             )
             with self._locked():
                 write_atomically(path, content)
@@ -365,6 +373,12 @@ class OutputFolder:
             yield
         except OSError as error:
             raise output_failure(error, path, self.path) from error
+
+
+def _sheet_mark(images: Sequence[KeptImage]) -> str:
+    """Return a digest of the files on a contact sheet and of their order."""
+    shown = [[kept.entry["file"], kept.file_bytes, kept.entry.get("file_sha256", "")] for kept in images]
+    return hashlib.sha256(json.dumps([SHEET_VERSION, *shown]).encode()).hexdigest()
 
 
 def _is_usable(line: bytes) -> bool:

@@ -64,6 +64,15 @@ def check_jpeg_metadata(exif: bytes, xmp: bytes) -> None:
         raise unusable_field("format", "jpg", expected)
 
 
+def text_before_pixels(path: Path, name: str) -> str:
+    """Return a text of a PNG that precedes its pixels, which are not read; "" if there is no such file or text."""
+    try:
+        with Image.open(path) as image:
+            return str(image.info.get(name, ""))
+    except (OSError, SyntaxError, ValueError):  # Pillow raises each of them for damaged files
+        return ""
+
+
 def texts_of_image(path: Path) -> dict[str, str]:
     """Return the texts in an image by `PARAMETERS_KEY`, `RECIPE_KEY` and `LABELS_KEY`; of a PNG all of them. Raises
     UserError for a file that is missing, damaged or in another format.

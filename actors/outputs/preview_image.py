@@ -32,6 +32,9 @@ def first_image(path: Path) -> Image.Image:
         if opened.mode == "RGBA":  # the lowest layer of an image, on white
             white = Image.new("RGBA", opened.size, "white")
             return Image.alpha_composite(white, opened.copy()).convert("RGB")
+        if opened.mode == "RGB":
+            opened.load()  # without the copy that `convert` makes
+            return opened
         return opened.convert("RGB")
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from modelpool.actors.outputs.preview_image import first_image
 from modelpool.actors.outputs.report_figures import PoolRecord, ReportFigures, ReportOutput, RunTotals
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 
 #: outputs that are shown; the page says how many are left out
 MOST_SHOWN = 400
@@ -118,7 +118,7 @@ def _figure(output: ReportOutput, local_file: LocalFile) -> str:
     shown = f'<img src="{picture}" alt="{label}" loading="lazy">' if picture else '<p class="faint">no preview</p>'
     lines = "".join(f"<li>{escape(line)}</li>" for line in _task_lines(output))
     why = f"<details><summary>why and how long</summary><ul>{lines}</ul></details>" if lines else ""
-    facts = escape(f"seed {recipe.seed}, {recipe.steps} steps, {output.seconds:.2f} s")
+    facts = escape(f"seed {recipe.seed}, {counted(recipe.steps, 'step')}, {output.seconds:.2f} s")
     name = f"<b>{escape(output.labels.id)}</b><br>" if output.labels.id else ""
     caption = f'{name}{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span>'
     return f"<figure>{shown}<figcaption>{caption}</figcaption>{why}</figure>"

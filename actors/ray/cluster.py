@@ -28,7 +28,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
-from modelpool.actors.control.catalog_service import CatalogQueries, ListingCatalog
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
@@ -55,7 +56,6 @@ from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointD
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.messages import (
     PreviewMade,
-    RunRequest,
     StartedWorker,
     StateSaved,
     StepDone,
@@ -266,33 +266,20 @@ class GpuWorkerActor(GpuWorker):
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""
         return function(argument)
 
-    def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """As `begin_unless_revoked`, with request, inputs, report and result packed; see `RayFleet.run`."""
-        report, result = self.begin_unless_revoked(unpacked(request), *map(result_of, inputs))
-        return packed(report), _packed(report, result)
-
-    def run_in_order_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `begin_in_order`, packed; see `RayFleet.run_in_order`."""
-        return _packed_runs(*self.begin_in_order(unpacked(requests), *map(result_of, inputs)))
+    def run_packed(self, call: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
+        """As `run`, with requests, inputs, reports and results packed; see `RayFleet.run`."""
+        requests, as_batch = unpacked(call)
+        return _packed_runs(*self.run(requests, *map(result_of, inputs), as_batch=as_batch))
 
     def ended_packed(self, run: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
         """As `ended`, packed; see `RayFleet.run`."""
         report, result = self.ended(run, epoch)
         return packed(report), _packed(report, result)
 
-    def over_in_order_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
-        """As `over_in_order`, packed; see `RayFleet.over_in_order`."""
-        reports, results = self.over_in_order(runs, epoch)
+    def over_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
+        """As `over`, packed; see `RayFleet.over`."""
+        reports, results = self.over(runs, epoch)
         return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
-
-    def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_batch`, packed; see `RayFleet.run_batch`."""
-        wanted: Sequence[RunRequest] = unpacked(requests)
-        for request in wanted:
-            self.may_start(request)  # a batch is never sent ahead, so it was not revoked
-        reports, results = self.run_batch(wanted, *map(result_of, inputs))
-        sized = zip(reports, results, strict=True)
-        return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 
 
 def _packed_runs(

@@ -9,7 +9,11 @@ Imports Ray at once: import this module after a session is open.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +24,8 @@ from ray.exceptions import RayError
 from modelpool.actors.ray.ray_nodes import NAME_SEPARATOR
 from modelpool.actors.ray.survivors import Succession, epoch_of_name
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
+
+logger = logging.getLogger(__name__)
 
 #: follows the name of the pool in the name of its watch
 _SUFFIX = ".demand"
@@ -44,6 +50,49 @@ class DemandWatchActor:
             end_waiting(self._namespace, self._pool, self._epoch)
         finally:
             os._exit(0)
+
+
+class DemandWatch:
+    """The watch of one controller, once a worker has waited for a node. Belongs to its event loop."""
+
+    def __init__(self, succession: Succession, threads: Executor, on_refused: Callable[[RayError], None]) -> None:
+        """`threads` start the actor. `on_refused` receives the error of a renewal."""
+        self._succession = succession
+        self._threads = threads
+        self._on_refused = on_refused
+        self._starting = asyncio.Lock()
+        #: None while none has waited
+        self.actor: ActorHandle[Any] | None = None
+
+    async def start(self, limit_seconds: float) -> None:
+        """Have the workers that wait for a node end with the pool, also if this process is killed. Does not wait for
+        the process that does it."""
+        try:
+            async with self._starting:
+                if self.actor is None:
+                    start = asyncio.get_running_loop().run_in_executor(self._threads, start_watch, self._succession)
+                    self.actor = await asyncio.wait_for(start, limit_seconds)
+        except (TimeoutError, RayError, ValueError) as failed:  # tried again while it waits
+            logger.info("nothing watches the workers that wait for a node yet: %s", failed or "Ray does not answer")
+
+    async def renew(self) -> None:
+        """Renew the lease of the workers that wait."""
+        watch = self.actor
+        if watch is None:
+            return
+        try:
+            await watch.renew.remote(self._succession.epoch)
+        except RayError as failed:
+            self._on_refused(failed)
+            # the watch was lost with its node: the next start that has to wait creates another one
+            if self.actor is watch:
+                self.actor = None
+
+    def end(self) -> bool:
+        """End the actor. Blocks while Ray's control service does not answer."""
+        with suppress(RayError):
+            end_watch(self._succession.namespace, self._succession.pool)
+        return True
 
 
 def start_watch(succession: Succession) -> ActorHandle[Any]:

@@ -18,8 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -29,20 +28,20 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
-from modelpool.actors.ray.demand_watch import end_watch, start_watch
+from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
-from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
+from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, take_over
+from modelpool.actors.ray.worker_ends import WorkerEnds
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     ResultRef,
-    RunRequest,
     StartedWorker,
     StillDecodes,
 )
@@ -72,8 +71,6 @@ LEAST_START_SECONDS = 120.0
 ADOPT_SECONDS = 60.0
 #: calls in the time of a lease, so that a few may fail
 CALLS_PER_LEASE = 6.0
-#: limit of all ends of a pool that closes
-CLOSE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -82,10 +79,9 @@ class _Worker:
 
     handle: ActorHandle[Any]
     trace: str
-    #: the remote method that runs a task, bound once
-    run: Any
-    #: the remote method that runs several, bound once for each number of tasks: at most `send_ahead.MOST_IN_CALL`
-    run_in_order: dict[int, Any] = field(default_factory=dict, repr=False)
+    #: the remote method that runs tasks, bound once for each number of tasks: at most `send_ahead.MOST_IN_CALL`, or the
+    #: most members of a batch
+    run: dict[int, Any] = field(default_factory=dict, repr=False)
     node: NodeId = NO_NODE
     #: its process, once it has answered
     process: WorkerProcess | None = None
@@ -121,7 +117,7 @@ class RayFleet:
         self._start_timeout_seconds = start_timeout_seconds
         self._longest_start_seconds: float | None = None
         self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
-        self._ends = ThreadPoolExecutor(ENDS, "ray ends")
+        self._ends = WorkerEnds(succession)
         #: background tasks; kept here because the event loop only has weak references
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[tuple[WorkerId, int], _Worker] = {}
@@ -131,11 +127,8 @@ class RayFleet:
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
-        #: ends the workers that wait for a node if this controller is lost; None while none has waited
-        self._demand_watch: ActorHandle[Any] | None = None
-        self._starting_watch = asyncio.Lock()
-        #: ends that are under way
-        self._ending: set[Future[bool]] = set()
+        #: ends the workers that wait for a node if this controller is lost
+        self._demand = None if succession is None else DemandWatch(succession, self._creations, self._note_epoch)
 
     async def take_over(self) -> int:
         """See `WorkerFleet`."""
@@ -154,7 +147,7 @@ class RayFleet:
             succession.on_replaced()
             raise
         for handle in others:
-            self._end(handle)
+            self._ends.end(handle)
         self._lease_keeper = asyncio.ensure_future(self._keep_leases(succession.lease_seconds / CALLS_PER_LEASE))
         return len(self._survivors)
 
@@ -166,7 +159,7 @@ class RayFleet:
         trace = f"{worker_id}-{incarnation}-{secrets.token_hex(8)}"
         kind = "" if self._succession is None else self._succession.kind_of(group) or ""
         handle = await self._created(WorkerOrigin(worker_id, incarnation, group, trace, self._epoch, kind))
-        worker = self._workers[worker_id, incarnation] = _worker(handle, trace)
+        worker = self._workers[worker_id, incarnation] = _Worker(handle, trace)
         try:
             worker.process = await self._placed(handle, group)
             worker.node = worker.process.node
@@ -186,7 +179,7 @@ class RayFleet:
         if place is None:
             return None
         survivor = self._survivors.pop(place)
-        worker = self._workers[worker_id, incarnation] = _worker(survivor.handle, survivor.origin.trace)
+        worker = self._workers[worker_id, incarnation] = _Worker(survivor.handle, survivor.origin.trace)
         worker.process, worker.node = survivor.process, survivor.process.node
         adoption = survivor.handle.adopt.options(concurrency_group=COMPUTE)
         try:
@@ -208,17 +201,12 @@ class RayFleet:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(creation), CREATE_SECONDS)
         except TimeoutError:
-            creation.add_done_callback(self._end_created)
+            creation.add_done_callback(self._ends.end_created)
             reason = f"Ray did not create its process within {CREATE_SECONDS:.0f} s: its control service may be gone"
             raise WorkerLost(reason, LossCause.NO_NODE) from None
         except asyncio.CancelledError:
-            creation.add_done_callback(self._end_created)
+            creation.add_done_callback(self._ends.end_created)
             raise
-
-    def _end_created(self, creation: Future[ActorHandle[Any]]) -> None:
-        """End a worker that nobody waits for any more."""
-        with suppress(Exception):  # its creation may have failed
-            self._end(creation.result())
 
     async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
         """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
@@ -246,7 +234,7 @@ class RayFleet:
         worker = self._workers.pop((worker_id, incarnation), None)
         if worker is None:
             return
-        ending = self._end(worker.handle)
+        ending = self._ends.end(worker.handle)
         if worker.is_silent and worker.process is not None:
             self._spawn(self._kill_process(ending, worker.process, self._neighbour(worker)))
 
@@ -262,25 +250,6 @@ class RayFleet:
         if may_end:
             await self._examiner.kill(process, neighbour)
 
-    def _end(self, handle: ActorHandle[Any]) -> Future[bool]:
-        """End a worker in a thread; the answer says whether it may end."""
-        ending = self._ends.submit(self._end_own, handle)
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-        return ending
-
-    def _end_own(self, handle: ActorHandle[Any]) -> bool:
-        """End a worker, started or starting; False if it has outlived this controller and serves a newer one."""
-        if self._succession is None:
-            ray.kill(handle)
-            return True
-        try:
-            end_own(handle, self._epoch)
-        except OlderEpoch:
-            self._succession.on_replaced()
-            return False
-        return True
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -294,36 +263,8 @@ class RayFleet:
                 if worker.process is not None:
                     ping = worker.handle.ping.options(concurrency_group=CONTROL)
                     self._spawn(self._renewed(ping.remote(self._epoch)))
-            if self._demand_watch is not None:
-                self._spawn(self._renewed_watch(self._demand_watch))
-
-    async def _renewed_watch(self, watch: ActorHandle[Any]) -> None:
-        try:
-            await watch.renew.remote(self._epoch)
-        except RayError as failed:
-            self._note_epoch(failed)
-            # the watch was lost with its node: the next start that has to wait creates another one
-            if self._demand_watch is watch:
-                self._demand_watch = None
-
-    async def _watch_demand(self) -> None:
-        """Have the workers that wait for a node end with the pool, also if this process is killed. Does not wait for
-        the process that does it."""
-        if self._succession is None:
-            return
-        try:
-            async with self._starting_watch:
-                if self._demand_watch is None:
-                    start = asyncio.get_running_loop().run_in_executor(self._creations, start_watch, self._succession)
-                    self._demand_watch = await asyncio.wait_for(start, CREATE_SECONDS)
-        except (TimeoutError, RayError, ValueError) as failed:  # tried again while it waits
-            logger.info("nothing watches the workers that wait for a node yet: %s", failed or "Ray does not answer")
-
-    def _end_watch(self) -> bool:
-        assert self._succession is not None, "only then there is a watch"
-        with suppress(RayError):
-            end_watch(self._succession.namespace, self._succession.pool)
-        return True
+            if self._demand is not None:
+                self._spawn(self._demand.renew())
 
     async def _renewed(self, answer: Any) -> None:
         try:
@@ -341,13 +282,12 @@ class RayFleet:
         if self._lease_keeper is not None:
             self._lease_keeper.cancel()
         for survivor in self._survivors:
-            self._end(survivor.handle)
+            self._ends.end(survivor.handle)
         self._survivors.clear()
-        if self._succession is not None:  # others end with this process
-            if self._demand_watch is not None:
-                self._ending.add(self._ends.submit(self._end_watch))
-            ending = tuple(self._ending)
-            await asyncio.get_running_loop().run_in_executor(None, partial(wait, ending, timeout=CLOSE_SECONDS))
+        if self._demand is not None:  # others end with this process
+            if self._demand.actor is not None:
+                self._ends.submit(self._demand.end)
+            await self._ends.settled()
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
         """See `WorkerFleet`."""
@@ -364,24 +304,29 @@ class RayFleet:
         worker.is_silent = True
         return await self._examiner.silence_cause(worker.process, silent_seconds, self._neighbour(worker))
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
-        """See `WorkerFleet`. The inputs are arguments of the call: Ray transfers their bytes to the worker, not
-        here.
+    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
+        """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value. Ray transfers
+        their bytes to the worker, not here.
         """
         worker = self._workers[worker_id, incarnation]
-        report, result = worker.run.remote(packed(request), *inputs)
-        sent = SentRun(report, result)
-        sent.report = self._report(worker, report, request.run, sent)
-        return sent
+        method = worker.run.get(len(calls))
+        if method is None:
+            method = worker.handle.run_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
+            worker.run[len(calls)] = method
+        refs = [ref for _, inputs in calls for ref in inputs]
+        reports, *results = method.remote(packed((tuple(request for request, _ in calls), as_batch)), *refs)
+        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
 
-    async def _report(self, worker: _Worker, report: Any, run: int, sent: SentRun) -> TaskReport | None:
-        """Wait for the report of a run. If that decodes while the next runs begin, another call waits for its end."""
-        found = await self._awaited(worker, report)
-        if isinstance(found, StillDecodes):
-            later, sent.result = self._ended(worker, run)
-            found = await later
-        ended: TaskReport | None = found
-        return ended
+    async def _reports(
+        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
+    ) -> Sequence[TaskReport | None]:
+        """Wait for the reports of a call. If its last run decodes while the next ones begin, another call waits for
+        its end."""
+        *found, last = await self._awaited(worker, reports)
+        if isinstance(last, StillDecodes):
+            later, results[-1] = self._ended(worker, last_run)
+            last = await later
+        return [*found, last]
 
     def _ended(self, worker: _Worker, run: int) -> tuple[Awaitable[Any], ResultRef]:
         """Ask a worker for the report of a run that still decodes, and for its result."""
@@ -389,42 +334,12 @@ class RayFleet:
         report, result = call.remote(run, self._epoch)
         return self._awaited(worker, report), result
 
-    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        """See `WorkerFleet`. One call, as `run_batch`."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.run_in_order.get(len(calls))
-        if call is None:
-            method = worker.handle.run_in_order_packed
-            call = method.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
-            worker.run_in_order[len(calls)] = call
-        refs = [ref for _, inputs in calls for ref in inputs]
-        reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
-        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
-
-    async def _reports(
-        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
-    ) -> Sequence[TaskReport | None]:
-        """Wait for the reports of a call, as `_report` for the last run."""
-        *found, last = await self._awaited(worker, reports)
-        if isinstance(last, StillDecodes):
-            later, results[-1] = self._ended(worker, last_run)
-            last = await later
-        return [*found, last]
-
-    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""
         worker = self._workers[worker_id, incarnation]
-        call = worker.handle.over_in_order_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
+        call = worker.handle.over_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
         reports, *results = call.remote(tuple(runs), self._epoch)
         return SentRuns(self._awaited(worker, reports), results)
-
-    def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
-        """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.handle.run_batch_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
-        refs = [ref for _, inputs in calls for ref in inputs]
-        reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
-        return SentBatch(self._awaited(worker, reports), results)
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """See `WorkerFleet`."""
@@ -535,7 +450,8 @@ class RayFleet:
                 now = time.monotonic()
                 if view is None or view.waits_for(bundle, labels):
                     waited_at = now
-                    await self._watch_demand()
+                    if self._demand is not None:
+                        await self._demand.start(CREATE_SECONDS)
                 if limit is None:
                     if now - waited_at >= self._start_timeout_seconds:
                         text = f"its process has not answered within {self._start_timeout_seconds:.0f} s of its start"
@@ -599,10 +515,6 @@ class RayFleet:
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
             self._note_epoch(raised)
             raise raised.cause from raised
-
-
-def _worker(handle: ActorHandle[Any], trace: str) -> _Worker:
-    return _Worker(handle, trace, handle.run_packed.options(concurrency_group=COMPUTE, num_returns=2))
 
 
 async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:

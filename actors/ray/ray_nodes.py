@@ -51,8 +51,8 @@ _THREADS = 2
 _NO_REASON = "Ray gives no reason; its log monitor.log on the head node has it"
 
 #: names on which this module depends: where, and which
-_STATE_CALLS = ("get_actor_info", "actor_table", "_gen_actor_info")
-_GCS_CALLS = ("get_all_node_info", "get_cluster_status", "get_draining_nodes", "drain_node")
+_STATE_CALLS = ("get_actor_info", "actor_table", "_gen_actor_info", "get_draining_nodes")
+_GCS_CALLS = ("get_all_node_info", "get_cluster_status", "drain_node")
 _FIELDS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (
         gcs_pb2,
@@ -246,9 +246,18 @@ def read_cluster() -> ClusterView:
     answer in time; waits, so event loops call `RayNodes.poll`."""
     gcs, now = _gcs(), time.time()
     infos = gcs.get_all_node_info(timeout=CALL_SECONDS).values()
-    draining = gcs.get_draining_nodes(timeout=CALL_SECONDS)
+    draining = _draining_nodes(gcs)
     status = autoscaler_pb2.GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=CALL_SECONDS))
     return cluster_view(infos, draining, status, now)
+
+
+def _draining_nodes(gcs: Any) -> Mapping[str, int]:
+    """Return the nodes that are drained, and when they end in milliseconds: from the client of the control service, or
+    before Ray 2.60, whose client lacks it, from the table of the state, which knows no limit of time."""
+    if hasattr(gcs, "get_draining_nodes"):
+        found: Mapping[str, int] = gcs.get_draining_nodes(timeout=CALL_SECONDS)
+        return found
+    return ray._private.state.state.get_draining_nodes()
 
 
 def this_node() -> NodeId:

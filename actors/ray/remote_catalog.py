@@ -12,20 +12,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from modelpool.actors.config.config import ModelsSection
-from modelpool.actors.control.catalog_client import CatalogClient
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
-from modelpool.actors.control.catalog_service import (
-    LEARN_BATCH,
-    CatalogService,
-    ListingCatalog,
-)
+from modelpool.actors.control.catalog_questions import LEARN_ALL, CatalogQuestion, ListingCatalog
+from modelpool.actors.control.catalog_service import LEARN_BATCH, CatalogService
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.ray.node_affinity import on_node
@@ -33,14 +29,17 @@ from modelpool.actors.ray.ray_nodes import read_cluster
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import NodeId, RunCost, TaskSpec
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 #: nodes on which a question is asked before it fails
 MOST_TRIES = 5
 #: how long a node has to answer which files it has; it may have to start a process
 PROBE_SECONDS = 60.0
 
 
-class RemoteCatalog(CatalogClient):
-    """See `CatalogQueries`."""
+class RemoteCatalog:
+    """A `CatalogQueries`."""
 
     def __init__(
         self,
@@ -62,11 +61,11 @@ class RemoteCatalog(CatalogClient):
 
     @property
     def files_address(self) -> str:
-        """See `CatalogService`. Not known here: the workers of that node serve the same files."""
+        """See `CatalogQueries`. Not known here: the workers of that node serve the same files."""
         return ""
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
-        """See `CatalogService`."""
+        """See `CatalogQueries`."""
         self._measured.append((task, cost))
         if len(self._measured) >= LEARN_BATCH:
             self._send_measured()
@@ -77,13 +76,14 @@ class RemoteCatalog(CatalogClient):
         if actor is not None:
             ray.kill(actor)
 
-    async def _ask(self, method: str, *arguments: object) -> object:
+    async def ask(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
+        """See `CatalogQueries`. Raises UserError after `MOST_TRIES`."""
         problem = ""
         for _ in range(MOST_TRIES):
             actor = await self._started()
             self._send_measured()
             try:
-                return await getattr(actor, method).remote(*arguments)
+                return cast("T", await actor.ask.remote(question, *arguments))
             except RayTaskError as raised:
                 raise raised.cause from None
             except RayError as lost:
@@ -112,7 +112,7 @@ class RemoteCatalog(CatalogClient):
     def _send_measured(self) -> None:
         measured, self._measured = self._measured, []
         if measured and self._actor is not None:
-            self._actor.learn_all.remote(measured)
+            self._actor.ask.remote(LEARN_ALL, measured)
 
 
 def catalog_nodes(

@@ -18,7 +18,7 @@ from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
 from modelpool.actors.request.image_fields import checked_image
 from modelpool.pool.files.formats.regular_file import open_regular
-from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -90,7 +90,7 @@ def check_count(name: str, frames: int, pixels: int = 1) -> None:
     """Raise UnusableField for a video with no frames, or with too many frames or pixels (`pixels` for each frame)."""
     if not 0 < frames <= MAX_FRAMES or frames * pixels > MAX_VIDEO_PIXELS:
         expected = f"1 to {MAX_FRAMES} frames, and up to {MAX_VIDEO_PIXELS} pixels in all frames together"
-        raise unusable_field(name, f"{frames} frames" + (f" of {pixels} pixels" if pixels > 1 else ""), expected)
+        raise unusable_field(name, counted(frames, "frame") + (f" of {pixels} pixels" if pixels > 1 else ""), expected)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHAR
 from modelpool.actors.request.image_decoding import check_size, open_image, plain_pixels
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.pool.values.core.stage_params import PixelArray
@@ -95,7 +95,7 @@ def checked_references(value: Any) -> ImageSource | tuple[ImageSource, ...] | No
     if not isinstance(value, (list, tuple)):
         return checked_image("reference", value)
     if not 1 <= len(value) <= MAX_REFERENCES:
-        raise unusable_field("reference", f"{len(value)} images", f"1 to {MAX_REFERENCES} images")
+        raise unusable_field("reference", counted(len(value), "image"), f"1 to {MAX_REFERENCES} images")
     found = tuple(checked_image("reference", each) for each in value)
     sources = tuple(each for each in found if each is not None)
     if len(sources) < len(found):
@@ -140,7 +140,7 @@ def skipped_steps(name: str, strength: float, steps: int, rounds_up: bool = Fals
     Raises UnusableField if no step is left."""
     left_out = int(steps - steps * strength) if rounds_up else steps - min(int(steps * strength), steps)
     if left_out == steps:
-        expected = f"at least {1 / steps:.2g}: with {steps} steps, a smaller strength runs none of them"
+        expected = f"at least {1 / steps:.2g}: with {counted(steps, 'step')}, a smaller strength runs none of them"
         raise unusable_field(name, strength, expected)
     return left_out
 

@@ -23,7 +23,7 @@ from modelpool.actors.request.face_fields import Faces, FaceSource, InputFaces, 
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.image_prompt_blocks import BLOCK
 
 #: far above the strengths that adapters are trained with
@@ -133,7 +133,7 @@ class ImagePrompt(Strict):
             raise missing_field("image_prompts.image", f"set it to {IMAGE_FORMS}, or set image_prompts.faces")
         if len(self.masks) > 1 and len(self.masks) != self._read_apart:
             expected = f"one mask, or {self._read_apart}: one for each image or face"
-            raise unusable_field("image_prompts.mask", f"{len(self.masks)} masks", expected)
+            raise unusable_field("image_prompts.mask", counted(len(self.masks), "mask"), expected)
         return self
 
     @property
@@ -160,7 +160,7 @@ def _one_or_several(name: str, value: Any, is_mask: bool = False) -> Any:
     if not isinstance(value, (list, tuple)):
         return checked_image(name, value, is_mask)
     if not 1 <= len(value) <= MAX_IMAGES:
-        raise unusable_field(name, f"{len(value)} images", f"1 to {MAX_IMAGES} images")
+        raise unusable_field(name, counted(len(value), "image"), f"1 to {MAX_IMAGES} images")
     found = tuple(checked_image(name, each, is_mask) for each in value)
     if any(each is None for each in found):
         raise unusable_field(name, "None in a list", IMAGE_FORMS)

@@ -195,7 +195,7 @@ class GenerateRequest(Strict):
         if STEPS.parse("steps", fields.get("steps", steps)) != steps:
             raise unusable_field("steps", fields["steps"], f"{steps}, the number of sigmas, or none")
         if fields.get("schedule") is not None:
-            raise unusable_field("schedule", fields["schedule"], "none together with sigmas")
+            raise unusable_field("schedule", fields["schedule"], "no value together with sigmas")
         return {**fields, "steps": steps}
 
     @field_validator("*", mode="before")

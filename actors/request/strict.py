@@ -1,12 +1,13 @@
 """The base class of all parsed input: frozen models without unknown keys, and readable validation errors.
 
 A field that is null (None) is not set, whatever its default: clients write every field that they know. Pydantic
-validates; this module turns its first error into one `UserError` that names the field, the value found and the
-value expected, and suggests the nearest name for an unknown field.
+validates; this module turns its errors, one of each field, into one `UserError` that names the fields, the values
+found and the values expected, and suggests the nearest name for an unknown field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -14,20 +15,33 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from modelpool.actors.request.other_names import unknown_field
-from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, UserError, together, unusable_field
 
 
 class WrongValue(UnusableField):
     """A field with a value of the wrong type or range. `is_relative`: by its name in the model that has it, so that the
     model around it adds its own; not if the message was written again with a place."""
 
-    def __init__(self, message: str, is_relative: bool = False) -> None:
+    def __init__(self, message: str, is_relative: bool = False, parts: tuple[UserError, ...] = ()) -> None:
+        """`parts` are the errors of several fields in one message."""
         super().__init__(message)
         self.is_relative = is_relative
+        self.parts = parts
+
+    @classmethod
+    def of(cls, parts: Sequence[UserError]) -> WrongValue:
+        """Return the errors of several fields as one."""
+        return cls(str(together([UserError(str(part)) for part in parts])), is_relative=True, parts=tuple(parts))
 
     def within(self, place: str) -> WrongValue:
         """Return the same error with the place of the model that has the field."""
+        if self.parts:
+            return WrongValue.of([_within(part, place) for part in self.parts])
         return WrongValue(f"{place}.{self}", is_relative=True)
+
+
+def _within(problem: UserError, place: str) -> UserError:
+    return problem.within(place) if isinstance(problem, WrongValue) and problem.is_relative else problem
 
 
 class Strict(BaseModel):
@@ -46,7 +60,7 @@ class Strict(BaseModel):
         try:
             super().__init__(**set_fields)
         except ValidationError as error:
-            problem = _first_error(type(self), error)
+            problem = _one_error(type(self), error)
         # raised here, not above: pydantic's error refers to ours without supporting garbage collection, so that ours
         # must not refer to it as its context
         if problem is not None:
@@ -63,16 +77,23 @@ def _takes_only_numbers(annotation: Any) -> bool:
     return bool(plain & {int, float}) and not plain & {bool, Any}
 
 
-def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:
-    """Return the most specific of pydantic's errors as a UserError."""
+def _one_error(model: type[BaseModel], error: ValidationError) -> UserError:
+    """Return pydantic's errors, the most specific one of each field, as one UserError: unknown fields first, then the
+    errors that validators raised."""
     details = error.errors()
-    unknown = next((d for d in details if d["type"] == "extra_forbidden"), None)
-    if unknown is not None:
-        return unknown_field(f"field of {model.__name__}", str(unknown["loc"][-1]), model.model_fields)
-    raised = next((problem for detail in details if (problem := _raised(detail)) is not None), None)
-    if raised is not None:
-        return raised
-    return _to_user_error(details[0])
+    found: dict[str, UserError] = {}
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            unknown = unknown_field(f"field of {model.__name__}", str(detail["loc"][-1]), model.model_fields)
+            found.setdefault(_place(detail), unknown)
+    for detail in details:
+        if (problem := _raised(detail)) is not None:
+            found.setdefault(_field(detail), problem)
+    for detail in details:  # the options of a union have an error each
+        if detail["type"] != "extra_forbidden":
+            found.setdefault(_field(detail), _to_user_error(detail))
+    problems = list(found.values())
+    return problems[0] if len(problems) == 1 else WrongValue.of(problems)
 
 
 def _raised(detail: ErrorDetails) -> UserError | None:
@@ -83,6 +104,10 @@ def _raised(detail: ErrorDetails) -> UserError | None:
     if isinstance(problem, WrongValue) and problem.is_relative and detail["loc"]:
         return problem.within(_place(detail))
     return problem
+
+
+def _field(detail: ErrorDetails) -> str:
+    return str(next(iter(detail["loc"]), ""))
 
 
 def _place(detail: ErrorDetails) -> str:

@@ -4,8 +4,8 @@ Rules
 1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
    accepted raises (rule 4).
 2. One thread uses the engine: that of Ray's `compute` group, which has one, so that runs begin in the order in which
-   they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `begin_unless_revoked`
-   returns while the device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
+   they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `run` returns while the
+   device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
    requests arrive on other threads, too, and touch only the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
    by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -30,21 +30,20 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
-from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.worker.fetch_cost import FetchCost
-from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
-from modelpool.actors.worker.file_verifier import FilesInUse, FileVerifier
+from modelpool.actors.worker.file_check import FilesUnavailable
+from modelpool.actors.worker.file_verifier import FilesInUse
 from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.revoked_runs import RevokedRuns
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
+from modelpool.actors.worker.run_files import RunFiles
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
-    FetchOrder,
     LoadReport,
     LoadRequest,
     PreviewMade,
@@ -59,9 +58,6 @@ from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
-from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS
-from modelpool.pool.files.formats.byte_ranges import ByteRange
-from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
 from modelpool.pool.values.core.file_part import FilePart
@@ -109,7 +105,6 @@ from modelpool.pool.values.specs.spec import (
 from modelpool.pool.weights.plan.eviction_plan import Residency
 
 if TYPE_CHECKING:
-    from modelpool.actors.worker.worker_files import WorkerFiles
     from modelpool.pool.engine.engine import EngineFacts
 
 logger = logging.getLogger(__name__)
@@ -284,15 +279,10 @@ class GpuWorker:
         self._previews = RunPreviews(worker_id, incarnation, self._preview, on_preview)
         self._engine: WorkerEngine | None = None
         self._lease = lease or WorkerLease()
-        self._cache = cache
-        self._host = host
-        self._fetched: WorkerFiles | None = None
-        self._files = FileCheck()
-        self._on_judged = on_judged
-        self._verifier = FileVerifier(self._tell_judged)
-        #: `FileVerifier.changes` when models were closed last
-        self._changes_seen = 0
-        self._prefetcher = Prefetcher(self._ranges_of)
+        self._ended = threading.Event()
+        judged = None if on_judged is None else lambda files: on_judged(files, self._lease.epoch)
+        self._files = RunFiles(cache, host, node, judged, self._close_models, self._ended.is_set)
+        self._prefetcher = Prefetcher(self._files.ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
@@ -300,7 +290,7 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
-        #: the answers of the runs that are over of each call of several that is under way, by its epoch and runs;
+        #: the answers of the runs that are over of each call that is under way, by its epoch and runs;
         #: changed by single atomic operations
         self._in_order: dict[tuple[int, ...], list[_Answer]] = {}
         #: the ends of decodes that the device may still compute, by epoch and run; likewise
@@ -309,7 +299,6 @@ class GpuWorker:
         self._revoked = RevokedRuns()
         #: likewise
         self._own_results = OwnResults()
-        self._ended = threading.Event()
         #: the thread that uses the engine; None: that of the caller
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
         #: reports are made by one thread at a time
@@ -325,10 +314,7 @@ class GpuWorker:
         self._engine = self._open_engine()
         facts = self._engine.introduce()
         self._checkpoints.open()
-        if self._cache is not None:
-            from modelpool.actors.worker.worker_files import WorkerFiles
-
-            self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+        self._files.open()
         self._lease.check(epoch)
         return self._introduction(facts)
 
@@ -341,7 +327,7 @@ class GpuWorker:
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
         self._previews.forget_wishes()
-        self._verifier.tell_again()
+        self._files.tell_again()
         return self.ping(epoch)
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
@@ -372,16 +358,16 @@ class GpuWorker:
             device_name=facts.device_name,
             node=self._node,
             host_bytes=available_memory().available_bytes,
-            files_address="" if self._fetched is None else self._fetched.address,
-            cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
-            cached_files=() if self._fetched is None else self._fetched.on_disk(),
+            files_address=self._files.address,
+            cache_bytes=self._files.cache_bytes,
+            cached_files=self._files.on_disk(),
             overlaps_decode=self._compute is not None,
         )
 
     def may_start(self, request: RunRequest) -> bool:
         """Return whether a run may start: it was not revoked, and the runs of this worker that make its inputs have
-        succeeded. Waits for a decode that makes one of them. Call before `run`, once, on the thread of the runs. Raises
-        OlderEpoch."""
+        succeeded. Waits for a decode that makes one of them. Called before each run, once, on the thread of the runs.
+        Raises OlderEpoch."""
         self._lease.check(request.epoch)
         for run in request.own:
             ending = self._endings.get((request.epoch, run))
@@ -395,27 +381,31 @@ class GpuWorker:
         self._lease.check(epoch)
         return self._revoked.revoke(run)
 
-    def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
-        """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
-        that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
-        begun = self._in_turn(lambda: self._begin(request, inputs))
-        return self._end(request.epoch, request.run, begun) if isinstance(begun, _Ending) else begun
+    def run(
+        self, requests: Sequence[RunRequest], *inputs: Result, as_batch: bool = False
+    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
+        """Run one attempt of each request, one after the other, or `as_batch` if possible.
 
-    def run_unless_revoked(self, request: RunRequest, *inputs: Result) -> _Answer:
-        """As `run`, if `may_start`, at its turn; otherwise None. Raises OlderEpoch."""
-        report, result = self.begin_unless_revoked(request, *inputs)
-        return self.ended(request.run, request.epoch) if isinstance(report, StillDecodes) else (report, result)
-
-    def begin_unless_revoked(
-        self, request: RunRequest, *inputs: Result
-    ) -> tuple[TaskReport | StillDecodes | None, Result | None]:
-        """As `run_unless_revoked`, except that it does not wait for a decode that overlaps with the next runs: then the
-        answer is StillDecodes, and `ended` has to be called."""
-        begun = self._in_turn(lambda: self._begin_unless_revoked(request, inputs))
-        return (STILL_DECODES, None) if isinstance(begun, _Ending) else begun
-
-    def _begin_unless_revoked(self, request: RunRequest, inputs: tuple[Result, ...]) -> _Answer | _Ending:
-        return self._begin(request, inputs) if self.may_start(request) else (None, None)
+        `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
+        result for each. A result is None exactly if its report has an error, except that it is the state of a run that
+        was stopped with it (`TaskReport.has_state`). Without a report are runs that were not started: those that may
+        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
+        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        """
+        if as_batch:
+            return self._in_turn(lambda: self._run_batch(requests, inputs))
+        answers: list[_Answer] = []
+        last: _Ending | None = None
+        call = (requests[0].epoch, *[request.run for request in requests])
+        self._in_order[call] = answers
+        try:
+            last = self._in_turn(lambda: self._run_in_order(requests, inputs, answers))
+        finally:
+            if last is None:
+                self._in_order.pop(call, None)
+        found = answers if last is None else [*answers, (STILL_DECODES, None)]
+        reports, results = zip(*found, strict=True)
+        return reports, results
 
     def ended(self, run: int, epoch: int = 0) -> tuple[TaskReport, Result | None]:
         """Wait for the end of a decode that was begun; return its report and its result. Once for each, on any thread.
@@ -452,9 +442,9 @@ class GpuWorker:
         in_use = FilesInUse()
         try:
             if request.fetch is not None:
-                fetched = self._fetch((request,))
+                fetched = self._files.fetch_of_runs((request,), self._should_stop)
                 read_before = self._storage_bytes()
-            in_use = self._check_files((request,))
+            in_use = self._files.begin_runs((request,))
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
@@ -471,13 +461,14 @@ class GpuWorker:
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
         except (Exception, SystemExit) as raised:
-            begun = self._explained(request.task, _as_failure(raised))
+            begun = self._files.explained(request.task, _as_failure(raised))
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
-            outcome, unverified = self._verified(_outcome_of(begun) if callable(begun) else begun, in_use)
+            outcome, unverified = self._files.end_run(_outcome_of(begun) if callable(begun) else begun, in_use)
             outcome = _with_fetch(outcome, fetched)
-            report, result = self._report(request, outcome, storage_bytes, state, residency, unverified)
+            with self._reporting:
+                report, result = self._report(request, outcome, storage_bytes, state, residency, unverified)
             if report.error is None and result is not None:
                 own_results.keep(request.run, result, report.result_bytes)
             return report, result
@@ -488,36 +479,7 @@ class GpuWorker:
         ending = self._endings[request.epoch, request.run] = _Ending(end)
         return ending
 
-    def run_in_order(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
-        """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
-        `run_batch`. Returns a report and a result for each, as `run`; None for those that may not start, and for those
-        after the loss of the GPU, which do not start. Raises OlderEpoch."""
-        reports, results = self.begin_in_order(requests, *inputs)
-        if reports and isinstance(reports[-1], StillDecodes):
-            last, result = self.ended(requests[-1].run, requests[-1].epoch)
-            reports, results = (*reports[:-1], last), (*results[:-1], result)
-        return tuple(report for report in reports if not isinstance(report, StillDecodes)), results
-
-    def begin_in_order(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
-        """As `run_in_order`, except that it does not wait for a last run that still decodes, as
-        `begin_unless_revoked`."""
-        answers: list[_Answer] = []
-        last: _Ending | None = None
-        call = (requests[0].epoch, *[request.run for request in requests])
-        self._in_order[call] = answers
-        try:
-            last = self._in_turn(lambda: self._begin_in_order(requests, inputs, answers))
-        finally:
-            if last is None:
-                self._in_order.pop(call, None)
-        found = answers if last is None else [*answers, (STILL_DECODES, None)]
-        return tuple(report for report, _ in found), tuple(result for _, result in found)
-
-    def _begin_in_order(
+    def _run_in_order(
         self, requests: Sequence[RunRequest], inputs: tuple[Result, ...], answers: list[_Answer]
     ) -> _Ending | None:
         """Run the requests, each decode overlapping with the next one, unless that reads its result. Returns the end of
@@ -542,29 +504,21 @@ class GpuWorker:
                 answers.append(begun)
         return pending
 
-    def over_in_order(
+    def over(
         self, runs: Sequence[int], epoch: int = 0
     ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
-        """Return what `run_in_order` will return for the first of these runs, those that are over by now. Returns at
+        """Return what `run` will return for the first runs of a call of these, as many as are over by now. Returns at
         once, on any thread. Raises OlderEpoch."""
         self._lease.check(epoch)
         answers = tuple(self._in_order.get((epoch, *runs), ()))
         return tuple(report for report, _ in answers), tuple(result for _, result in answers)
 
-    def run_batch(
-        self, requests: Sequence[RunRequest], *inputs: Result
-    ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
-        """Run one attempt of each request, as a batch if possible.
-
-        `inputs` are those of the first request, then those of the second, and so on. Returns a report and a result for
-        each, as `run`. Raises OlderEpoch.
-        """
-        return self._in_turn(lambda: self._run_batch(requests, inputs))
-
     def _run_batch(
         self, requests: Sequence[RunRequest], inputs: tuple[Result, ...]
     ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
-        self._lease.check(requests[0].epoch)
+        """Run the requests as a batch. It is never sent ahead, and so was not revoked."""
+        for request in requests:
+            self.may_start(request)
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
@@ -577,12 +531,12 @@ class GpuWorker:
         read_before = self._storage_bytes()
         try:
             if any(request.fetch is not None for request in requests):
-                fetched = self._fetch(requests)
+                fetched = self._files.fetch_of_runs(requests, self._should_stop)
                 read_before = self._storage_bytes()
-            in_use = self._check_files(requests)
+            in_use = self._files.begin_runs(requests)
             self._prepare_previews(requests)
             outcomes = [
-                self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
+                self._files.explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
             ]
         except (Exception, SystemExit) as raised:
@@ -591,11 +545,12 @@ class GpuWorker:
         if fetched is not None:
             fetched = fetched.share(len(requests))
         residency = self._engine.residency()
-        verified = [self._verified(outcome, in_use) for outcome in outcomes]
-        request_and_run = [
-            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency, unverified)
-            for request, member, (outcome, unverified) in zip(requests, members, verified, strict=True)
-        ]
+        verified = [self._files.end_run(outcome, in_use) for outcome in outcomes]
+        with self._reporting:
+            request_and_run = [
+                self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency, unverified)
+                for request, member, (outcome, unverified) in zip(requests, members, verified, strict=True)
+            ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
     def load(self, request: LoadRequest) -> LoadReport:
@@ -610,12 +565,8 @@ class GpuWorker:
         should_stop = partial(self._should_stop, request)
         try:
             if request.fetch is not None:
-                self._fetch_files(request.fetch, should_stop, request.components)
-            self._files.check(request.files)
-            if self._on_judged is not None:
-                self._verifier.expect(request.files)
-            self._verifier.begin(request.components)
-            self._close_changed()
+                self._files.fetch(request.fetch, should_stop, request.components)
+            self._files.begin_load(request)
             self._engine.load_weights(request.model, request.roles, request.kept, should_stop)
         except Stopped:
             pass
@@ -680,49 +631,11 @@ class GpuWorker:
         if self._compute is not None:
             self._compute.shutdown()
             self._compute = None
-        self._verifier.close()
         self._checkpoints.close()
         self._previews.close()
         self._prefetcher.close()
-        if self._fetched is not None:
-            self._fetched.close()
+        self._files.close()
         self._ended.set()
-
-    def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
-        """Bring the files of these runs to this node. Raises FilesUnavailable if that is impossible here, and
-        Stopped."""
-        cost = FetchCost()
-        for request in requests:
-            if request.fetch is None:
-                continue
-            used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
-            cost += self._fetch_files(request.fetch, partial(self._should_stop, request), used)
-        return cost
-
-    def _fetch_files(
-        self, order: FetchOrder, should_stop: Callable[[], bool], components: Iterable[ComponentKey]
-    ) -> FetchCost:
-        """Bring files of these components to this node. Raises FilesUnavailable and Stopped."""
-        assert self._fetched is not None, "a pool with sources has a cache"
-        try:
-            return self._fetched.bring(order, should_stop)
-        except FETCH_ERRORS as problem:
-            raise FilesUnavailable(str(problem), tuple(components)) from problem
-
-    def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
-        """Return what to prefetch, after fetching it to this node."""
-        if part.files and self._fetched is not None:
-            self._fetched.prefetch(part.files, self._ended.is_set)
-        return byte_ranges(part)
-
-    def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
-        """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
-        if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
-            try:
-                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
-            except FilesUnavailable as gone:
-                return gone
-        return raised
 
     def _preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
         assert self._engine is not None, "a run has offered the latent"
@@ -753,48 +666,15 @@ class GpuWorker:
             self._previews.callback(request, lambda: done[0], lambda: self._is_current(request)),
         )
 
-    def _check_files(self, requests: Sequence[RunRequest]) -> FilesInUse:
-        """Check the files of runs before they read them; close models whose files have changed. Raises
-        FilesUnavailable."""
-        expected = [file for request in requests for file in request.files]
-        self._files.check(expected)
-        if self._on_judged is not None:
-            self._verifier.expect(expected)
-        components = {key: None for request in requests for key in task_files(request.task, request.work)}
-        in_use = self._verifier.begin(components)
-        if in_use.has_changed:
-            self._files.check_again(components)
-        self._close_changed()
-        return in_use
-
-    def _tell_judged(self, files: tuple[JudgedFile, ...]) -> None:
-        if self._on_judged is not None:
-            self._on_judged(files, self._lease.epoch)
-
-    def _close_changed(self) -> None:
-        """Close all models if files of some have changed since they were opened, or are not the expected ones."""
-        changes = self._verifier.changes
-        if changes != self._changes_seen:
-            self._changes_seen = changes
-            assert self._engine is not None, "start opens it"
-            self._engine.close_unused_models()
-
-    def _verified(self, outcome: Outcome, in_use: FilesInUse) -> tuple[Outcome, tuple[int, ...]]:
-        """Return the outcome of a run with the states of its files whose hashes are not known; that of one whose files
-        have changed is an error."""
-        if isinstance(outcome, Exception):
-            return outcome, ()
-        try:
-            return outcome, self._verifier.end(in_use)
-        except FilesUnavailable as changed:
-            return changed, ()
-
     def drop_weights(self, epoch: int = 0) -> None:
         """Take all weights off the GPU, and close their files, as some are not the expected ones. Called where `run`
         is. Raises OlderEpoch."""
         self._lease.check(epoch)
+        self._in_turn(self._close_models)
+
+    def _close_models(self) -> None:
         if self._engine is not None:
-            self._in_turn(self._engine.close_unused_models)
+            self._engine.close_unused_models()
 
     def _storage_bytes(self) -> int:
         """Return the bytes that this process read from disks, without prefetched ones."""
@@ -810,19 +690,7 @@ class GpuWorker:
         unverified: tuple[int, ...],
     ) -> tuple[TaskReport, Result | None]:
         """Return the report and the result of an attempt that read `storage_bytes` from disks, `resumed` from a state,
-        and left this `residency`."""
-        with self._reporting:
-            return self._reported(request, outcome, storage_bytes, resumed, residency, unverified)
-
-    def _reported(
-        self,
-        request: RunRequest,
-        outcome: Outcome,
-        storage_bytes: int,
-        resumed: RunState | None,
-        residency: Residency,
-        unverified: tuple[int, ...],
-    ) -> tuple[TaskReport, Result | None]:
+        and left this `residency`. Called with `_reporting`."""
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
         if isinstance(outcome, Exception):
@@ -901,7 +769,7 @@ class GpuWorker:
         if request.provisional:
             return lambda states: None
         # one of a file that is not the expected one would spoil the next run
-        return lambda states: save(states) if self._is_current(request) and self._verifier.is_settled else None
+        return lambda states: save(states) if self._is_current(request) and self._files.is_settled else None
 
 
 def _input_count(request: RunRequest) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from modelpool.pool.catalog.registry.listings import ModelListing
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.values.core.errors import MissingParts, unusable_field
+from modelpool.pool.values.core.errors import MissingParts, missing_value
 
 #: maximum number of files with problems in an error
 _MAX_LISTED = 5
@@ -34,7 +34,7 @@ def choose_decoder(listings: Sequence[ModelListing], model: str, path: str, fami
         )
     if len(candidates) > 1:
         names = ", ".join(repr(each.name) for each in candidates)
-        raise unusable_field("decoder", "nothing", f"one of {names}: each can decode the latents of {model!r}")
+        raise missing_value("decoder", f"one of {names}: each can decode the latents of {model!r}")
     return candidates[0].name
 
 

@@ -62,7 +62,9 @@ class ImagePromptIndex:
         count = images
         if kind.use is None:
             if encoder:
-                raise unusable_field("image_prompts.encoder", encoder, f"none: {kind.title} {name!r} reads no image")
+                raise unusable_field(
+                    "image_prompts.encoder", encoder, f"no value: {kind.title} {name!r} reads no image"
+                )
             count = 0
         else:
             found = self._encoder(name, plan.state_width, kind.use, encoder)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -92,8 +93,10 @@ ACCELERATORS = (
 RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 #: the name in configurations that leaves the choice of the kind to `choose_kind`
 AUTO = "auto"
-
-
+#: the first version of torch whose device types can be Python, as the simulated one is
+SIMULATES_SINCE = (2, 10)
+#: what is expected instead of "sim" before that version
+NO_SIMULATION = '"cpu": simulated GPUs need torch 2.10 or newer'
 #: what is expected instead of a kind of `RAY_COUNTS`
 NO_GPU = "sim or cpu on a machine without GPUs in Ray"
 
@@ -103,12 +106,23 @@ def one_worker(kind: DeviceKind) -> str:
     return f"1: Ray cannot assign a separate {kind.facts.title} to each worker"
 
 
+def host_kind() -> DeviceKind:
+    """The kind of a machine without GPUs: simulated GPUs, or the CPU where the installed torch cannot simulate them."""
+    try:
+        installed = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # as on a driver's machine
+        return DeviceKind.SIM
+    major, minor = (int(number) for number in installed.split(".")[:2])
+    return DeviceKind.SIM if (major, minor) >= SIMULATES_SINCE else DeviceKind.CPU
+
+
 def choose_kind(
     wanted: DeviceKind | None, found: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
 ) -> DeviceKind:
-    """Return the device kind of workers. Pure; used by the pool's plan, its workers and `modelpool doctor`.
+    """Return the device kind of workers. Depends on the arguments, and on the version of torch where there is no GPU;
+    used by the pool's plan, its workers and `modelpool doctor`.
 
-    wanted       kind requested by the user; None: GPUs that Ray counts, else simulated ones
+    wanted       kind requested by the user; None: GPUs that Ray counts, else `host_kind`
     found        kinds that torch finds in this process. ROCm also answers to the name "cuda"; if it finds none, GPUs
                  are assumed to be Nvidia's
     has_gpus     Ray has GPUs of one of `RAY_COUNTS`
@@ -117,7 +131,7 @@ def choose_kind(
     if is_disabled:
         return DeviceKind.CPU
     if wanted is None and not has_gpus:
-        return DeviceKind.SIM
+        return host_kind()
     if wanted is None:
         return next((kind for kind in RAY_COUNTS if kind in found), DeviceKind.CUDA)
     is_rocm = DeviceKind.ROCM in found and DeviceKind.CUDA not in found

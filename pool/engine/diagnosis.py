@@ -6,7 +6,7 @@ Makes no rules of its own and uses no device memory. Input comes from `pool.devi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,10 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities, host_capabil
 from modelpool.pool.devices.copy_streams import COPY_STREAMS
 from modelpool.pool.devices.detection import Detected, DetectedDevice, Problem
 from modelpool.pool.devices.device_kinds import CPU_SHARE, DEFAULT_SIM_BYTES
-from modelpool.pool.devices.kind_names import RAY_COUNTS, DeviceKind, choose_kind
+from modelpool.pool.devices.kind_names import RAY_COUNTS, DeviceKind, choose_kind, host_kind
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.pinned_memory import SLOT_BYTES, SLOTS, pinned_budget_bytes
+from modelpool.pool.devices.tested_versions import untested
 from modelpool.pool.devices.torch_api import torch_private
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import (
@@ -287,6 +288,20 @@ def _self_test_problem(error: RuntimeError) -> Problem:
     return Problem(str(error), "install the torch that this release was made for: see constraints.txt", True)
 
 
+def version_problems(installed: Mapping[str, str]) -> tuple[Problem, ...]:
+    """Return a note for each untested version of the `installed` libraries. Tests the names inside diffusers' modules
+    on which options depend if its version is untested."""
+    found = [Problem(str(each), "nothing if it works; else a tested version") for each in untested(installed)]
+    if any(each.library == "diffusers" for each in untested(installed)):
+        from modelpool.pool.weights.patcher.blocks import diffusers_names
+
+        try:
+            diffusers_names.self_test()
+        except Exception as error:  # whatever another version does
+            found.append(Problem(f"diffusers {installed['diffusers']}: {error}", "install a tested version", True))
+    return tuple(found)
+
+
 def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]:
     """Return the behaviours that the pool requires and this torch lacks.
 
@@ -299,6 +314,10 @@ def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]
     claimed = torch_private.python_backend_name()
     try:
         torch_private.self_test()
+        if host_kind() is not DeviceKind.SIM:
+            return (
+                Problem(f"torch {torch.__version__} cannot simulate GPUs", "nothing; for sim, torch 2.10 or newer"),
+            )
         if not others and claimed in ("privateuseone", sim.BACKEND_NAME):
             sim.self_test()
             return ()

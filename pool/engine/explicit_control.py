@@ -24,6 +24,7 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
+from modelpool.pool.devices.kind_names import host_kind
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.engine.explicit_component import ExplicitComponent
@@ -85,7 +86,7 @@ def load_checkpoint(
     """Open a checkpoint without loading anything to the device.
 
     path     a .safetensors file with a text encoder, a diffusion model and a VAE
-    device   "cuda", "sim", "cpu" or another torch device kind; "auto" is cuda if available, else sim
+    device   "cuda", "sim", "cpu" or another torch device kind; "auto" is cuda if available, else sim or cpu
     vram     maximum of weights and activations: bytes, or "8GiB"; None is the memory of the device
     index    index of the device within its kind
     threads  CPU threads of torch, for the process; they can change the last bits of an image
@@ -98,7 +99,7 @@ def load_checkpoint(
     index = whole_number("index", index, "a whole number, 0 or more")
     threads = whole_number("threads", threads, f"a whole number from 1 to {MAX_THREADS}", 1, MAX_THREADS)
     checked_text("device", device, "the name of a kind of device, such as 'cuda', or 'auto'")
-    kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "sim")
+    kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else host_kind().value)
     catalog = Catalog((), (), kind)
     model = catalog.find_model(given)
     roles = catalog.components(model)  # an unusable file opens no device

@@ -120,7 +120,9 @@ def _shape(model: ModelRef, defaults: ModelDefaults, numbers: SampleNumbers, ste
     height = _checked_side("height", numbers.height, defaults.height, step)
     if video is None:
         if numbers.frames is not None:
-            raise unusable_field("frames", numbers.frames, f"none: model {model.name!r} generates images, not videos")
+            raise unusable_field(
+                "frames", numbers.frames, f"no value: model {model.name!r} generates images, not videos"
+            )
         return OutputShape(width, height)
     asked = video.frames if numbers.frames is None else numbers.frames
     frames = whole_number("frames", asked, f"a whole number from 1 to {MAX_FRAMES}", 1, MAX_FRAMES)

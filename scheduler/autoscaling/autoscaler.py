@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeAlias
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, WorkerSpec
 from modelpool.scheduler.autoscaling.group_records import GroupRecord
 from modelpool.scheduler.autoscaling.outlook import (
@@ -269,7 +270,7 @@ class Autoscaler:
         for worker in list(self._worker_table.workers.values()):
             if worker.group and worker.status is WorkerState.GIVEN_UP:
                 record = self.groups[worker.group]
-                reason = f"{worker.name} failed {worker.failures} times in a row"
+                reason = f"{worker.name} failed {counted(worker.failures, 'time')} in a row"
                 record.start_failed(at, reason, True, self._config.start_retry_limit)
                 why = ScalingWhy(ScalingRule.FAILED, worker.group, -1, _node_name(worker), at=at)
                 self._worker_table.release(worker, why)

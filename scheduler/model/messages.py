@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
@@ -490,7 +490,7 @@ class LoadWhy(WireValue):
     @property
     def words(self) -> str:
         """The record in a sentence."""
-        workers = "1 worker" if self.replicas == 1 else f"{self.replicas} workers"
+        workers = counted(self.replicas, "worker")
         return (
             f"loads weights that are pinned to {workers} and on {self.holders}: "
             f"{format_bytes(self.upload_bytes)} in {self.seconds:.2g} s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.wire_value import WireValue
 
 
@@ -48,7 +49,7 @@ class ScalingWhy(WireValue):
     @property
     def words(self) -> str:
         """The record as text."""
-        count = f"{abs(self.nodes)} node{'s' if abs(self.nodes) != 1 else ''} of {self.group}"
+        count = f"{counted(abs(self.nodes), 'node')} of {self.group}"
         act = f"requested {count}" if self.nodes > 0 else f"gave up {count}"
         if self.node:
             act += f" ({self.node})"

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import JobId
 from modelpool.scheduler.model.messages import (
     CancelRequested,
@@ -122,9 +123,9 @@ def describe(event: Event) -> str:
         case CancelRequested():
             return f"cancel requested for {event.job_id}"
         case WorkersWanted():
-            return f"{len(event.worker_ids)} workers wanted"
+            return f"{counted(len(event.worker_ids), 'worker')} wanted"
         case ComponentsKnown():
-            return f"{len(event.components)} components announced"
+            return f"{counted(len(event.components), 'component')} announced"
         case PruneComponents():
             return "unused components forgotten"
         case WorkerUp():
@@ -146,7 +147,7 @@ def describe(event: Event) -> str:
         case NodeDraining():
             return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
         case PinComponents():
-            return f"{len(event.components)} components pinned to {event.replicas} workers"
+            return f"{counted(len(event.components), 'component')} pinned to {counted(event.replicas, 'worker')}"
         case PoolEnding():
             return f"the pool ends at {event.deadline:.1f} s"
         case WeightsLoaded():

@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -423,7 +423,8 @@ class WorkerTable:
         if not worker.wanted:
             self._forget(worker)
         elif worker.failures >= self._config.start_retry_limit:
-            self._story.move(worker, WorkerState.GIVEN_UP, f"{worker.failures} failures in a row, last: {reason}")
+            failures = counted(worker.failures, "failure")
+            self._story.move(worker, WorkerState.GIVEN_UP, f"{failures} in a row, last: {reason}")
         else:
             self._story.move(worker, WorkerState.STARTING, f"#{worker.incarnation + 1}: {reason}")
             failures = worker.external_losses if cause.is_external else worker.failures

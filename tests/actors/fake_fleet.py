@@ -14,7 +14,7 @@ from itertools import takewhile
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.controller import Controller, PoolIdentity, Records, WatchedCluster
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes
@@ -242,7 +242,17 @@ class FakeFleet:
         self.ended.append((worker_id, incarnation))
         self.workers.pop((worker_id, incarnation), None)
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
+    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
+        if as_batch:
+            sent = self._send_batch(worker_id, incarnation, calls)
+        else:
+            sent = [self._send(worker_id, incarnation, request, inputs) for request, inputs in calls]
+            if len(calls) > 1:
+                self.joined.append(sent)
+        self.sent += sent
+        return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
+    def _send(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Sent:
         worker = self.workers.get((worker_id, incarnation))
         sent = Sent(
             worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
@@ -253,24 +263,16 @@ class FakeFleet:
             (worker.queued if worker.running else worker.running).append(sent)
         else:
             sent.report.set_result(None)
-        self.sent.append(sent)
-        return SentRun(sent.report, sent.ref)
+        return sent
 
-    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        for request, inputs in calls:
-            self.run(worker_id, incarnation, request, inputs)
-        sent = self.sent[-len(calls) :]
-        self.joined.append(sent)
-        return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
-
-    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         (call,) = [sent for sent in self.joined if [one.request.run for one in sent] == list(runs)]
         over = list(takewhile(lambda sent: sent.report.done(), call))
         reports: asyncio.Future[list] = asyncio.get_running_loop().create_future()
         reports.set_result([sent.report.result() for sent in over])
         return SentRuns(reports, [sent.ref for sent in over])
 
-    def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
+    def _send_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> list[Sent]:
         worker = self.workers[worker_id, incarnation]
         assert not worker.running, f"{worker_id} is sent a second run"
         loop = asyncio.get_running_loop()
@@ -279,8 +281,7 @@ class FakeFleet:
             for request, inputs in asked
         ]
         worker.running += sent
-        self.sent += sent
-        return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+        return sent
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         worker = self.workers.get((worker_id, incarnation))

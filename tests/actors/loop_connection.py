@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from typing import Any
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.output_writer import HOLD_SECONDS
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.actors.control.catalog_questions import ListingCatalog
+from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.control.succession import WorkerOrigin, successor
@@ -33,7 +34,6 @@ from modelpool.actors.worker.wire.messages import (
     LoadReport,
     LoadRequest,
     PreviewMade,
-    RunRequest,
     StartedWorker,
     StateSaved,
     StepDone,
@@ -42,7 +42,7 @@ from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
-from modelpool.pool.values.specs.spec import JudgedFile, TaskId, TaskReport, WorkerId
+from modelpool.pool.values.specs.spec import JudgedFile, TaskId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -96,13 +96,13 @@ class ThreadFleet:
             for origin, worker, thread in before.surrender():
                 worker.change_controller(self.epoch)
                 worker._on_step = self.on_step
-                worker._on_judged = partial(self._judged, worker)
+                worker._files._on_judged = partial(self._judged, worker)
                 self._left.append((origin, worker, thread))
             before = before._predecessor
         return len(self._left)
 
-    def _judged(self, worker: GpuWorker, files: tuple[JudgedFile, ...], epoch: int) -> None:
-        self.on_judged(worker._worker_id, worker._incarnation, files, epoch)
+    def _judged(self, worker: GpuWorker, files: tuple[JudgedFile, ...]) -> None:
+        self.on_judged(worker._worker_id, worker._incarnation, files, worker._lease.epoch)
 
     def surrender(self) -> list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]]:
         """Return its workers, also those that it had not adopted yet. Its process is gone: it starts none any more."""
@@ -140,7 +140,7 @@ class ThreadFleet:
             lease=WorkerLease(self.epoch),
             on_preview=lambda made: self.on_preview(made),
         )
-        worker._on_judged = partial(self._judged, worker)
+        worker._files._on_judged = partial(self._judged, worker)
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)
@@ -162,54 +162,29 @@ class ThreadFleet:
             worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
+    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
         worker, thread = self.workers[worker_id, incarnation]
-        ref = FakeRef()
-
-        def run_unless_revoked(values: Sequence[Result]) -> tuple[TaskReport | None, Result | None]:
-            return worker.run(request, *values) if worker.may_start(request) else (None, None)
-
-        async def report() -> TaskReport | None:
-            if any(given.lost for given in inputs):
-                raise InputsLost("an input of this task is gone")
-            values = [given.value for given in inputs]
-            loop = asyncio.get_running_loop()
-            told, ref.value = await loop.run_in_executor(thread, run_unless_revoked, values)
-            return told
-
-        return SentRun(report(), ref)
-
-    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        return SentRuns(*self._sent(worker_id, incarnation, calls, GpuWorker.run_in_order))
-
-    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
-        worker, _ = self.workers[worker_id, incarnation]
-        reports, results = worker.over_in_order(runs, self.epoch)
-        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        over.set_result(reports)
-        return SentRuns(over, [FakeRef(result) for result in results])
-
-    def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
-        return SentBatch(*self._sent(worker_id, incarnation, asked, GpuWorker.run_batch))
-
-    def _sent(
-        self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall], method: Callable[..., Any]
-    ) -> tuple[Awaitable[Sequence[Any]], list[FakeRef]]:
-        worker, thread = self.workers[worker_id, incarnation]
-        requests, refs = [request for request, _ in asked], [FakeRef() for _ in asked]
-        flat = [given for _, inputs in asked for given in inputs]
+        requests, refs = [request for request, _ in calls], [FakeRef() for _ in calls]
+        flat = [given for _, inputs in calls for given in inputs]
 
         async def reports() -> Sequence[Any]:
             if any(given.lost for given in flat):
                 raise InputsLost("an input of these tasks is gone")
             loop = asyncio.get_running_loop()
-            values = [given.value for given in flat]
-            told, results = await loop.run_in_executor(thread, method, worker, requests, *values)
+            run = partial(worker.run, requests, *[given.value for given in flat], as_batch=as_batch)
+            told, results = await loop.run_in_executor(thread, run)
             for ref, result in zip(refs, results, strict=True):
                 ref.value = result
             return told
 
-        return reports(), refs
+        return SentRuns(reports(), refs)
+
+    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        worker, _ = self.workers[worker_id, incarnation]
+        reports, results = worker.over(runs, self.epoch)
+        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        over.set_result(reports)
+        return SentRuns(over, [FakeRef(result) for result in results])
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         known = self.workers.get((worker_id, incarnation))

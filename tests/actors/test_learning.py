@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from modelpool.actors.control import catalog_service as catalog_desk
+from modelpool.actors.control.catalog_questions import MODELS
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, Stage, TaskSpec
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
@@ -30,7 +31,7 @@ def test_each_run_that_ended_well_is_told_once(told: ModelKwargs) -> None:
         desk = await Desk().open()
         await desk.submit(request())
         await desk.run_dry()
-        await desk.controller.listings()
+        await desk.controller.ask_catalog(MODELS)
 
     talk()
     assert [task.stage for task, _ in told] == [Stage.ENCODE, Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
@@ -46,7 +47,7 @@ def test_failures_are_not_told(told: ModelKwargs, kind: RunErrorKind) -> None:
         await desk.submit(request())
         desk.fleet.fail(desk.fleet.running[0], kind)
         await desk.finish()
-        await desk.controller.listings()
+        await desk.controller.ask_catalog(MODELS)
 
     talk()
     assert told == []

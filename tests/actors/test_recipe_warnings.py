@@ -11,7 +11,9 @@ import pytest
 
 from modelpool.actors.cli.models.recipe_table import recipe_facts
 from modelpool.actors.client.client import PartialLora
-from modelpool.actors.control.catalog_service import BuiltRequest, CatalogService
+from modelpool.actors.control.catalog_questions import BUILD_SOME
+from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
@@ -41,7 +43,7 @@ def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
 
 def test_a_recipe_tells_the_settings_of_the_pool_and_keeps_its_digest() -> None:
     service = CatalogService(FakeCatalog, InlineExecutor(), {"products": "auto"})
-    (built,) = asyncio.run(service.build_some([(JobId("a"), request("light"))], None))
+    (built,) = asyncio.run(service.ask(BUILD_SOME, [(JobId("a"), request("light"))], None, False))
     recipe, _ = build_graph(request("light"), JobId("a"), FakeCatalog())
     assert isinstance(built, BuiltRequest)
     assert built.recipe.computed_by == {"products": "auto"}

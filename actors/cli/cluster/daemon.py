@@ -34,7 +34,7 @@ from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_fi
 from modelpool.actors.ray.session_folder import SessionFolder
 from modelpool.actors.ray.state_folder import pool_log_path
 from modelpool.actors.ray.unused_state import StateUpkeep
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.user_folders import machine_folder
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
             print(lost, file=sys.stderr, flush=True)
             return
         if left:
-            print(f"{left} running tasks did not end within {seconds:g} s", file=sys.stderr, flush=True)
+            print(f"{counted(left, 'running task')} did not end within {seconds:g} s", file=sys.stderr, flush=True)
 
     draining = threading.Thread(target=drain, name="drain", daemon=True)
     draining.start()

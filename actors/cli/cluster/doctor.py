@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.option_groups import Without, with_option_groups
 from modelpool.actors.cli.terminal.options import PoolOptions
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, DiagnosisSettings
 
 EXIT_BROKEN = 1
+_NOT_INSTALLED = "not installed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,12 +49,10 @@ class Report:
     diagnosis: Diagnosis
 
 
+@with_option_groups
 def doctor(
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
+    *,
+    where: Annotated[PoolOptions, Without.of("gpus", "allow_pickle", "pool")],
     as_json: options.AsJson = False,
 ) -> None:
     """Show the devices of this machine, the settings chosen for them with reasons, and suggestions. Exits with 1 if
@@ -59,7 +60,7 @@ def doctor(
     """
     from modelpool.actors.cli.terminal.screen import print_json, show, user_console
 
-    report = make_report(PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram))
+    report = make_report(where)
     if as_json:
         print_json(sys.stdout, as_plain(report))
     else:
@@ -73,13 +74,15 @@ def make_report(settings: PoolOptions) -> Report:
     """Inspect this machine. Raises UserError for a wrong option or configuration."""
     from modelpool.pool.devices.detection import detect
     from modelpool.pool.devices.nvml import find_nvml, read_nvml
-    from modelpool.pool.engine.diagnosis import diagnose, self_test_problems
+    from modelpool.pool.devices.tested_versions import TESTED
+    from modelpool.pool.engine.diagnosis import diagnose, self_test_problems, version_problems
 
     wanted = _requested_settings(settings)
     nvml = read_nvml(find_nvml())
     found = detect(nvml)
     kinds = {device.kind for device in found.devices}
-    found = dataclasses.replace(found, problems=found.problems + self_test_problems(kinds))
+    problems = (*found.problems, *self_test_problems(kinds), *version_problems(_installed(TESTED)))
+    found = dataclasses.replace(found, problems=problems)
     return Report(_software(nvml), diagnose(found, wanted))
 
 
@@ -143,13 +146,19 @@ def _software(nvml: NvmlReading) -> Software:
     )
 
 
+def _installed(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those that are installed."""
+    found = {name: _version(name) for name in distributions}
+    return {name: version for name, version in found.items() if version != _NOT_INSTALLED}
+
+
 def _version(distribution: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return "not installed"
+        return _NOT_INSTALLED
 
 
 def _host_line(diagnosis: Diagnosis) -> str:

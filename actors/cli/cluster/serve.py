@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.option_groups import Without, with_option_groups
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import UserError, format_bytes
@@ -22,18 +23,15 @@ Name = Annotated[
 ]
 
 
+@with_option_groups
 def up(
     detach: Annotated[bool, typer.Option("--detach", help="Keep it running in the background.", metavar=" ")] = False,
     name: Annotated[
         str | None,
         typer.Option("--name", help="Name of the pool (default: modelpool).", metavar="N", show_default=False),
     ] = None,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
+    *,
+    where: Annotated[PoolOptions, Without.of("allow_pickle", "pool")],
     record: Annotated[
         Path | None,
         typer.Option(
@@ -51,8 +49,7 @@ def up(
     from modelpool.actors.cli.terminal.screen import say, user_console
 
     console = user_console()
-    options_set = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
-    settings = settings_for(options_set).override(name=name, record=record)
+    settings = settings_for(where).override(name=name, record=record)
     if changes := settings.describe(changes_only=True).strip():
         say(console, changes, "dim")
     called = settings.cluster.name

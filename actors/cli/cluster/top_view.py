@@ -12,9 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from modelpool.actors.cli.terminal.fitted_table import FittedColumn, FittedTable
 from modelpool.actors.cli.terminal.screen import duration, visible
 from modelpool.actors.cli.terminal.tables import facts_table, qos_facts, rows_table, worker_facts
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import NodeCosts, PoolStatus, WorkerStatus
@@ -51,29 +52,34 @@ def _headline(now: PoolStatus) -> str:
     return f"{up} of {len(now.workers)} GPUs up, {busy} busy; jobs: {jobs}{left}; up for {duration(now.seconds)}"
 
 
-def _workers(now: PoolStatus, letters: Mapping[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    on_nodes = any(worker.node_name for worker in now.workers)
-    node = (("node", "left"),) if on_nodes else ()
-    for heading, side in (
-        ("GPU", "left"), *node, ("kind", "left"), ("state", "left"), ("task", "left"), ("weights", "left"),
-        ("", "right"), ("runs", "right"), ("hits", "right"),
-    ):  # fmt: skip
-        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
-    for worker in now.workers:
-        used = f"{format_bytes(worker.used_bytes)} of {format_bytes(worker.capacity_bytes)}"
-        table.add_row(
-            str(worker.id),
-            *([Text(visible(worker.node_name or "-", kept=""))] if on_nodes else []),
-            worker.device or "-",
-            worker.state.replace("_", " "),
-            _task(worker),
-            _bar(worker, letters),
-            used if worker.capacity_bytes else "-",
-            str(worker.runs),
-            _share(worker.runs_resident, worker.runs),
+def _workers(now: PoolStatus, letters: Mapping[str, str]) -> FittedTable:
+    """Build the table of GPUs. On a narrow terminal, bar and kind give way first; id, state and task stay."""
+    workers = now.workers
+    on_nodes = any(worker.node_name for worker in workers)
+    used = [
+        f"{format_bytes(worker.used_bytes)} of {format_bytes(worker.capacity_bytes)}" if worker.capacity_bytes else "-"
+        for worker in workers
+    ]
+    runs = [Text(str(worker.runs)) for worker in workers]
+    hits = [_share(worker.runs_resident, worker.runs) for worker in workers]
+    nodes = [Text(visible(worker.node_name or "-", kept="")) for worker in workers]
+
+    def bars(cells: int) -> list[Text]:
+        return [_bar(worker, letters, cells) for worker in workers]
+
+    return FittedTable(
+        (
+            FittedColumn("GPU", [Text(str(worker.id)) for worker in workers]),
+            *([FittedColumn("node", nodes, gives_way=3, least_cells=10)] if on_nodes else []),
+            FittedColumn("kind", [Text(worker.device or "-") for worker in workers], gives_way=2, least_cells=8),
+            FittedColumn("state", [Text(worker.state.replace("_", " ")) for worker in workers]),
+            FittedColumn("task", [Text(_task(worker)) for worker in workers], gives_way=7, least_cells=16, stays=True),
+            FittedColumn("weights", bars(BAR_CELLS), gives_way=1, least_cells=8, redrawn=bars),
+            FittedColumn("", [Text(text) for text in used], gives_way=6, least_cells=20, right=True),
+            FittedColumn("runs", runs, gives_way=5, least_cells=4, right=True),
+            FittedColumn("hits", [Text(text) for text in hits], gives_way=4, least_cells=4, right=True),
         )
-    return table
+    )
 
 
 def _task(worker: WorkerStatus) -> str:
@@ -86,7 +92,7 @@ def _task(worker: WorkerStatus) -> str:
     return f"{run.stage}{step} of {run.job_id or '-'}{others}, {duration(run.seconds)}{stopping}"
 
 
-def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
+def _bar(worker: WorkerStatus, letters: Mapping[str, str], bar_cells: int) -> Text:
     """Draw each component with a length proportional to its bytes; free memory as dots."""
     bar, filled = Text(), 0
     if not worker.capacity_bytes:
@@ -94,10 +100,10 @@ def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
     end_bytes = 0
     for part in sorted(worker.parts, key=lambda part: part.component):
         end_bytes += part.resident_bytes
-        cells = min(BAR_CELLS, round(BAR_CELLS * end_bytes / worker.capacity_bytes)) - filled
+        cells = min(bar_cells, round(bar_cells * end_bytes / worker.capacity_bytes)) - filled
         bar.append(letters[part.component] * cells, style=_colour(letters[part.component]))
         filled += cells
-    return bar.append("." * (BAR_CELLS - filled), style="dim")
+    return bar.append("." * (bar_cells - filled), style="dim")
 
 
 def _legend(now: PoolStatus, letters: Mapping[str, str]) -> Table:
@@ -199,7 +205,8 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
         ),
         (
             "hit rate",
-            f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks had all weights resident",
+            f"{_share(now.tasks_resident, now.tasks_total)} of {counted(now.tasks_total, 'task')} "
+            "had all weights resident",
         ),
     ]
     facts += qos_facts(now)

@@ -18,7 +18,7 @@ import typer
 
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
-from modelpool.pool.values.core.errors import OutputFailed, UserError, format_bytes
+from modelpool.pool.values.core.errors import OutputFailed, UserError, counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,8 +115,9 @@ def save(
     if as_json:
         print_json(sys.stdout, {"kind": "saved", **_plain(saved), "warnings": warnings})
         return
-    patched = f", {saved.patched} weights patched" if found else ""
-    say(console, f"written: {saved.path} ({saved.tensors} tensors, {format_bytes(saved.file_bytes)}{patched})")
+    patched = f", {counted(saved.patched, 'weight')} patched" if found else ""
+    tensors = counted(saved.tensors, "tensor")
+    say(console, f"written: {saved.path} ({tensors}, {format_bytes(saved.file_bytes)}{patched})")
     for lack in saved.missing:
         say(console, f"without {lack}", "yellow")
     if saved.left_out:

@@ -14,7 +14,14 @@ import typer
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, FORMATS, VIDEO_FORMATS
-from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes, unusable_field
+from modelpool.pool.values.core.errors import (
+    CorruptFile,
+    UnknownArchitecture,
+    UserError,
+    counted,
+    format_bytes,
+    unusable_field,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -307,8 +314,8 @@ def _lora(info: LoraInfo, sha256: str, options: PoolOptions) -> Findings:
     facts = [
         ("LoRA", info.path),
         ("kind", f"{', '.join(info.algorithms)}, {', '.join(info.styles)} key naming"),
-        ("size", f"{format_bytes(info.file_bytes)} in {info.tensors} tensors"),
-        *((role.value.replace("_", " "), f"{count} modules") for role, count in info.modules.items()),
+        ("size", f"{format_bytes(info.file_bytes)} in {counted(info.tensors, 'tensor')}"),
+        *((role.value.replace("_", " "), counted(count, "module")) for role, count in info.modules.items()),
         ("ranks", ", ".join(f"{rank} ({count})" for rank, count in info.ranks.items()) or "none"),
         ("alphas", ", ".join(f"{alpha:g} ({count})" for alpha, count in info.alphas.items()) or "none"),
         ("sha256", sha256),
@@ -342,7 +349,8 @@ def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict
         except UserError as refusal:
             found.append({"model": listing.name, "belongs": False, "verdict": f"no: {refusal}"})
             continue
-        verdict = f"yes: {match.warning or f'{match.matched} of its {match.total} keys matched'}"
+        matched = f"{match.matched} of its {counted(match.total, 'key')} matched"
+        verdict = f"yes: {match.warning or matched}"
         found.append({"model": listing.name, "belongs": True, "verdict": verdict})
     return found
 

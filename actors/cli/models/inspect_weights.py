@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.values.core.errors import counted as counted_noun
 from modelpool.pool.values.core.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def counted(parameters: int) -> str:
 
 
 def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"
+    return counted_noun(count, "tensor")
 
 
 def _kind_and_description(found: FileFacts | str) -> tuple[str, str]:

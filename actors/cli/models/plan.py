@@ -14,7 +14,7 @@ from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.values.core.errors import UserError, format_bytes, parse_bytes, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, format_bytes, parse_bytes, unusable_field
 from modelpool.pool.values.specs.spec import JobId, Stage
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def plan_memory(
 
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
-    where = PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram)
+    where = PoolOptions(config=config, device=device, vram=vram, vram_policy=vram_policy, reserve_vram=reserve_vram)
     found = memory_plan(model, prompt, dict(fields), batch, link, where)
     if as_json:
         print_json(sys.stdout, as_plain(found))
@@ -208,7 +208,7 @@ def _settings_facts(found: MemoryPlan) -> list[tuple[str, str]]:
     taken = " and ".join(f"{format_bytes(count)} {use}" for use, count in parts.items() if count)
     link = f"{found.link_bytes_per_second / 1e9:.3g} GB/s, {found.link_source}"
     return [
-        ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
+        ("model", f"{found.model} at {found.width}x{found.height}, {counted(found.steps, 'step')}"),
         ("device", f"{found.device_kind} ({found.device_source})"),
         ("policy", f"{found.policy} ({found.policy_source})"),
         ("model calls", found.calls),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import PlainPoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.actors.request.field_table import REQUEST_FIELDS
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: lines that the pool checks together at first, so that the first task starts at once
 FIRST_CHUNK = 8
+#: time in which the lines of a file are checked before the pool starts; about 10,000 lines
+CHECKED_FIRST_SECONDS = 1.0
 #: invalid lines that are printed; more of them have a common cause
 MOST_REPORTED = 1000
 
@@ -38,6 +41,7 @@ BATCH_HELP = (
 
 
 @with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
+@with_option_groups
 def batch(
     context: typer.Context,
     job_file: Annotated[
@@ -69,15 +73,11 @@ def batch(
     shards: options.Shards = 0,
     shard_format: options.ShardFormat = "webdataset",
     thumbnails: options.Thumbnails = False,
+    why: options.Why = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    where: PlainPoolOptions,
 ) -> None:
     """Read the file, start a pool once a line can be generated, and generate what is missing while later lines are
     read. Exits with 2 if no line is valid.
@@ -102,7 +102,6 @@ def batch(
     check_outputs(output)
     session = session_of(context)
     layout = layout_of(shards, shard_format, thumbnails)
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     names = session.check_names(where)
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line
@@ -110,21 +109,26 @@ def batch(
     lines = _ValidLines(job_file, defaults, seed, names, console, choice, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
+            lines.say_none_is_valid()
             raise typer.Exit(2)
+        expected = line_count(job_file)
+        if expected is not None:  # a file, not the output of a program that may be slow
+            reader.wait_ahead(CHECKED_FIRST_SECONDS)
         if layout != FILES:
             declare_layout(output, layout)
-        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
+        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file)
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
-            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True, name=name)
+            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=why, name=name)
             raise typer.Exit(run_requests(run, running, console))
 
 
 class _ValidLines:
     """The valid lines of a job file, each with its place among them. Iterate once; prints invalid lines as they are
-    read, and at the end how many there are.
+    read.
 
-    Until a line has names that are known, lines with unknown names are invalid too: a file without any starts no pool.
+    Lines with unknown names, and with fields that their models do not support, are invalid too: a file without any
+    other lines starts no pool.
     """
 
     def __init__(
@@ -149,12 +153,15 @@ class _ValidLines:
     def __iter__(self) -> Iterator[WantedOutput]:
         from modelpool.actors.cli.run.checked_requests import WantedOutput
         from modelpool.actors.cli.run.job_file import BrokenLine, job_lines
-        from modelpool.actors.cli.terminal.screen import counted, say
+        from modelpool.actors.cli.terminal.screen import say
 
-        place = 0
+        place, invalid_number = 0, 0
         for line in job_lines(self._path, self._defaults, self._seed, self._choice):
-            problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled, not place)
+            problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled)
             if problem or isinstance(line, BrokenLine):
+                if line.number == invalid_number:  # another output of the same line
+                    continue
+                invalid_number = line.number
                 self.invalid_count += 1
                 if self.invalid_count <= MOST_REPORTED:
                     say(self._console, f"{self._path}:{line.number}: {problem}", "red")
@@ -163,20 +170,20 @@ class _ValidLines:
                 continue
             yield WantedOutput(place, line.labelled, f"{self._path}:{line.number}: ")
             place += 1
-        if self.invalid_count:
-            invalid = counted(self.invalid_count, "invalid line")
-            say(self._console, f"{self._path}: {invalid}, {place} valid", "red")
 
-    def _problem(self, request: GenerateRequest, is_first: bool) -> str:
+    def say_none_is_valid(self) -> None:
+        """Print that all lines are invalid."""
+        from modelpool.actors.cli.terminal.screen import counted, say
+
+        say(self._console, f"{self._path}: {counted(self.invalid_count, 'invalid line')}, 0 valid", "red")
+
+    def _problem(self, request: GenerateRequest) -> str:
         """Return why a line cannot be used; "" if it can."""
         if self._file_name is not None and (missing := self._file_name.missing(request)):
             return f"{missing}: missing; --name {self._file_name.text} needs it"
-        return self._unknown(request) if is_first else ""
-
-    def _unknown(self, request: GenerateRequest) -> str:
-        """Return why a name in `request` is not known; "" if all are."""
         try:
             self._names.check(request)
+            self._names.check_supported(request)
         except UserError as problem:
             return str(problem)
         return ""

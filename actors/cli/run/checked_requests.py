@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modelpool.actors.cli.terminal.screen import counted
 from modelpool.actors.request.labels import output_key
 from modelpool.pool.values.core.errors import UserError
 
@@ -40,12 +41,14 @@ class WantedOutputs:
 
     chunks         with consecutive places from 0
     expected       about how many there are, the invalid ones included; None if that is not known
-    invalid_count  returns the number of requests that were invalid so far; they are not in `chunks` and were reported
+    invalid_count  returns the number of lines that were invalid so far; they are not in `chunks` and were reported
+    source         the file whose lines they are; "" without one
     """
 
     chunks: Iterator[Sequence[WantedOutput]]
     expected: int | None
     invalid_count: Callable[[], int] = lambda: 0
+    source: str = ""
 
     @classmethod
     def of(cls, wanted: Sequence[WantedOutput], invalid: int = 0) -> WantedOutputs:
@@ -81,6 +84,11 @@ class CheckedRequests:
         self._accepted: dict[int, WantedOutput] = {}
         self._nouns: set[str] = set()
         self._decided = 0
+        #: the origin of the last decision, whether one of its requests was refused, and the lines so far
+        self._origin: str | None = None
+        self._origin_refused = False
+        self._line_count = 0
+        self._refused_line_count = 0
         self.kept_count = 0
         self.refused_count = 0
         #: accepted requests that failed in an earlier run
@@ -102,6 +110,7 @@ class CheckedRequests:
         with self._lock:
             one = self._undecided.pop(place)
             self._decided += 1
+            self._count_line(one.origin, isinstance(answer, UserError))
             if isinstance(answer, UserError):
                 self.refused_count += 1
             else:
@@ -125,6 +134,31 @@ class CheckedRequests:
         with self._lock:
             return self._accepted[place]
 
+    def _count_line(self, origin: str, is_refused: bool) -> None:
+        """Count the line of a decision: a line with several requests is one, and invalid if one of them is."""
+        if origin != self._origin:
+            self._origin, self._origin_refused = origin, False
+            self._line_count += 1
+        if is_refused and not self._origin_refused:
+            self._origin_refused = True
+            self._refused_line_count += 1
+
+    @property
+    def invalid_lines(self) -> str:
+        """The number of lines of the file that cannot be generated, so far, as text; "" if there are none."""
+        count = self._refused_line_count + self._wanted.invalid_count()
+        return counted(count, "invalid line") if count and self._wanted.source else ""
+
+    @property
+    def valid_line_count(self) -> int:
+        """Number of lines that can be generated or exist, so far."""
+        return self._line_count - self._refused_line_count
+
+    @property
+    def source(self) -> str:
+        """The file of the requests; "" without one."""
+        return self._wanted.source
+
     @property
     def accepted_count(self) -> int:
         """Number of requests that were accepted so far."""
@@ -143,9 +177,14 @@ class CheckedRequests:
         return max(self.accepted_count, self._wanted.expected - self.kept_count - self.failed_count)
 
     @property
+    def waits_for(self) -> str:
+        """What the check of the first requests waits for; "" once one is decided."""
+        return "" if self._decided or self.is_complete else "waiting: the catalog loads torch and reads the models"
+
+    @property
     def words(self) -> str:
-        """How far the check is: "checked 12,000 of 50,000"; "" once it is complete."""
-        if self.is_complete:
+        """How far the check is: "checked 12,000 of 50,000"; "" before the first decision and once it is complete."""
+        if self.is_complete or not self._decided:
             return ""
         checked, expected = self._decided + self._wanted.invalid_count(), self._wanted.expected
         of_all = "" if expected is None else f" of {max(expected, checked):,}"

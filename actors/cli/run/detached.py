@@ -82,7 +82,7 @@ def submit(
     """Hand the requests of a file over to a running pool, and return. They run, and their outputs are written, whatever
     happens to this terminal, to the pool's processes, or to the machine: `modelpool up` continues. Prints the id.
     """
-    from modelpool.actors.cli.terminal.screen import counted, print_json, say, user_console
+    from modelpool.actors.cli.terminal.screen import counted, print_json, say, spinner, user_console
     from modelpool.actors.config.output_address import absolute_address, output_address
     from modelpool.actors.outputs.layout import FILES, layout_of
     from modelpool.actors.request.job_files.columns import ColumnChoice
@@ -94,8 +94,8 @@ def submit(
     choice = ColumnChoice.of(columns or (), ignore_columns)
     defaults = dict(fields) if model is None else {**fields, "model": model}
     console = user_console()
-    with joined_pool(context, pool) as joined, console.status(f"reading {job_file}") as status:
-        lines = _SubmittedLines(job_file, defaults, seed, choice, template, console, status.update)
+    with joined_pool(context, pool) as joined, spinner(console, f"reading {job_file}") as show_line:
+        lines = _SubmittedLines(job_file, defaults, seed, choice, template, console, show_line)
         asked = None if layout == FILES else layout
         # a file is read again if the job service is restarted meanwhile
         requests = iter(lines) if job_file == "-" else lines
@@ -174,18 +174,18 @@ def wait(
     """Wait until all jobs of a submission have ended. Exits with 1 if some failed or were cancelled, or if the time is
     over.
     """
-    from modelpool.actors.cli.terminal.screen import print_json, say, user_console
+    from modelpool.actors.cli.terminal.screen import print_json, say, spinner, user_console
 
     until = None if timeout is None else time.monotonic() + timeout
     console = user_console()
     with joined_pool(context, pool) as joined:
         jobs = joined.attach(jobs_id)
         progress = jobs.progress()
-        with console.status(progress_line(progress)) as status:
+        with spinner(console, progress_line(progress)) as show_line:
             while progress.record.pending and (until is None or time.monotonic() < until):
                 time.sleep(_DRAW_SECONDS)
                 progress = jobs.progress()
-                status.update(progress_line(progress))
+                show_line(progress_line(progress))
     if as_json:
         print_json(sys.stdout, plain_record(progress.record))
     else:

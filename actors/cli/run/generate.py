@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import OutputOptions, PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import missing_value, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.client.start_checks import NameCheck
     from modelpool.actors.http.service.read_fields import ReadFields
+    from modelpool.actors.request.requests import GenerateRequest
 
 Like = Annotated[
     str | None,
@@ -36,6 +38,7 @@ _SEEDS = 2**64
 
 
 @with_request_options()
+@with_option_groups
 def generate(
     context: typer.Context,
     prompts: Annotated[
@@ -47,25 +50,14 @@ def generate(
     seed: options.Seed = None,
     n: options.Number = 1,
     like: Like = None,
-    out: options.Out = None,
-    name: options.Name = None,
-    resume: options.Resume = False,
-    as_json: options.AsJson = False,
-    preview: options.Preview = None,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    allow_pickle: options.AllowPickle = False,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    output: OutputOptions,
+    where: PoolOptions,
 ) -> None:
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     described = None if like is None else _read(like, session_of(context).check_names(where))
     wanted = _PromptBatch.of(prompts or [], n, seed, model, dict(fields), described)
-    raise typer.Exit(_make(context, where, wanted, out, resume, as_json, name, preview))
+    raise typer.Exit(_make(context, where, wanted, output))
 
 
 def _read(path: str, names: NameCheck) -> ReadFields:
@@ -103,7 +95,7 @@ class _PromptBatch:
         has one."""
         if described is None:
             if not prompts:
-                raise unusable_field("PROMPT", "nothing", "a text, or --like FILE")
+                raise missing_value("PROMPT", "a text, or --like FILE")
             return cls(tuple(prompts), n, _seed(seed), model, fields)
         found = described.request(**{"prompt": "", **fields, **({} if model is None else {"model": model})})
         known = {name: getattr(found, name) for name in found.model_fields_set} | fields
@@ -116,19 +108,10 @@ def _make(
     context: typer.Context,
     where: PoolOptions,
     wanted: _PromptBatch,
-    out: str | None,
-    resume: bool,
-    as_json: bool,
-    file_name: str | None,
-    preview: str | None,
+    output: OutputOptions,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
-    from modelpool.actors.cli.run.checked_requests import WantedOutput, WantedOutputs
-    from modelpool.actors.cli.run.preview_file import preview_file
-    from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
-    from modelpool.actors.cli.terminal.open_pool import output_for
-    from modelpool.actors.config.output_address import output_address
-    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.cli.run.run_jobs import OutputPlan, started
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
@@ -137,37 +120,38 @@ def _make(
         raise unusable_field("-n", wanted.n, "a whole number from 1")
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
-    first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
-    if file_name is not None:
-        NameTemplate.of(file_name, "--name").check(first, "a prompt of the command line")
-    shown = None if preview is None else preview_file(preview)
-    output = output_for(where, None if out is None else output_address(out, "--out"))
-    check_outputs(output)
+    first = GenerateRequest(
+        model=wanted.model or "any", prompt=wanted.prompts[0], seed=wanted.first_seed, **wanted.fields
+    )
+    if output.name is not None:
+        NameTemplate.of(output.name, "--name").check(first, "a prompt of the command line")
+    plan = OutputPlan.of(output, where)
     names = session.check_names(where)
     known = names.model_names() if wanted.model is None else None
     model = wanted.model if known is None else options.only_model(known)
     if model is not None:
-        names.check(first.model_copy(update={"model": model}))
+        first = first.model_copy(update={"model": model})
+        names.check(first)
+        names.check_supported(_with_images_read(first))
     with started(session, where) as running:
         name = model or options.only_model([listing.name for listing in running.models()])
-        requests = tuple(
-            WantedOutput(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
-            for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
+        requests = (
+            GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields)
+            for prompt, a_seed in prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n)
         )
-        go_on = resume_command(session.arguments, wanted.first_seed)
-        return run_requests(
-            CommandRun(
-                WantedOutputs.of(requests),
-                output,
-                resume,
-                as_json,
-                go_on,
-                all_or_nothing=True,
-                name=file_name,
-                preview=shown,
-            ),
-            running,
-        )
+        return plan.run(requests, resume_command(session.arguments, wanted.first_seed), running)
+
+
+def _with_images_read(request: GenerateRequest) -> GenerateRequest:
+    """Return `request` with its images and videos read, as a pool gets them. Raises UserError for files that cannot be
+    read."""
+    from modelpool.actors.client.model_checks import has_unread_inputs
+
+    if not has_unread_inputs(request):
+        return request
+    from modelpool.actors.control.inputs.input_images import InputImages
+
+    return InputImages(lambda image: None).bring(request)[0]
 
 
 def _seed(seed: int | None) -> int:

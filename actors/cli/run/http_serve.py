@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.option_groups import Without, with_option_groups
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 
@@ -31,16 +33,14 @@ Folder = Annotated[
 ]
 
 
+@with_option_groups
 def serve(
     context: typer.Context,
     host: Host = None,
     port: Port = None,
     out: Folder = None,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
+    *,
+    where: Annotated[PoolOptions, Without.of("allow_pickle", "config", "pool")],
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
@@ -54,10 +54,10 @@ def serve(
     from modelpool.actors.outputs.atomic_write import make_private_folder
 
     # the configuration has [serve] also for a running pool, which has its own configuration otherwise
-    settings = settings_for(PoolOptions(config)).override(host=host, port=port)
+    settings = settings_for(PoolOptions(config=config)).override(host=host, port=port)
     server.check_packages()
     folder = served_folder(out, settings)
-    where = PoolOptions(None if pool else config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    where = replace(where, config=None if pool else config, pool=pool)
     console = user_console()
     with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
         make_private_folder(folder)

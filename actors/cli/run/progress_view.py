@@ -85,8 +85,8 @@ class BarsView:
 
 
 class LinesView:
-    """Prints one line for each image and each failure, and every `CHECKED_SECONDS` how far the check of the requests
-    is.
+    """Prints one line for each image and each failure, and at most every `CHECKED_SECONDS`, how far the check of the
+    requests is, if that has changed.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,7 +94,7 @@ class LinesView:
         self._clock = clock
         self._ended = 0
         self._total = 0
-        self._checked_at = clock()
+        self._checked, self._checked_at = "", clock()
 
     def __enter__(self) -> Self:
         return self
@@ -107,8 +107,8 @@ class LinesView:
     def update(self, progress: Progress, checked: str = "") -> None:
         """Keep the number of jobs for later lines."""
         self._total = progress.total
-        if checked and self._clock() - self._checked_at >= CHECKED_SECONDS:
-            self._checked_at = self._clock()
+        if checked and checked != self._checked and self._clock() - self._checked_at >= CHECKED_SECONDS:
+            self._checked, self._checked_at = checked, self._clock()
             self.notice(checked)
 
     def image(self, text: str) -> None:

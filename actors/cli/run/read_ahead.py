@@ -7,6 +7,7 @@ arrived is not kept waiting for what has not.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -55,6 +56,15 @@ class ReadAhead(Generic[T]):
             if not self._taken and self._problem is not None:
                 raise self._problem
             return bool(self._taken)
+
+    def wait_ahead(self, seconds: float) -> None:
+        """Wait until all items are taken, or as many as are taken ahead, but at most `seconds`."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while not (self._ended or len(self._taken) >= self._most_ahead):
+                if (left := until - time.monotonic()) <= 0:
+                    return
+                self._changed.wait(min(left, _SIGNAL_SECONDS))
 
     def chunks(self, first: int, most: int) -> Iterator[list[T]]:
         """Yield all items in lists of what has arrived, of at least one and at most `most`; the first of at most

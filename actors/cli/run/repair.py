@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import PlainPoolOptions, PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ Inputs = Annotated[
 ]
 
 
+@with_option_groups
 def repair(
     context: typer.Context,
     folder: Folder,
@@ -54,13 +56,8 @@ def repair(
         bool, typer.Option("--dry-run", help="List what is damaged; change nothing.", metavar=" ")
     ] = False,
     as_json: options.AsJson = False,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    where: PlainPoolOptions,
 ) -> None:
     """Generate files of a folder again that are missing or damaged, from the recipes in its manifest.
 
@@ -70,7 +67,7 @@ def repair(
     from modelpool.actors.cli.terminal.screen import counted, say, user_console
     from modelpool.actors.outputs.open_outputs import existing_outputs
 
-    address = outputs_of(context, folder, pool)
+    address = outputs_of(context, folder, where.pool)
     console, out = user_console(), existing_outputs(address)
     damaged = list(out.damaged(quick))
     print_damaged(console, out, damaged)
@@ -84,7 +81,6 @@ def repair(
     if not damaged:
         say(console, f"{address}: {counted(len(out.entries()), 'file')}, nothing to generate")
         raise typer.Exit(0)
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     raise typer.Exit(_generate(context, where, out, damaged, inputs or default_inputs(address), as_json))
 
 

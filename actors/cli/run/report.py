@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelpool.actors.cli.run.repair import Folder
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.control.detached.records import RequestOutcome
@@ -74,7 +74,8 @@ def report(
         write_atomically(target, page.encode())
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
-    say(user_console(sys.stdout), f"wrote {target}: {figures.outputs} outputs, {figures.totals.runs} runs")
+    outputs = counted(figures.outputs, "output")
+    say(user_console(sys.stdout), f"wrote {target}: {outputs}, {counted(figures.totals.runs, 'run')}")
 
 
 def _failure(outcome: RequestOutcome) -> tuple[str, str]:

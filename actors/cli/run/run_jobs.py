@@ -1,4 +1,4 @@
-"""Runs requests and reports the results; shared by `generate` and `batch`.
+"""Runs requests and reports the results; shared by all commands that generate.
 
 Knows the pool through its protocol, and what users and programs read; not where requests come from. Rules
 1. An image is safe as soon as it is finished: stopping loses only what is running.
@@ -8,17 +8,28 @@ Knows the pool through its protocol, and what users and programs read; not where
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelpool.actors.cli.run.checked_requests import CheckedRequests, WantedOutput, WantedOutputs
-from modelpool.actors.cli.run.preview_file import writer_of
+from modelpool.actors.cli.run.preview_file import preview_file, writer_of
 from modelpool.actors.cli.run.progress_view import View, view_for
 from modelpool.actors.cli.terminal.interrupts import StopRequest
-from modelpool.actors.cli.terminal.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
+from modelpool.actors.cli.terminal.open_pool import checked_output
+from modelpool.actors.cli.terminal.screen import (
+    counted,
+    duration,
+    json_on_stdout,
+    print_json,
+    say,
+    show,
+    spinner,
+    user_console,
+)
 from modelpool.actors.cli.terminal.tables import summary_table
 from modelpool.actors.request.labels import labels_of
 from modelpool.pool.values.core.errors import OutputFailed, UserError
@@ -30,18 +41,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from modelpool.actors.cli.terminal.command_ports import Pool, PoolJobs
-    from modelpool.actors.cli.terminal.options import PoolOptions
+    from modelpool.actors.cli.terminal.options import OutputOptions, PoolOptions
     from modelpool.actors.cli.terminal.session import Session
     from modelpool.actors.config.output_address import OutputAddress
+    from modelpool.actors.control.status_values import WorkerStatus
     from modelpool.actors.outputs.place import KeptImage, OutputPlace
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
     from modelpool.actors.outputs.results.progress import Progress
+    from modelpool.actors.request.requests import GenerateRequest
 
 EXIT_FAILED = 1
 #: interval of drawing a display and of noticing a stop request
 _CHECK_SECONDS = 0.1
 #: interval of asking what the pool waits for while nothing runs yet
 _WAITING_SECONDS = 2.0
+#: what users of a pool without GPUs must know: its images are right, and its times are not those of a GPU
+SIMULATED = "The GPUs of this pool are simulated: the CPU computes, slowly (`modelpool doctor` shows why)."
 #: number of jobs whose placement is printed, the first that end; the manifest has all
 MOST_WHYS = 40
 
@@ -70,23 +85,62 @@ class CommandRun:
     preview: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """How a command outputs requests that it knows completely before it generates any; checked before a pool is
+    started."""
+
+    options: OutputOptions
+    output: OutputAddress
+    preview: Path | None
+
+    @classmethod
+    def of(cls, options: OutputOptions, where: PoolOptions) -> OutputPlan:
+        """Check the options but for the template of names, which needs a request. Raises UserError, and
+        OutputFailed."""
+        preview = None if options.preview is None else preview_file(options.preview)
+        return cls(options, checked_output(where, options.out), preview)
+
+    def run(self, requests: Iterable[GenerateRequest], resume_command: str, pool: Pool) -> int:
+        """Generate all of these requests, or none if one is impossible; see `run_requests`."""
+        wanted = WantedOutputs.of(tuple(itertools.starmap(WantedOutput, enumerate(requests))))
+        run = CommandRun(
+            wanted,
+            self.output,
+            self.options.resume,
+            self.options.as_json,
+            resume_command,
+            all_or_nothing=True,
+            name=self.options.name,
+            preview=self.preview,
+        )
+        return run_requests(run, pool)
+
+
 @contextlib.contextmanager
 def started(session: Session, options: PoolOptions, console: Console | None = None) -> Iterator[Pool]:
     """Open a pool for the duration of a command. Prints that it is starting, which takes a few seconds, on `console`
     if other threads print there meanwhile.
     """
     console = console or user_console()
-    text = f"joining pool {options.pool}" if options.pool else "starting the pool"
+    text = f"joining pool {options.pool}" if options.pool else "starting the pool (Ray, then its controller)"
     if not console.is_terminal:
         say(console, text)
-    with console.status(text) if console.is_terminal else contextlib.nullcontext():
+    with spinner(console, text) if console.is_terminal else contextlib.nullcontext():
         pool = session.open_pool(options)
     try:
         with pool:
+            if session.simulates(options) or (options.pool and _has_simulated_gpus(pool)):
+                say(console, SIMULATED, "yellow")
             yield pool
     except KeyboardInterrupt:
         say(console, "modelpool: interrupted", "yellow")
         raise
+
+
+def _has_simulated_gpus(pool: Pool) -> bool:
+    devices = [worker.device for worker in pool.status().workers if worker.device]
+    return bool(devices) and all(device.startswith("sim:") for device in devices)
 
 
 def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) -> int:
@@ -109,9 +163,10 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
             try:
                 failures, summary, whys = _make(run, pool, checked, stop, report)
             except PoolLost:
-                _print_summary(console, run, checked.noun, (), None)
-                _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
+                place = place or opened_if_exists(run.output)
+                _print_place(console, run, checked.noun, place)
                 say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
+                _print_sheet(console, place)
                 if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
                     return stop.exit_code
                 raise
@@ -119,15 +174,12 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
             place.finish()  # nothing was written, but the last run may have ended before its last shard
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
-        _print_summary(console, run, checked.noun, failures, summary)
-        _print_sheet(console, run, checked.noun, place or opened_if_exists(run.output))
-    if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
-        say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
-        return EXIT_FAILED
-    if stop.requested and (not checked.is_complete or (summary is not None and summary.cancelled)):
-        say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
-        return stop.exit_code
-    return EXIT_FAILED if failures or checked.failed_count else 0
+        _print_summary(console, checked, failures, summary)
+        place = place or opened_if_exists(run.output)
+        _print_place(console, run, checked.noun, place)
+        code = _print_end(console, run, checked, failures, summary, stop)
+        _print_sheet(console, place)
+    return code
 
 
 class _Report:
@@ -156,7 +208,7 @@ class _Report:
         say(self.console, f"{one.origin}{problem}", "red")
 
     def checked(self, requests: CheckedRequests) -> None:
-        """Print how many outputs existed already."""
+        """Print how many outputs existed already, and how many lines are invalid."""
         if requests.kept_count:
             already = "is" if requests.kept_count == 1 else "are"
             kept = counted(requests.kept_count, requests.noun)
@@ -165,6 +217,10 @@ class _Report:
             failed = counted(requests.tried_again_count, requests.noun)
             again = "is" if requests.tried_again_count == 1 else "are"
             say(self.console, f"{failed} failed in an earlier run and {again} tried again")
+
+        if requests.invalid_lines:
+            valid = requests.valid_line_count
+            say(self.console, f"{requests.source}: {requests.invalid_lines}, {valid} valid", "red")
 
     def _print(self, value: Mapping[str, Any]) -> None:
         assert self._stream is not None, "JSON is printed to a stream"
@@ -230,14 +286,33 @@ def _make(
         hold=run.all_or_nothing,
         on_preview=None if run.preview is None else writer_of(run.preview),
     )
-    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, lambda: waiting_for(pool))
+
+    def reason() -> str:
+        return waiting_for(pool, checked.waits_for)
+
+    failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, reason)
     return failures, jobs.summary() if checked.accepted_count else None, whys
 
 
-def waiting_for(pool: Pool) -> str:
-    """Return what the pool waits for if no worker is up; "" if one is, and if nothing is known."""
+def waiting_for(pool: Pool, check_waits_for: str = "") -> str:
+    """Return what a submission of which nothing runs yet waits for: GPUs, the check of its requests, which itself waits
+    for `check_waits_for`, or the start of a worker. "" if one is up, and if nothing is known.
+    """
     status = pool.status()
-    return "" if any(worker.state in ("idle", "busy") for worker in status.workers) else status.waiting_for
+    is_up = any(worker.state in ("idle", "busy") for worker in status.workers)
+    if not is_up and status.waiting_for:
+        return status.waiting_for
+    return check_waits_for or ("" if is_up else _start_of_workers(status.workers))
+
+
+def _start_of_workers(workers: Sequence[WorkerStatus]) -> str:
+    """Return how far the workers of a pool without any that is up are; "" if none starts."""
+    starting = [worker for worker in workers if worker.state == "starting"]
+    if not starting:
+        return ""
+    which = "the worker loads" if len(workers) == 1 else f"worker 1 of {len(workers)} loads"
+    troubles = "".join(f"; {worker.id}: {worker.not_up}" for worker in starting if worker.trouble)
+    return f"waiting: {which} torch and opens its device{troubles}"
 
 
 def _follow(
@@ -323,25 +398,53 @@ def _watched(
 
 
 def _print_summary(
-    console: Console, run: CommandRun, noun: str, failures: Sequence[JobFailure], summary: Summary | None
+    console: Console, checked: CheckedRequests, failures: Sequence[JobFailure], summary: Summary | None
 ) -> None:
-    """Print the summary."""
+    """Print the summary. Invalid lines are counted in it: what was printed about them is far above."""
+    if summary is None and checked.invalid_lines:
+        say(console, f"nothing to generate, {checked.invalid_lines}", "bold")
     if summary is not None:
         if summary.tasks:
             show(console, summary_table(summary))
             console.print()
-        say(console, _headline(summary, noun), "bold")
+        say(console, ", ".join(filter(None, (_headline(summary, checked.noun), checked.invalid_lines))), "bold")
         for line in (*memory_lines(summary.tasks), *lost_lines(summary), *resumed_lines(summary.tasks)):
             say(console, line, "yellow")
     _print_internal_error(console, failures)
 
 
-def _print_sheet(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:
-    """Draw the contact sheet and print where it is, or why there is none: it never hides what happened before."""
-    try:
+def _print_end(
+    console: Console,
+    run: CommandRun,
+    checked: CheckedRequests,
+    failures: Sequence[JobFailure],
+    summary: Summary | None,
+    stop: StopRequest,
+) -> int:
+    """Print how to resume if something is missing; return the exit code."""
+    if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
+        say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
+        return EXIT_FAILED
+    if stop.requested and (not checked.is_complete or (summary is not None and summary.cancelled)):
+        say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
+        return stop.exit_code
+    return EXIT_FAILED if failures or checked.failed_count else 0
+
+
+def _print_place(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:
+    """Print where the outputs are."""
+    with contextlib.suppress(OutputFailed):  # the contact sheet fails in the same way, and its line says so
         if place is not None and place.has_outputs():
-            sheet = place.contact_sheet()
-            say(console, f"{noun}s: {run.output}" + ("" if sheet is None else f"   contact sheet: {sheet}"))
+            say(console, f"{noun}s: {run.output}")
+
+
+def _print_sheet(console: Console, place: OutputPlace | None) -> None:
+    """Draw the contact sheet and print where it is, or why there is none. Call it after everything else is printed:
+    drawing takes seconds.
+    """
+    try:
+        if place is not None and place.has_outputs() and (sheet := place.contact_sheet()) is not None:
+            say(console, f"contact sheet: {sheet}")
     except OutputFailed as problem:
         say(console, f"no contact sheet: {problem}", "yellow")
 

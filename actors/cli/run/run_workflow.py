@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import OutputOptions, PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import UserError
 
@@ -33,57 +33,29 @@ _PNG_BEGINS = b"\x89PNG\r\n"
 _PNG_TEXTS = ("prompt", "workflow")
 
 
+@with_option_groups
 def run_workflow(
     context: typer.Context,
     workflow: Workflow,
-    out: options.Out = None,
-    name: options.Name = None,
-    resume: options.Resume = False,
-    as_json: options.AsJson = False,
-    preview: options.Preview = None,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    allow_pickle: options.AllowPickle = False,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    output: OutputOptions,
+    where: PoolOptions,
 ) -> None:
     """Generate the images of a ComfyUI workflow. Images that it loads are searched next to it, and in ./input."""
-    from modelpool.actors.cli.run.checked_requests import WantedOutput, WantedOutputs
-    from modelpool.actors.cli.run.preview_file import preview_file
-    from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
-    from modelpool.actors.cli.terminal.open_pool import output_for
-    from modelpool.actors.config.output_address import output_address
-    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.cli.run.run_jobs import OutputPlan, started
 
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     graph = read_workflow(workflow)
     session = session_of(context)
     known = requests_before_a_pool(graph, workflow, session.check_names(where))
-    if name is not None:
-        check_name(name, known)
-    preview_path = None if preview is None else preview_file(preview)
-    output = output_for(where, None if out is None else output_address(out, "--out"))
-    check_outputs(output)
+    if output.name is not None:
+        check_name(output.name, known)
+    plan = OutputPlan.of(output, where)
     with started(session, where) as opened:
         requests = workflow_requests(graph, workflow, opened) if known is None else known
-        if name is not None and known is None:
-            check_name(name, requests)
-        wanted = tuple(WantedOutput(place, request) for place, request in enumerate(requests))
-        resumed = shlex.join(["modelpool", *session.arguments, *([] if resume else ["--resume"])])
-        run = CommandRun(
-            WantedOutputs.of(wanted),
-            output,
-            resume,
-            as_json,
-            resumed,
-            all_or_nothing=True,
-            name=name,
-            preview=preview_path,
-        )
-        code = run_requests(run, opened)
+        if output.name is not None and known is None:
+            check_name(output.name, requests)
+        resumed = shlex.join(["modelpool", *session.arguments, *([] if output.resume else ["--resume"])])
+        code = plan.run(requests, resumed, opened)
     raise typer.Exit(code)
 
 
@@ -141,6 +113,7 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     requests = _requests(graph, place, PoolNames(families, loras))
     for request in requests:
         names.check(request)
+        names.check_supported(request)
     return requests
 
 

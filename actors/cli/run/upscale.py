@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelpool.actors.cli.terminal import options
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -48,6 +49,7 @@ Format = Annotated[
 Quality = Annotated[int | None, typer.Option("--quality", metavar="N", help="Quality of jpg, webp and avif, 1 to 100.")]
 
 
+@with_option_groups
 def upscale(
     context: typer.Context,
     images: Images,
@@ -58,32 +60,22 @@ def upscale(
     quality: Quality = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    allow_pickle: options.AllowPickle = False,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    where: PoolOptions,
 ) -> None:
     """Enlarge images with an upscaler, such as ESRGAN. A result is named by its image and the upscaler, and keeps the
     metadata of the image. Results that exist already are skipped.
     """
-    from modelpool.actors.cli.terminal.open_pool import output_for
-    from modelpool.actors.config.output_address import output_address
-    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.cli.terminal.open_pool import checked_output
     from modelpool.actors.request.requests import GenerateRequest
 
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     wanted = _upscale_of(upscaler, tile, overlap)
     encoding: dict[str, Any] = {"format": file_format, "quality": quality}
     checked = GenerateRequest(model="any", prompt="", **{k: v for k, v in encoding.items() if v is not None})
     if checked.format is not None and checked.format not in ("png", "webp", "jpg", "avif"):
         raise unusable_field("--format", checked.format, "png, webp, jpg or avif")
     planned = planned_files(images, wanted, checked.format)
-    output = output_for(where, None if out is None else output_address(out, "--out"))
-    check_outputs(output)
+    output = checked_output(where, out)
     session = session_of(context)
     session.check_names(where).check_upscaler(wanted.model)
     raise typer.Exit(_run(context, where, planned, wanted, output, checked.quality, as_json))

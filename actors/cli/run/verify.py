@@ -14,7 +14,8 @@ import typer
 
 from modelpool.actors.cli.run.repair import Folder, Inputs, default_inputs, outputs_of, print_damaged
 from modelpool.actors.cli.terminal import options
-from modelpool.actors.cli.terminal.options import PoolOptions
+from modelpool.actors.cli.terminal.option_groups import with_option_groups
+from modelpool.actors.cli.terminal.options import PlainPoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import unusable_field
 
@@ -32,6 +33,7 @@ EXIT_FAILED = 1
 _SHARE = "a share such as 5% or 0.05, or all"
 
 
+@with_option_groups
 def verify(
     context: typer.Context,
     folder: Folder,
@@ -41,13 +43,8 @@ def verify(
     seed: Annotated[int, typer.Option("--seed", help="Varies which files are in the sample.", metavar="N")] = 0,
     inputs: Inputs = None,
     as_json: options.AsJson = False,
-    gpus: options.Gpus = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    vram_policy: options.Policy = None,
-    reserve_vram: options.Reserve = None,
-    config: options.Config = None,
-    pool: options.PoolName = None,
+    *,
+    where: PlainPoolOptions,
 ) -> None:
     """Check every file of a folder against its manifest; generate a sample of them again and compare the pixels.
 
@@ -59,7 +56,7 @@ def verify(
     from modelpool.actors.cli.terminal.screen import counted, json_on_stdout, print_json, say, user_console
     from modelpool.actors.outputs.open_outputs import existing_outputs
 
-    share, console, address = parse_share(sample), user_console(), outputs_of(context, folder, pool)
+    share, console, address = parse_share(sample), user_console(), outputs_of(context, folder, where.pool)
     out = existing_outputs(address)
     damaged = list(out.damaged())
     print_damaged(console, out, damaged)
@@ -69,7 +66,6 @@ def verify(
     chosen = sampled(complete, share, seed)
     failed = bool(damaged) or out.damaged_line_count > 0
     if chosen:
-        where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
         with started(session_of(context), where) as running:
             compared, missing = compared_again(out, chosen, running, inputs or default_inputs(address))
         for name, reason in missing.items():

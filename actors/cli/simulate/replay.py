@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelpool.actors.cli.terminal import options
-from modelpool.pool.values.core.errors import CorruptFile, UserError
+from modelpool.pool.values.core.errors import CorruptFile, UserError, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,8 @@ def replay(
         console = user_console(sys.stdout)
         rate = f", replayed in {wall_seconds:.2f} s" if wall_seconds > 0 else ""
         ends = ", log truncated" if entries.cut_off is not None else ""
-        summary = f"{outcome.events} events in {outcome.seconds:.1f} s{ends}, {outcome.commands} commands{rate}"
+        events, commands = counted(outcome.events, "event"), counted(outcome.commands, "command")
+        summary = f"{events} in {outcome.seconds:.1f} s{ends}, {commands}{rate}"
         say(console, summary)
         _print_truncation(console, log, entries)
         for line in _outcome_lines(log, outcome):

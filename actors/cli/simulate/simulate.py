@@ -15,7 +15,7 @@ import typer
 
 from modelpool.actors.cli.simulate import simulate_options as shared
 from modelpool.actors.cli.terminal import options
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.cli.simulate.simulate_runs import Setting, Simulated
@@ -157,7 +157,7 @@ def run_all(
         jobs = len(workload.jobs)
         for name in policies:
             if console.is_terminal:
-                say(console, f"{name}, seed {seed}: {jobs} jobs", "dim")
+                say(console, f"{name}, seed {seed}: {counted(jobs, 'job')}", "dim")
             one, cluster = simulate_one(workload, seed, name, setting)
             by_policy[name].append(one)
             if name not in drawn:

@@ -178,7 +178,7 @@ def tables_of(found: ScaledSimulation, config: SchedulerConfig) -> tuple[Rendera
     if found.deadlines_met + found.deadlines_missed:
         facts.append(("deadlines", f"{found.deadlines_met} met, {found.deadlines_missed} missed"))
     if found.problem:
-        facts.append(("failed", f"{found.jobs - found.succeeded} jobs: {found.problem}"))
+        facts.append(("failed", f"{counted(found.jobs - found.succeeded, 'job')}: {found.problem}"))
     rows = [[duration(why.at), why.words] for why in found.decisions[:MOST_DECISIONS]]
     if len(found.decisions) > MOST_DECISIONS:
         rows.append(["", f"... and {len(found.decisions) - MOST_DECISIONS} more; --json has all"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.values.core.errors import OutputFailed, unusable_field
+from modelpool.pool.values.core.errors import OutputFailed, counted, unusable_field
 from modelpool.scheduler.simulator.comparison import MEASURES, Measure, spreads
 from modelpool.scheduler.simulator.metrics import Figures
 from modelpool.scheduler.simulator.timeline import Timeline
@@ -174,7 +174,7 @@ def _model_legend(colours: Mapping[str, str], models: int) -> tuple[list[Any], l
 
     entries = dict(colours)
     if models > len(colours):
-        entries[f"{models - len(colours)} more models"] = OTHER_COLOUR
+        entries[counted(models - len(colours), "more model")] = OTHER_COLOUR
     entries |= {"loading": LOADING_COLOUR, "running (below)": "#7fb07f"}
     return [Patch(facecolor=colour) for colour in entries.values()], list(entries)
 

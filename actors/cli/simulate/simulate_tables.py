@@ -141,7 +141,7 @@ def _lora_words(figures: Figures, has_disks: bool) -> str:
 
 
 def _fairness_words(figures: Figures) -> str:
-    users = f"{len(figures.users)} users"
+    users = counted(len(figures.users), "user")
     if all(one.service_ratio is None for one in figures.users):
         return f"{users}; no contention"
     return f"{figures.fairness:.3f} over {users} (Jain index of received over fair share; 1 is even)"
@@ -149,7 +149,7 @@ def _fairness_words(figures: Figures) -> str:
 
 def _core_words(one: Simulated) -> str:
     rate = f"{one.events_per_second:,.0f} events/s"
-    return f"{rate} on this machine ({one.events} events; simulation time {duration(one.wall_seconds)})"
+    return f"{rate} on this machine ({counted(one.events, 'event')}; simulation time {duration(one.wall_seconds)})"
 
 
 def _gpus_table(gpus: Sequence[GpuTime]) -> RenderableType:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from modelpool.actors.control.file_listings import FileListings
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from modelpool.actors.outputs.results.progress import Progress
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.request.upscale_fields import Upscale
-    from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
     from modelpool.pool.values.core.errors import UserError
     from modelpool.pool.values.core.stage_params import Result
     from modelpool.scheduler.core.history import JobHistory
@@ -56,7 +57,7 @@ class PoolStage(Protocol):
     def result(self, timeout: float | None = None) -> Result: ...
 
 
-class Pool(Protocol):
+class Pool(FileListings, Protocol):
     """A running pool. Leaving its context closes it, or only disconnects if it was joined."""
 
     def __enter__(self) -> Self: ...
@@ -95,8 +96,6 @@ class Pool(Protocol):
     def upscale(
         self, image: Path, upscale: Upscale, *, user: str | None = None, priority: int | None = None
     ) -> PoolStage: ...
-    def models(self) -> tuple[ModelListing, ...]: ...
-    def loras(self) -> tuple[LoraListing, ...]: ...
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]: ...
     def unpin(self, *models: str) -> tuple[PinnedModel, ...]: ...
     def status(self) -> PoolStatus: ...

@@ -62,6 +62,17 @@ def output_for(options: PoolOptions, passed: OutputAddress | None) -> OutputAddr
     return configured.relative_to(here) if configured.is_relative_to(here) else configured
 
 
+def checked_output(options: PoolOptions, out: str | None) -> OutputAddress:
+    """Return the address of outputs, which can be written to; `out` is the text of --out. Raises UserError, and
+    OutputFailed."""
+    from modelpool.actors.config.output_address import output_address
+    from modelpool.actors.outputs.output_check import check_outputs
+
+    address = output_for(options, None if out is None else output_address(out, "--out"))
+    check_outputs(address)
+    return address
+
+
 def name_check(options: PoolOptions) -> NameCheck:
     """Return the check of names for the pool that `open_pool` returns, which needs neither Ray nor torch. The files of
     checked names are read into the page cache meanwhile. Raises UserError for a configured folder that does not exist.
@@ -75,6 +86,13 @@ def name_check(options: PoolOptions) -> NameCheck:
     check_folders(settings)
     check_device(settings)
     return NameCheck.of(settings, EarlyReading().add)
+
+
+def simulates(options: PoolOptions) -> bool:
+    """Whether it is certain that the pool that `open_pool` starts has simulated GPUs. Raises UserError."""
+    from modelpool.actors.client.start_checks import simulates_gpus
+
+    return options.pool is None and simulates_gpus(settings_for(options))
 
 
 def ask_status(name: str) -> PoolStatus | None:

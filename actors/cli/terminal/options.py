@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from modelpool.actors.cli.terminal.option_groups import OptionGroup, Without
 from modelpool.actors.cli.terminal.request_options import option_of
 from modelpool.actors.request.field_table import IMAGE
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -70,6 +71,9 @@ ShardFormat = Annotated[
     str, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
 ]
 Thumbnails = Annotated[bool, _option("--thumbnails", "Also write a small WebP of each image.", _OUTPUT, _NO_VALUE)]
+Why = Annotated[
+    bool, _option("--why", "Print at the end where each job ran and why (always in the manifest).", _OUTPUT, _NO_VALUE)
+]
 Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
 Preview = Annotated[
     str | None,
@@ -90,17 +94,28 @@ PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name 
 
 
 @dataclass(frozen=True, slots=True)
-class PoolOptions:
+class OutputOptions(OptionGroup):
+    """Options of how a command outputs what it generates. None means not set."""
+
+    out: Out = None
+    name: Name = None
+    resume: Resume = False
+    as_json: AsJson = False
+    preview: Preview = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions(OptionGroup):
     """Options that select a pool, or the settings to start one. None means not set."""
 
-    config: Path | None = None
-    gpus: int | None = None
-    device: DeviceOption | None = None
-    vram: str | None = None
-    pool: str | None = None
-    vram_policy: VramPolicy | None = None
-    reserve_vram: str | None = None
-    allow_pickle: bool = False
+    gpus: Gpus = None
+    device: Device = None
+    vram: Vram = None
+    vram_policy: Policy = None
+    reserve_vram: Reserve = None
+    allow_pickle: AllowPickle = False
+    config: Config = None
+    pool: PoolName = None
 
     def __post_init__(self) -> None:
         starting = {
@@ -117,6 +132,10 @@ class PoolOptions:
             raise UserError(f"{given[0]} cannot be combined with --pool {self.pool}: it applies to starting a pool")
         if self.gpus is not None and self.gpus < 1:
             raise unusable_field("--gpus", self.gpus, "a whole number from 1")
+
+
+#: of commands that generate what was checked before
+PlainPoolOptions = Annotated[PoolOptions, Without.of("allow_pickle")]
 
 
 def require_text(name: str, text: str) -> None:

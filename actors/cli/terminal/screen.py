@@ -10,11 +10,13 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
+
+from modelpool.pool.values.core.errors import counted as counted
 
 #: categories: control characters, surrogates, line and paragraph separators
 _OBEYED = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -32,13 +34,30 @@ def user_console(file: TextIO | None = None) -> Console:
     width = None if stream.isatty() else PLAIN_WIDTH
     plain = not stream.isatty()
     return Console(
-        file=stream, width=width, highlight=False, emoji=False, force_terminal=False if plain else None, no_color=plain
+        file=stream,
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,  # texts name sections of files, "[cluster]", and files have any name
+        force_terminal=False if plain else None,
+        no_color=plain,
     )
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print `text` literally: no markup, control characters escaped (`visible`), no wrapping without a terminal."""
     console.print(Text(visible(text), style=style), soft_wrap=not console.is_terminal)
+
+
+@contextlib.contextmanager
+def spinner(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Show `text` literally, with a spinner, if `console` is a terminal; yield the function that changes it."""
+
+    def literal(text: str) -> Text:
+        return Text(visible(text, kept=""))  # a string would be markup, whatever the console does
+
+    with console.status(literal(text)) as status:
+        yield lambda text: status.update(literal(text))
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
@@ -93,8 +112,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Format a count: '1 image', '8 images'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -23,6 +23,11 @@ def no_answer(name: str) -> PoolStatus | None:
     return None
 
 
+def no_simulation(options: PoolOptions) -> bool:
+    """Say nothing about GPUs."""
+    return False
+
+
 def no_name_check(options: PoolOptions) -> NameCheck:
     """Return a check that leaves every name to the pool."""
     from modelpool.actors.client.start_checks import NameCheck
@@ -37,12 +42,14 @@ class Session:
     arguments    as typed, without the command's name
     check_names  returns the check of names in requests, before a pool is opened
     ask_status   returns the status of a running pool, by name, without a connection to it; None if that is impossible
+    simulates    whether it is certain that a pool that is started has simulated GPUs
     """
 
     arguments: tuple[str, ...]
     open_pool: Callable[[PoolOptions], Pool]
     check_names: Callable[[PoolOptions], NameCheck] = no_name_check
     ask_status: Callable[[str], PoolStatus | None] = no_answer
+    simulates: Callable[[PoolOptions], bool] = no_simulation
 
 
 def session_of(context: typer.Context) -> Session:
@@ -54,6 +61,6 @@ def session_of(context: typer.Context) -> Session:
 
 def new_session(arguments: Sequence[str]) -> Session:
     """Return a session with real pools."""
-    from modelpool.actors.cli.terminal.open_pool import ask_status, name_check, open_pool
+    from modelpool.actors.cli.terminal.open_pool import ask_status, name_check, open_pool, simulates
 
-    return Session(tuple(arguments), open_pool, name_check, ask_status)
+    return Session(tuple(arguments), open_pool, name_check, ask_status, simulates)

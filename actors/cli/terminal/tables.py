@@ -9,8 +9,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from modelpool.actors.cli.terminal.fitted_table import FittedColumn, FittedTable
 from modelpool.actors.cli.terminal.screen import duration, visible
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import counted, format_bytes
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus, WorkerStatus
@@ -48,7 +49,7 @@ def lora_description(lora: LoraListing) -> str:
     """Return what a pool knows of a LoRA, in a few words."""
     ranks = ", ".join(map(str, lora.ranks)) or "none"
     words = f"; trigger words: {', '.join(lora.trigger_words)}" if lora.trigger_words else ""
-    return f"{lora.modules} modules, rank {ranks}{words}"
+    return f"{counted(lora.modules, 'module')}, rank {ranks}{words}"
 
 
 def loras_table(loras: Iterable[LoraListing]) -> Table:
@@ -60,24 +61,37 @@ def loras_table(loras: Iterable[LoraListing]) -> Table:
     return table
 
 
-def status_table(status: PoolStatus) -> Table:
-    """Build the table of workers: state and resident weights."""
-    on_nodes = any(worker.node_name for worker in status.workers)
-    places = ["node"] if on_nodes else []
-    table = _table(["worker", *places, "state", "device", "task", "weights", "of", "resident"], right=["weights", "of"])
-    for worker in status.workers:
-        starts = f" (restarts: {worker.incarnation - 1})" if worker.incarnation > 1 else ""
-        table.add_row(
-            str(worker.id),
-            *([_text(worker.node_name or "-")] if on_nodes else []),
-            worker.state + starts,
-            worker.device or "-",
-            worker.task or "-",
-            format_bytes(worker.used_bytes),
-            format_bytes(worker.capacity_bytes),
-            ", ".join(name.rsplit("@", 1)[0] for name in worker.resident) or "-",
-        )
-    return table
+def status_table(status: PoolStatus) -> FittedTable:
+    """Build the table of workers: state and resident weights. On a narrow terminal, device and node give way first."""
+    workers = status.workers
+    on_nodes = any(worker.node_name for worker in workers)
+    starts = [f" (restarts: {worker.incarnation - 1})" if worker.incarnation > 1 else "" for worker in workers]
+    resident = [", ".join(name.rsplit("@", 1)[0] for name in worker.resident) or "-" for worker in workers]
+    used, capacity = ([format_bytes(n) for n in c] for c in _bytes_of(workers))
+    places = [FittedColumn("node", [_text(w.node_name or "-") for w in workers], gives_way=2, least_cells=10)]
+    return FittedTable(
+        (
+            FittedColumn("worker", [Text(str(worker.id)) for worker in workers]),
+            *(places if on_nodes else []),
+            FittedColumn(
+                "state",
+                [Text(worker.state + more) for worker, more in zip(workers, starts, strict=True)],
+                gives_way=6,
+                least_cells=10,
+                stays=True,
+            ),
+            FittedColumn("device", [Text(worker.device or "-") for worker in workers], gives_way=1, least_cells=8),
+            FittedColumn("task", [Text(worker.task or "-") for worker in workers]),
+            FittedColumn("weights", [Text(text) for text in used], gives_way=5, least_cells=8, right=True),
+            FittedColumn("of", [Text(text) for text in capacity], gives_way=4, least_cells=8, right=True),
+            FittedColumn("resident", [_text(text) for text in resident], gives_way=3, least_cells=16, wraps=True),
+        ),
+        has_rule=True,
+    )
+
+
+def _bytes_of(workers: Sequence[WorkerStatus]) -> tuple[list[int], list[int]]:
+    return [worker.used_bytes for worker in workers], [worker.capacity_bytes for worker in workers]
 
 
 def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:

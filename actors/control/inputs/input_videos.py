@@ -26,7 +26,7 @@ from modelpool.actors.request.control_video_fields import (
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.pool.inference.pixels.image_ops import covering
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.stage_params import PixelArray, Result, VideoFrames, VideoMask
 from modelpool.pool.values.specs.spec import TaskId
@@ -77,7 +77,8 @@ class InputVideos:
         if request.face_video is not None:
             face = _read("face_video", request.face_video, False, (None, None), request.frames)
             if len(face.frames) != len(video.frames):
-                raise unusable_field("face_video", f"{len(face.frames)} frames", f"{len(video.frames)} like the video")
+                found = counted(len(face.frames), "frame")
+                raise unusable_field("face_video", found, f"{len(video.frames)} like the video")
             yield self._brought_as("face_video", face.frames, request.face_video, VideoFrames(face.frames, 0.0))
         if request.video_mask is None:
             return
@@ -87,7 +88,7 @@ class InputVideos:
             raise unusable_field("video_mask", times_of(mask.own), expected)
         if len(mask.frames) not in (1, len(video.frames)):
             expected = f"1 frame, or {len(video.frames)} like the video"
-            raise unusable_field("video_mask", f"{len(mask.frames)} frames", expected)
+            raise unusable_field("video_mask", counted(len(mask.frames), "frame"), expected)
         yield self._brought_as(_MASK, mask.frames, request.video_mask, VideoMask(mask.frames))
 
     def _brought_as(self, name: str, frames: PixelArray, source: VideoSource, result: Result) -> Brought:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.control.metrics.families import MetricFamily, MetricKind
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.install_hint import install_command
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -26,7 +27,7 @@ def metrics_text(families: Iterable[MetricFamily]) -> bytes:
         from prometheus_client.exposition import generate_latest
     except ImportError:
         raise UserError(
-            'metrics need the package prometheus_client; install it with: pip install "modelpool[metrics]"'
+            f"metrics need the package prometheus_client; install it with: {install_command('metrics')}"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(tuple(families)))

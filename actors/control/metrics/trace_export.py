@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.control.metrics.job_traces import JobTrace, JobTraces, TracedRun
 from modelpool.pool.values.core.errors import UserError, unknown_name
+from modelpool.pool.values.core.install_hint import install_command
 from modelpool.pool.values.specs.spec import TaskSpec
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.messages import Command, Event, Outcome
@@ -132,7 +133,7 @@ def open_traces(exporter: str, pool: str) -> TraceExport:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise UserError(
-            'traces need the package opentelemetry-sdk; install it with: pip install "modelpool[tracing]"'
+            f"traces need the package opentelemetry-sdk; install it with: {install_command('tracing')}"
         ) from None
     found = {point.name: point for point in entry_points(group=_EXPORTERS)}
     if exporter not in found:

@@ -19,7 +19,7 @@ from modelpool.actors.request.video_output_fields import (
     VIDEO_FORMATS,
 )
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.output_kinds import EXTENT, Kind, fitting_frames
 from modelpool.pool.values.core.output_kinds import check_extent as check_extent
 from modelpool.pool.values.core.output_kinds import kind_of as kind_of
@@ -91,7 +91,7 @@ def _check_sound(duration: Duration, model: str, video: VideoFacts) -> None:
         return
     most = MOST_SOUND / video.sound.cells_per_second
     if duration.frames / duration.frame_rate > most:
-        least = f"at least {duration.frames / most:.2g} for {duration.frames} frames"
+        least = f"at least {duration.frames / most:.2g} for {counted(duration.frames, 'frame')}"
         raise unusable_field(
             "frame_rate", duration.frame_rate, f"{least}: model {model!r} makes at most {most:.0f} seconds of audio"
         )

@@ -16,7 +16,7 @@ from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.two_stages import prior_cells
-from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     GuidanceParams,
@@ -109,7 +109,7 @@ def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
 
 def _lines(recipe: Recipe) -> Iterator[Line]:
     if (decoder := recipe.decoder) is not None:
-        parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
+        parts = f"{counted(decoder.steps, 'step')}, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
         yield "decoder", f"{decoder.model}, {parts}"
 
 

@@ -16,6 +16,7 @@ from modelpool.actors.graph.features.schedule_guidance import schedule_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import ModelRef
@@ -89,7 +90,8 @@ def expert_lora_warnings(runs: Sequence[SamplingRun]) -> Iterator[str]:
             )
         if lora.noise and lora.noise not in running:
             yield (
-                f"LoRA {lora.name!r} is for the {lora.noise}-noise expert, which runs none of the {runs[0].steps} steps"
+                f"LoRA {lora.name!r} is for the {lora.noise}-noise expert, which runs none of the "
+                f"{counted(runs[0].steps, 'step')}"
             )
 
 

@@ -29,7 +29,7 @@ from modelpool.actors.request.face_fields import InputFaces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, SampleParams, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import (
     IMAGE,
@@ -96,8 +96,8 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
             expected = f"{found.face_width} numbers for each face, as adapter {ref.name!r} reads"
             raise unusable_field("image_prompts.faces", f"{prompt.faces.width} numbers", expected)
         if len(prompt.images) > 1 and len(prompt.images) != prompt.faces.count:
-            expected = f"{len(prompt.images)} faces, one for each image, or one image"
-            raise unusable_field("image_prompts.faces", f"{prompt.faces.count} faces", expected)
+            expected = f"{counted(len(prompt.images), 'face')}, one for each image, or one image"
+            raise unusable_field("image_prompts.faces", counted(prompt.faces.count, "face"), expected)
     if ref.appended and (prompt.start, prompt.end) != (0.0, 1.0):
         expected = f"0 to 1: adapter {ref.name!r} appends to the prompt, which is the same in all steps"
         raise unusable_field("image_prompts.start, image_prompts.end", f"{prompt.start:g} to {prompt.end:g}", expected)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingDefaults
 from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef
 
@@ -68,7 +69,7 @@ def _text_lines(recipe: Recipe) -> Iterator[Line]:
 
 
 def _sampler_lines(recipe: Recipe) -> Iterator[Line]:
-    yield "sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"
+    yield "sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {counted(recipe.steps, 'step')}"
     yield "guidance", f"{recipe.cfg:g}"
 
 

@@ -70,7 +70,7 @@ def view_condition(request: GenerateRequest, model: str) -> ViewCondition:
     if image_elevation is None and _READS_ELEVATION.search(model):
         image_elevation = _LEVEL_CAMERA
     if request.camera_distance is not None and image_elevation is not None:
-        expected = "none with image_elevation, which Stable Zero123 reads in its place"
+        expected = "no value together with image_elevation, which Stable Zero123 reads in its place"
         raise unusable_field("camera_distance", request.camera_distance, expected)
     return ViewCondition(
         request.azimuth or 0.0, request.elevation or 0.0, request.camera_distance or 0.0, image_elevation

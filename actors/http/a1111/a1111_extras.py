@@ -17,7 +17,7 @@ from modelpool.actors.http.service.caller_images import MAX_CALL_PIXELS, CallerI
 from modelpool.actors.request.image_decoding import MAX_SIDE, check_size
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import MAX_SCALE, Upscale
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -81,7 +81,7 @@ def several_images(body: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the encoded images of a body. Raises UserError."""
     listed = body.get("imageList")
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_IMAGES:
-        found = f"{len(listed)} images" if isinstance(listed, list) else type(listed).__name__
+        found = counted(len(listed), "image") if isinstance(listed, list) else type(listed).__name__
         raise unusable_field("imageList", found, f"a list of 1 to {MAX_IMAGES} images")
     for place, each in enumerate(listed):
         if not isinstance(each, Mapping) or not each.get("data"):

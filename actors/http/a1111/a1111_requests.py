@@ -26,7 +26,7 @@ from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.inference.sampling.sampler_names import READS_ETA, resolve_sampler
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import Guidance, Prediction, SamplingFacts
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
     if call.batch_size * call.n_iter > MAX_IMAGES:
         raise unusable_field("batch_size, n_iter", call.batch_size * call.n_iter, f"up to {MAX_IMAGES} images")
     if is_img2img and len(call.init_images) != 1:
-        raise unusable_field("init_images", f"{len(call.init_images)} images", "one image")
+        raise unusable_field("init_images", counted(len(call.init_images), "image"), "one image")
     _check_second_guidance(call)
     if call.resize_mode not in (_JUST_RESIZE, _CROP_AND_RESIZE):
         raise unusable_field("resize_mode", call.resize_mode, "0 (just resize) or 1 (crop and resize)")
@@ -338,7 +338,7 @@ def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
     if not unit.enabled or unit.model in ("None", ""):
         return None
     if unit.module.lower() not in ("none", ""):
-        raise unusable_field("module", unit.module, "none: control images are preprocessed by the caller")
+        raise unusable_field("module", unit.module, '"none": control images are preprocessed by the caller')
     # a canvas, on which masks are drawn, has both
     canvas: Mapping[str, Any] = unit.image if isinstance(unit.image, Mapping) else {"image": unit.image}
     source, mask = canvas.get("image"), unit.mask or canvas.get("mask")

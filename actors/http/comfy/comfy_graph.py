@@ -560,7 +560,10 @@ def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"
-        raise NodeUnsupported(f"node {latent.node_id}: found another {found} than node {first.node_id}, expected none")
+        raise NodeUnsupported(
+            f"node {latent.node_id}: found another {found} than node {first.node_id}, "
+            "expected the same, with other steps"
+        )
     scaling = {"scale": start.scale, "via": start.via, "upscaler": start.upscaler or None}
     return {**scaling, "strength": _strength(latent), "steps": latent.steps}
 

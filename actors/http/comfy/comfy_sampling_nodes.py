@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     TextValue,
 )
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+from modelpool.pool.values.core.errors import counted
 
 _SIZE = (whole("width", 512, 16, MAX_SIDE), whole("height", 512, 16, MAX_SIDE))
 _BLANK = (*_SIZE, whole("batch_size", 1, 1, MAX_BATCH))
@@ -126,7 +127,7 @@ def _levels(schedule: str, steps: int, denoise: float) -> NoiseLevels:
     whole_steps = steps if denoise > 0.9999 else int(steps / denoise)
     if whole_steps > MAX_STEPS:
         raise NodeUnsupported(
-            f"denoise: {steps} steps at {denoise:g} need a schedule of {whole_steps}, over {MAX_STEPS}"
+            f"denoise: {counted(steps, 'step')} at {denoise:g} need a schedule of {whole_steps}, over {MAX_STEPS}"
         )
     return NoiseLevels(schedule, whole_steps, steps)
 

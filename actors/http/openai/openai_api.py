@@ -33,7 +33,7 @@ from modelpool.actors.request.image_decoding import UprightImage
 from modelpool.actors.request.other_names import unknown_field
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, missing_value, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -191,19 +191,20 @@ def _edit_requests(
     """
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
-        raise unusable_field("image", "none", "at least one image file")
+        raise missing_value("image", "at least one image file")
     images = [decoder.of_bytes("image", content).on_white() for _, content in files]
     masks = [*form.files.get("mask", ()), *form.files.get("mask[]", ())]
     if len(masks) > 1:
-        raise unusable_field("mask", f"{len(masks)} masks", "one mask")
+        raise unusable_field("mask", counted(len(masks), "mask"), "one mask")
     if masks:
         if len(images) > 1:
-            raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
+            found = f"{len(images)} images with a mask"
+            raise unusable_field("image", found, "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0], "mask": mask}, listed)
     if parsed.fields.get("strength") is not None:  # only a start image has one
         if len(images) > 1:
-            raise unusable_field("image", f"{len(images)} images with strength", "one image, to start from")
+            raise unusable_field("image", f"{counted(len(images), 'image')} with strength", "one image, to start from")
         return parsed.requests(model, {"image": images[0]}, listed)
     as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]

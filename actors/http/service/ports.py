@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from modelpool.actors.control.file_listings import FileListings
+
 if TYPE_CHECKING:
     from modelpool.actors.control.detached.job_service import JobsProgress
     from modelpool.actors.control.detached.records import RequestOutcome, SubmissionRecord
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from modelpool.actors.outputs.results.previews import ImagePreview
     from modelpool.actors.outputs.results.progress import Progress
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
     from modelpool.pool.values.core.errors import UserError
     from modelpool.pool.values.core.stage_params import Result
     from modelpool.scheduler.core.history import JobHistory
@@ -56,7 +57,7 @@ class HttpStage(Protocol):
     def cancel(self) -> None: ...
 
 
-class HttpPool(Protocol):
+class HttpPool(FileListings, Protocol):
     """A running pool; every method may be called from any thread."""
 
     def submit(
@@ -76,9 +77,6 @@ class HttpPool(Protocol):
     def attach(self, jobs_id: str) -> HttpDetachedJobs: ...
     def detached(self) -> tuple[SubmissionRecord, ...]: ...
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]: ...
-    def models(self) -> tuple[ModelListing, ...]: ...
-    def loras(self) -> tuple[LoraListing, ...]: ...
-    def file_names(self) -> FileNames: ...
     def status(self) -> PoolStatus: ...
     def metrics(self) -> tuple[MetricFamily, ...]: ...
     def history(self, job: str) -> JobHistory: ...

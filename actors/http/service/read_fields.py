@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import missing_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReadFields:
         if "strength" in self.fields and "strength" not in changes and fields.get("image") is None:
             del fields["strength"]
         if not fields["model"]:
-            raise unusable_field("model", "nothing", "the name of a model: the metadata names none")
+            raise missing_value("model", "the name of a model: the metadata names none")
         return GenerateRequest(**{name: value for name, value in fields.items() if value is not None})
 
     def named(self, is_known: Callable[[str, str], bool]) -> ReadFields:

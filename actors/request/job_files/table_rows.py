@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from modelpool.actors.request.job_files.columns import NO_CHOICE, ColumnChoice
 from modelpool.actors.request.job_files.text_rows import Row, with_lists
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.install_hint import install_command
 
 #: rows that become Python values at a time
 _BATCH_ROWS = 1024
@@ -43,7 +44,7 @@ def import_arrow(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"{name}: needs pyarrow; install it with `pip install modelpool[parquet]`") from None
+        raise UserError(f"{name}: needs pyarrow; install it with `{install_command('parquet')}`") from None
 
 
 def _opened_stream(ipc: Any, file: BinaryIO) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from modelpool.actors.request.job_files.columns import LIST_FIELDS, NO_CHOICE, ColumnChoice
 from modelpool.actors.request.json_text import MAX_BYTES, NotJson, parse_json
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 
 #: the number of a row, and its fields or its problem
 Row: TypeAlias = tuple[int, dict[str, Any] | str]
@@ -81,7 +81,7 @@ def csv_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE, deli
             if not names:
                 names = choice.field_names(f"{name}: header", [cell.strip() for cell in cells])
             elif len(cells) > len(names):
-                yield number, f"found {len(cells)} cells, expected at most the {len(names)} of the header"
+                yield number, f"found {counted(len(cells), 'cell')}, expected at most the {len(names)} of the header"
             else:
                 yield number, _csv_row(names, cells)
     except csv.Error as error:

@@ -118,6 +118,7 @@ def install() -> None:
     claimed = torch_private.python_backend_name()
     if claimed != "privateuseone":
         raise RuntimeError(f"torch has room for one out-of-tree device type, and this process registered {claimed!r}")
+    torch_private.expect_python_backends()  # before the object below registers operators, which can be done once
     torch_private.register_python_backend(BACKEND_NAME, backend_module=SimBackend())
 
 

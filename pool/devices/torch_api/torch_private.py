@@ -17,16 +17,23 @@ from torch.utils import backend_registration
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+_REGISTER = "_setup_privateuseone_for_python_backend"
+
+
+def expect_python_backends() -> None:
+    """Raise RuntimeError in a torch without device types in Python."""
+    if not hasattr(backend_registration, _REGISTER):
+        raise RuntimeError(f"torch {torch.__version__} has no devices in Python, which the simulated device is")
+
+
 def register_python_backend(rename: str, backend_module: object) -> None:
     """Register the process's one out-of-tree device type with Python objects for its guard, hooks and module.
 
-    Experimental in torch 2.13: https://github.com/pytorch/pytorch/pull/157859. Only the simulated device needs it:
+    Experimental since torch 2.10: https://github.com/pytorch/pytorch/pull/157859. Only the simulated device needs it:
     raises RuntimeError in a torch without it.
     """
-    register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
-    if register is None:
-        raise RuntimeError(f"torch {torch.__version__} has no devices in Python, which the simulated device is")
-    register(rename, backend_module=backend_module)
+    expect_python_backends()
+    getattr(backend_registration, _REGISTER)(rename, backend_module=backend_module)
 
 
 # Makes a tensor that has a shape, strides, a dtype and a device, but no data: the class's `__torch_dispatch__` answers

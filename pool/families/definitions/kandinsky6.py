@@ -210,7 +210,7 @@ def _predict(
     shown: dict[str, Any] = {}
     if image is not None:
         if not own.visual_cond or own.visual_token_type_num_embeddings <= _FIRST_FRAME:
-            raise unusable_field("image", "a first frame", "none: the model has no type of latent frames for it")
+            raise unusable_field("image", "a first frame", "no image: the model has no type of latent frames for it")
         x_BTHWC = torch.cat((x_BTHWC, image.movedim(1, -1)), dim=1)
         times = torch.arange(frames + 1, device=x_BCTHW.device)
         shown = {

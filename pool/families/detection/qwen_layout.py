@@ -109,7 +109,7 @@ def difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str
         if key not in found:
             return f"found no {key}, expected one of shape {expected[key]}"
         if key not in expected:
-            return f"found {key}, expected none"
+            return f"found {key}, expected no such weight"
         if found[key] != expected[key]:
             return f"found {key} of shape {found[key]}, expected {expected[key]}"
     return ""

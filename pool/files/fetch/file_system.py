@@ -11,6 +11,7 @@ from typing import Any
 
 from modelpool.pool.files.fetch.fetch_errors import LibraryMissing, SourceFailed
 from modelpool.pool.files.fetch.source_url import EXTRAS, scheme_of
+from modelpool.pool.values.core.install_hint import install_command
 
 
 def open_file_system(url: str, **options: Any) -> Any:
@@ -22,7 +23,7 @@ def open_file_system(url: str, **options: Any) -> Any:
     try:
         fsspec = importlib.import_module("fsspec")
     except ImportError:
-        raise LibraryMissing(f"{url}: needs fsspec; install it with `pip install modelpool[{extra or 's3'}]`") from None
+        raise LibraryMissing(f"{url}: needs fsspec; install it with `{install_command(extra or 's3')}`") from None
     if scheme not in fsspec.available_protocols():
         raise LibraryMissing(
             f"{url}: no library reads {scheme}://; expected one of http://, https://, file://, "
@@ -31,7 +32,7 @@ def open_file_system(url: str, **options: Any) -> Any:
     try:
         system, _ = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        install = f"`pip install modelpool[{extra}]`" if extra else "the fsspec library of that scheme"
+        install = f"`{install_command(extra)}`" if extra else "the fsspec library of that scheme"
         raise LibraryMissing(
             f"{url}: the library of {scheme}:// is not installed; install {install} ({error})"
         ) from None

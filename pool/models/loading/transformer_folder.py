@@ -219,7 +219,7 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
         missing = "an image as the first latent frame, with another noise level than the other frames"
         raise UnknownArchitecture(
             f"recognised as {base.title} in a form that this version cannot run yet: configuration of {TRANSFORMER}: "
-            f"{_IMAGE_CONDITION_KEY}: found {_REPLACED!r}, expected none or 'latent_concat'; "
+            f"{_IMAGE_CONDITION_KEY}: found {_REPLACED!r}, expected no value or 'latent_concat'; "
             f"not supported: {missing}"
         )
 

@@ -7,11 +7,13 @@ Errors on a GPU during a task are `pool.values.specs.spec.RunError` values inste
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
+#: problems of one request in a message
+MOST_PROBLEMS = 6
 #: characters of a value in a message
 MOST_SHOWN = 500
 
@@ -97,6 +99,21 @@ def unusable_field(field: str, found: object, expected: str) -> UnusableField:
     return UnusableField(f"{field}: found {_shown(repr(found))}, expected {expected}")
 
 
+def missing_value(field: str, expected: str) -> UnusableField:
+    """An `UnusableField` that names `field`, which is not set, and what was `expected`."""
+    return UnusableField(f"{field}: missing, expected {expected}")
+
+
+def together(problems: Sequence[UserError]) -> UserError:
+    """One error of the class of the first of `problems`, with all messages, each once; `problems[0]` if it is alone."""
+    texts = list(dict.fromkeys(map(str, problems)))
+    if len(texts) == 1:
+        return problems[0]
+    more = len(texts) - MOST_PROBLEMS
+    end = f"; and {more} more" if more > 0 else ""
+    return type(problems[0])("; also ".join(texts[:MOST_PROBLEMS]) + end)
+
+
 def _shown(text: str) -> str:
     """Return a value for a message, its beginning if it is long: it may be the largest that a caller can send."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
@@ -108,6 +125,11 @@ def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -
     if needed == budget:
         needed, budget = f"{needed_bytes} B", f"{budget_bytes} B"
     return DoesNotFit(f"{what} needs at least {needed} of device memory, the budget is {budget} ({detail})")
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count: '1 image', '8 images'."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_bytes(count: int) -> str:

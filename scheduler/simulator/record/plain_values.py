@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from modelpool.pool.values.core.errors import UnknownName, unknown_name, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, missing_value, unknown_name, unusable_field
 from modelpool.pool.weights.plan.eviction_plan import Residency
 
 #: JSON value and its place in the line, for errors -> value
@@ -205,7 +205,7 @@ def _dataclass_reader(kind: type[Any]) -> Reader:
                 raise UnknownName(f"{place}: {unknown_name(f'field of {kind.__name__}', name, readers)}")
         for name in needed:
             if name not in found:
-                raise unusable_field(f"{place}.{name}", "nothing", "a value; this field is required")
+                raise missing_value(f"{place}.{name}", "a value; this field is required")
         return kind(**{name: readers[name](item, f"{place}.{name}") for name, item in found.items()})
 
     return read_dataclass

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, missing_value
 from modelpool.pool.values.specs.spec import (
     UNPATCHED,
     ComponentKey,
@@ -115,7 +115,7 @@ class _Reader:
     def workload(self) -> Workload:
         """The complete workload."""
         if self.name is None:
-            raise unusable_field("line 1", "nothing", '{"modelpool_trace": 1, "name": ...}')
+            raise missing_value("line 1", '{"modelpool_trace": 1, "name": ...}')
         return Workload(self.name, tuple(self.components.values()), tuple(self.jobs.values()))
 
     def _add(self, fields: Fields, spec: ComponentSpec) -> None:

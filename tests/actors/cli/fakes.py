@@ -259,16 +259,16 @@ class KnownNames(NameCheck):
 
     def __init__(self, *models: str, loras: tuple[str, ...] = ()) -> None:
         super().__init__(None)
-        self._models, self._loras = models, loras
+        self._known, self._loras = models, loras
 
     def check(self, request: GenerateRequest) -> None:
         """Raise UnknownName for another model."""
-        if request.model not in self._models:
-            raise unknown_name("model", request.model, self._models)
+        if request.model not in self._known:
+            raise unknown_name("model", request.model, self._known)
 
     def model_names(self) -> tuple[str, ...]:
         """Return them."""
-        return self._models
+        return self._known
 
     def lora_names(self) -> tuple[str, ...]:
         """Return them."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import typer
 
 import modelpool
+from modelpool.actors.cli.main import build_app
 from modelpool.actors.cli.run.batch import BATCH_HELP
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.config.config import PoolSection
@@ -79,6 +81,24 @@ def test_every_command_has_help(command: Command, name: str) -> None:
     ended = command(name, "-h")
     assert ended.code == 0
     assert "Usage: modelpool " + name in ended.out
+
+
+def test_help_is_shown_literally_in_every_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich took the names of sections for styles: `down --help` said "longer than  drain_seconds"."""
+    monkeypatch.setenv("COLUMNS", "200")
+    bracketed: dict[str, set[str]] = {}
+
+    def check(found: Any, path: tuple[str, ...]) -> None:
+        texts = [found.help or "", *(getattr(parameter, "help", None) or "" for parameter in found.params)]
+        if in_brackets := set(re.findall(r"\[[^\]]*\]", " ".join(texts))):
+            shown = command(*path, "--help").out
+            bracketed[" ".join(path)] = {text for text in in_brackets if text not in shown}
+        for name, each in getattr(found, "commands", {}).items():
+            check(each, (*path, name))
+
+    check(typer.main.get_command(build_app()), ())
+    assert "down" in bracketed
+    assert not any(bracketed.values()), bracketed
 
 
 @pytest.mark.parametrize("arguments", [[], ["generate"], ["batch"], ["inspect"]])

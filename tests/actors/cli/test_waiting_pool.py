@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from dataclasses import replace
 
 import pytest
 
 from modelpool.actors.cli.run import run_jobs
+from modelpool.actors.cli.run.checked_requests import CheckedRequests, WantedOutputs
+from modelpool.actors.cli.run.progress_view import CHECKED_SECONDS, LinesView
 from modelpool.actors.cli.run.run_jobs import waiting_for
-from modelpool.actors.control.status import PoolStatus
+from modelpool.actors.cli.terminal.screen import user_console
+from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.outputs.results.progress import Progress
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakeJobs, FakePool
@@ -57,6 +61,43 @@ def test_a_pool_with_a_worker_waits_for_nothing() -> None:
 
     assert waiting_for(HalfReady()) == ""
     assert waiting_for(WaitingPool()) == WAITS
+
+
+def test_the_start_of_a_pool_says_what_it_waits_for() -> None:
+    """Not "checked 0 of 8" every two seconds: first the catalog, then a worker, with what went wrong before."""
+    known = FakePool().status()
+    _, starts = known.workers
+    again = replace(starts, not_up="starts again; before: killed by signal 9")
+
+    class Starting(FakePool):
+        workers: tuple[WorkerStatus, ...] = (replace(starts, trouble=""),)
+
+        def status(self) -> PoolStatus:
+            return replace(known, workers=self.workers)
+
+    pool, catalog = Starting(), "waiting: the catalog loads torch and reads the models"
+    checked = CheckedRequests(WantedOutputs.of(()), {}, print, print, print)
+    assert checked.waits_for == catalog
+    assert checked.words == ""
+    assert waiting_for(pool, checked.waits_for) == catalog
+    assert waiting_for(pool) == "waiting: the worker loads torch and opens its device"
+    pool.workers = (replace(starts, trouble=""), again)
+    assert waiting_for(pool) == (
+        "waiting: worker 1 of 2 loads torch and opens its device; gpu-1: starts again; before: killed by signal 9"
+    )
+    pool.workers = known.workers
+    assert waiting_for(pool) == "", "one is up"
+    pool.workers = (replace(starts, state="given_up"),)
+    assert waiting_for(pool) == ""
+
+
+def test_lines_repeat_nothing_about_the_check_of_requests() -> None:
+    now, stream = 0.0, io.StringIO()
+    with LinesView(user_console(stream), clock=lambda: now) as view:
+        for second, words in enumerate(["", "checked 3 of 9", "checked 3 of 9", "checked 5 of 9", ""] * 2):
+            now = second * CHECKED_SECONDS
+            view.update(Progress(9, 0, 0, 0, ()), words)
+    assert stream.getvalue().splitlines() == ["checked 3 of 9", "checked 5 of 9"] * 2
 
 
 def test_status_and_top_show_nodes_and_why_workers_are_not_up(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -9,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from modelpool.actors.outputs.results.job_ledger import MOST_REPEATS
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import JobEnded
-from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
+from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField, UserError
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, TaskId
 from modelpool.scheduler.model.messages import Outcome
@@ -114,6 +115,62 @@ def test_images_come_with_all_that_made_them(pool) -> None:
 def test_a_single_request_is_a_submission_of_one(pool) -> None:
     (image,) = pool.submit(request()).images()
     assert (image.pixels == expected(request())).all()
+
+
+def test_one_call_returns_an_image(pool, tmp_path) -> None:
+    """Also in asyncio, without a blocked loop. Written where `output` says, and with the fields of a request."""
+    image = pool.generate("a red circle", model="shapes", seed=1, steps=2)
+    assert (image.pixels == expected(request())).all()
+    written = pool.generate("a red circle", model="shapes", seed=1, num_inference_steps=2, output=tmp_path)
+    assert written.path is not None
+    assert written.path.parent == tmp_path
+
+    async def render() -> tuple[list[ImageResult], int]:
+        rounds = 0
+        several = asyncio.gather(*(pool.generate_async("a", model="shapes", seed=seed, steps=2) for seed in range(3)))
+        while not several.done():
+            rounds += 1
+            await asyncio.sleep(0)
+        return list(await several), rounds
+
+    images, rounds = asyncio.run(render())
+    assert rounds > 1
+    assert [image.seed for image in images] == [0, 1, 2]
+    for each in images:
+        assert (each.pixels == expected(request("a", seed=each.seed))).all()
+
+
+def test_one_call_refuses_what_is_no_single_image_before_it_is_queued(pool) -> None:
+    refused: dict[str, dict[str, Any]] = {
+        "n: found 3, expected 1": {"n": 3},
+        "steps: found 0, expected": {"steps": 0},
+        "unknown model 'shapse'": {"model": "shapse"},
+        f"model: found {VIDEOS!r}, expected one that generates images; this one generates videos": {"model": VIDEOS},
+    }
+    found = {}
+    for message, fields in refused.items():
+        with pytest.raises(UserError) as raised:
+            pool.generate("a", **{"model": "shapes", **fields})
+        found[message] = str(raised.value)
+    assert all(text.startswith(message) for message, text in found.items()), found
+    assert pool.status().jobs["live"] == 0
+    with pytest.raises(JobFailed, match="the engine was asked to fail"):
+        pool.generate(FAIL, model="shapes", steps=2)
+
+
+def test_a_call_that_is_interrupted_cancels_its_image(endless_pool) -> None:
+    async def render() -> None:
+        task = asyncio.create_task(endless_pool.generate_async(ENDLESS, model="shapes", steps=2))
+        await asyncio.to_thread(SignallingEngine.begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(render())
+    until = time.monotonic() + 60
+    while endless_pool.status().jobs["live"] and time.monotonic() < until:
+        time.sleep(0.02)
+    assert endless_pool.status().jobs["cancelled"] == 1
 
 
 def test_nothing_wanted_is_nothing_made(pool) -> None:

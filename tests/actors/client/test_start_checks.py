@@ -14,9 +14,10 @@ import pytest
 from modelpool.actors.client import start_checks
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.early_reading import EarlyReading
-from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders
+from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders, simulates_gpus
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import plan_pool
+from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.files.formats.page_cache import in_memory
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UserError
@@ -43,6 +44,44 @@ def test_names_are_checked_as_the_catalog_checks_them() -> None:
         names.check(request(loras=["lihgt"]))
     with pytest.raises(UnknownName, match="'light' is a LoRA, expected a model"):
         names.check(request(model="light"))
+
+
+def test_fields_that_a_model_does_not_support_are_found_without_a_pool() -> None:
+    """With the words of the pool, which was started for them."""
+    names = NameCheck.of(PoolConfig.load(LAPTOP))
+    wrong: dict[str, tuple[dict[str, object], str]] = {
+        "frames": ({"frames": 9}, "frames: found 9, not supported by model 'shapes', which generates images"),
+        "seconds": ({"seconds": 3}, "seconds: found 3.0, not supported by model 'shapes'"),
+        "format": ({"format": "mp4"}, "format: found 'mp4', expected png or webp"),
+        "lyrics": ({"lyrics": "la"}, "lyrics: found 'la', not supported by model 'shapes'"),
+    }
+    found = {}
+    for name, (fields, _) in wrong.items():
+        with pytest.raises(UserError) as problem:
+            names.check_supported(request(**fields))
+        found[name] = str(problem.value)
+    assert {name: text[: len(wrong[name][1])] for name, text in found.items()} == {n: w[1] for n, w in wrong.items()}
+    with pytest.raises(UserError, match=r"^frames: .* not videos; also format: found 'mp4'|^format: .*; also "):
+        names.check_supported(request(frames=9, format="mp4", lyrics="la"))
+    names.check_supported(request(width=64, height=72, loras=["light"]))
+    names.check_supported(request(image=ROOT / "docs/contact_sheet.png", strength=0.5))  # a pool reads them first
+
+
+def test_a_memory_limit_in_which_no_layer_fits_is_found_without_a_pool() -> None:
+    """A pool was started for it."""
+    for vram, problem in (("24KiB", "vram: found '24.0 KiB', expected more"), ("64MiB", None), (None, None)):
+        config = PoolConfig.load(LAPTOP).override(vram=vram) if vram else PoolConfig.load(LAPTOP)
+        with pytest.raises(UserError, match=problem) if problem else nullcontext():
+            NameCheck.of(config).check_supported(request())
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a file system of Linux")
+def test_a_folder_in_which_nothing_can_be_created_is_reported_before_a_pool_starts(tmp_path: Path) -> None:
+    """Permissions alone do not tell: /proc lets root write, a full disk everyone."""
+    with pytest.raises(OutputFailed, match="/proc/images: cannot be written"):
+        check_outputs(Path("/proc/images"))
+    check_outputs(tmp_path / "new" / "images")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", [{"address": "10.0.0.1:6379"}, {"address": "auto"}])
@@ -86,6 +125,19 @@ def test_devices_that_this_machine_lacks_are_errors_before_anything_starts(
             with pytest.raises(UserError, match=problem):
                 plan_pool(wanted, gpu_count=0, can_grow=False)
             check_device(wanted.override(address="10.0.0.1:6379"))
+
+
+def test_a_pool_without_gpus_is_known_to_simulate_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, gpu = PoolConfig.load(LAPTOP), tmp_path / "gpu"
+    monkeypatch.setattr(start_checks, "GPU_FILES", (str(gpu),))
+    found = {}
+    for device in ("sim", "auto", "cpu", "cuda"):
+        for has_gpu in (False, True):
+            gpu.touch() if has_gpu else gpu.unlink(missing_ok=True)
+            found[device, has_gpu] = simulates_gpus(config.override(device=device))
+    assert {case for case, simulates in found.items() if simulates} == {("sim", False), ("sim", True), ("auto", False)}
+    gpu.unlink()
+    assert not simulates_gpus(config.override(device="auto", address="10.0.0.1:6379")), "its nodes may have some"
 
 
 def test_an_output_folder_that_cannot_be_created_is_reported_before_a_pool_starts(tmp_path: Path) -> None:

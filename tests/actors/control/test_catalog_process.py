@@ -9,19 +9,30 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import psutil
 import pytest
 import uvloop
 
-from modelpool.actors.control import catalog_process, catalog_service
+from modelpool.actors.control import catalog_process, catalog_questions
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
+from modelpool.actors.control.catalog_questions import (
+    BUILD_SOME,
+    BUILD_STAGE,
+    FILE_NAMES,
+    LORAS,
+    MODELS,
+    QUESTIONS,
+    TINY_DECODERS,
+    WEIGHTS,
+    CatalogQuestion,
+)
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.common.stage_request import StageRequest
@@ -34,7 +45,11 @@ from modelpool.pool.values.core.stage_params import EncodeParams
 from modelpool.pool.values.specs.spec import JobId, RunCost, Stage, TaskSpec
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, InlineExecutor
-from tests.actors.fakes import MODELS, FakeCatalog
+from tests.actors.fakes import MODELS as MODEL_NAMES
+from tests.actors.fakes import FakeCatalog
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 #: a prompt whose tokenization takes a while, and one that ends the process
 SLOW, DEADLY = "slow", "deadly"
@@ -116,13 +131,13 @@ def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) ->
     async def answers(catalog: CatalogQueries) -> list[object]:
         return [
             repr(await build_requests(catalog, wanted, None)),
-            repr(await catalog.build_stage(StageRequest(Stage.SAMPLE, request()), JobId("j"), frozenset(), None)),
-            await catalog.models(),
-            await catalog.loras(),
-            await catalog.file_names(),
-            await catalog.tiny_decoders(),
+            repr(await catalog.ask(BUILD_STAGE, StageRequest(Stage.SAMPLE, request()), JobId("j"), frozenset(), None)),
+            await catalog.ask(MODELS),
+            await catalog.ask(LORAS),
+            await catalog.ask(FILE_NAMES),
+            await catalog.ask(TINY_DECODERS),
             catalog.files_address,
-            repr(await catalog.weights(MODELS[0])),
+            repr(await catalog.ask(WEIGHTS, MODEL_NAMES[0])),
         ]
 
     async def compare() -> None:
@@ -132,16 +147,24 @@ def test_its_answers_are_those_of_a_catalog_in_this_process(python, tmp_path) ->
                 CatalogService(partial(TestedCatalog, tmp_path), computed_by=COMPUTED_BY)
             )
             with pytest.raises(UserError, match="none"):
-                await process.weights("none")
+                await process.ask(WEIGHTS, "none")
         finally:
             process.close()
         with pytest.raises(UserError, match="closed"):
-            await process.models()
+            await process.ask(MODELS)
 
     asyncio.run(compare())
     assert len(pids(tmp_path)) == 2, "one of them is this process"
     assert python[0] == sys.executable
     assert python_command(os.environ) == (sys.executable,)
+
+
+def test_every_question_is_one_of_the_table_and_travels_as_its_name() -> None:
+    for name, question in QUESTIONS.items():
+        assert question.name == name
+        assert pickle.loads(pickle.dumps(question)) is question
+    constants = {value.name for value in vars(catalog_questions).values() if isinstance(value, CatalogQuestion)}
+    assert constants == set(QUESTIONS), "a question that is missing in the table fails where it arrives"
 
 
 def test_other_callers_get_their_turn_while_many_new_requests_are_converted(python, tmp_path) -> None:
@@ -157,10 +180,10 @@ def test_other_callers_get_their_turn_while_many_new_requests_are_converted(pyth
             desk, answered = Desk(), 0
             desk.controller._catalog = process
             while not long.done():
-                await desk.controller.listings()
+                await desk.controller.ask_catalog(MODELS)
                 answered += 1
             assert len(await long) == count
-            assert answered >= count - 1, "at most one slow request in front of models and LoRAs"
+            assert answered >= count - 1, "at most one slow request in front of it"
         finally:
             process.close()
 
@@ -175,8 +198,8 @@ def test_questions_are_on_their_way_while_another_is_answered(python, tmp_path) 
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            expected = await process.models()
-            asked = asyncio.gather(*(process.models() for _ in range(count)))
+            expected = await process.ask(MODELS)
+            asked = asyncio.gather(*(process.ask(MODELS) for _ in range(count)))
             turns = 0
             while not asked.done():
                 time.sleep(0.02)  # the work of the loop, in which the process could answer them all
@@ -191,15 +214,15 @@ def test_questions_are_on_their_way_while_another_is_answered(python, tmp_path) 
 
 
 def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_service, "TURN_SECONDS", float("inf"))
+    monkeypatch.setattr(catalog_questions, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
 
     class Counting(CatalogService):
-        async def build_some(
-            self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
-        ) -> list[BuiltRequest | UserError]:
-            asked.append(len(wanted))
-            return await super().build_some(wanted, capacity_bytes, until_error)
+        async def ask(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
+            if question.name == BUILD_SOME.name:
+                wanted: Any = arguments[0]
+                asked.append(len(wanted))
+            return await super().ask(question, *arguments)
 
     async def build(*requests: GenerateRequest, until_error: bool = False) -> list[BuiltRequest | UserError]:
         asked.clear()
@@ -225,11 +248,11 @@ def test_a_process_that_ends_is_replaced_and_nothing_that_waits_is_lost(python, 
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            models = await process.models()
+            models = await process.ask(MODELS)
             (first,) = pids(tmp_path)
             os.kill(first, signal.SIGKILL)
             await until_gone(first)
-            assert await process.models() == models
+            assert await process.ask(MODELS) == models
             (good,) = await build_requests(process, wanted_of(request(DEADLY)), None)
             assert not isinstance(good, UserError)
             assert len(pids(tmp_path)) == 3
@@ -238,7 +261,7 @@ def test_a_process_that_ends_is_replaced_and_nothing_that_waits_is_lost(python, 
                 build_requests(process, wanted_of(request(DEADLY, seed=2)), None),
                 build_requests(process, wanted_of(request("good"), request(DEADLY, seed=3)), None),
                 build_requests(process, wanted_of(request("good")), None),
-                process.models(),
+                process.ask(MODELS),
                 return_exceptions=True,
             )
             assert isinstance(results[0], UserError)
@@ -258,14 +281,14 @@ def test_a_process_whose_end_is_noticed_by_a_question_is_replaced_at_once(python
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            models = await process.models()
+            models = await process.ask(MODELS)
             (first,) = pids(tmp_path)
             assert process._process is not None
             process._process._process.kill()  # the client, and thus its fork
             process._process._process.wait()
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(first).wait()  # without a turn of the event loop
-            assert await process.models() == models
+            assert await process.ask(MODELS) == models
             assert len(pids(tmp_path)) == 2
         finally:
             process.close()
@@ -282,11 +305,11 @@ def test_a_question_in_the_turn_in_which_the_line_is_reset_is_asked_again(
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            models = await process.models()
+            models = await process.ask(MODELS)
             assert process._process is not None
             assert process._process._writer is not None
             process._process._writer.transport.abort()
-            assert await asyncio.gather(process.models(), process.models()) == [models, models]
+            assert await asyncio.gather(process.ask(MODELS), process.ask(MODELS)) == [models, models]
             assert len(pids(tmp_path)) == 2
         finally:
             process.close()
@@ -301,11 +324,11 @@ def test_a_question_that_is_cancelled_at_any_point_affects_no_other(python, tmp_
         for turns in range(5):
             process = opened(tmp_path, python)
             try:
-                cancelled = asyncio.ensure_future(process.models())
+                cancelled = asyncio.ensure_future(process.ask(MODELS))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 cancelled.cancel()
-                assert await process.models()
+                assert await process.ask(MODELS)
             finally:
                 process.close()
 
@@ -317,14 +340,14 @@ def test_a_process_that_is_ended_while_it_is_sent_much_leaves_the_next_one_alone
 
     async def talk() -> None:
         deaf = opened(tmp_path, (sys.executable, "-c", "import time; time.sleep(60)"))
-        asking = asyncio.ensure_future(deaf.weights("x" * 10_000_000))
+        asking = asyncio.ensure_future(deaf.ask(WEIGHTS, "x" * 10_000_000))
         while deaf._process is not None and deaf._process._writer is None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         deaf.close()
         process = opened(tmp_path, python)
         try:
-            assert await asyncio.wait_for(process.models(), 30)
+            assert await asyncio.wait_for(process.ask(MODELS), 30)
         finally:
             process.close()
         with pytest.raises(UserError, match="closed"):
@@ -341,9 +364,9 @@ def test_a_panic_of_a_library_fails_its_question_and_no_other(python, tmp_path) 
         try:
             (tmp_path / "problem").write_text("a byte that is none")
             with pytest.raises(RuntimeError, match="a byte that is none") as raised:
-                await asyncio.wait_for(process.loras(), 60)
+                await asyncio.wait_for(process.ask(LORAS), 60)
             assert any("in loras" in note for note in raised.value.__notes__)
-            assert await process.models()
+            assert await process.ask(MODELS)
             assert len(pids(tmp_path)) == 1
         finally:
             process.close()
@@ -364,7 +387,7 @@ def test_a_submission_survives_the_end_of_the_process_and_a_python_that_does_not
         assert len(await desk.run_dry()) == 2
         process.close()
         with pytest.raises(UserError, match="3 times"):
-            await opened(tmp_path, (str(tmp_path / "missing"),)).models()
+            await opened(tmp_path, (str(tmp_path / "missing"),)).ask(MODELS)
 
     asyncio.run(talk())
 
@@ -372,15 +395,15 @@ def test_a_submission_survives_the_end_of_the_process_and_a_python_that_does_not
 def test_it_ends_with_its_controller_in_the_middle_of_an_answer(python, tmp_path) -> None:
     async def talk() -> None:
         process = opened(tmp_path, python)
-        await process.models()
+        await process.ask(MODELS)
         (pid,) = pids(tmp_path)
-        asking = asyncio.ensure_future(process.build_some(wanted_of(request(f"{SLOW} {SLOW}")), None))
+        asking = asyncio.ensure_future(process.ask(BUILD_SOME, wanted_of(request(f"{SLOW} {SLOW}")), None, False))
         await asyncio.sleep(0)
         assert process._process is not None
         process._process._socket.shutdown(2)  # as the kernel does when the controller is killed
         await until_gone(pid)
         asking.cancel()
-        waiting = [asyncio.ensure_future(process.models()) for _ in range(2)]
+        waiting = [asyncio.ensure_future(process.ask(MODELS)) for _ in range(2)]
         await asyncio.sleep(0)
         process.close()
         for question in waiting:
@@ -398,11 +421,11 @@ def test_measurements_reach_it_before_the_next_question_and_without_one(
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            (built,) = await process.build_some(wanted_of(request(cfg=1.0)), None)
+            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False)
             assert not isinstance(built, UserError)
             tasks = built.graph.job.tasks
             process.learn(tasks[0], RunCost())
-            await process.models()
+            await process.ask(MODELS)
             assert (tmp_path / "learnt").read_text().split() == [str(tasks[0].stage)]
             for task in tasks:
                 process.learn(task, RunCost())
@@ -423,7 +446,7 @@ def test_measurements_are_not_collected_for_a_process_that_has_ended(
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            (built,) = await process.build_some(wanted_of(request(cfg=1.0)), None)
+            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False)
             assert not isinstance(built, UserError)
             assert process._process is not None
             os.kill(pids(tmp_path)[0], signal.SIGKILL)
@@ -433,7 +456,7 @@ def test_measurements_are_not_collected_for_a_process_that_has_ended(
                 process.learn(built.graph.job.tasks[0], RunCost())
                 await asyncio.sleep(0)
             assert len(process._measured) <= 6
-            assert await process.models()
+            assert await process.ask(MODELS)
         finally:
             process.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from modelpool.actors.control.build_requests import build_requests
+from modelpool.actors.control.catalog_questions import BUILD_SOME
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
@@ -46,9 +47,10 @@ class Counting:
         self.builds += 1
         return BuiltRequest(*build_graph(request, job_id, FakeCatalog()))
 
-    async def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool = False
+    async def ask(
+        self, question: object, wanted: Sequence[tuple[JobId, GenerateRequest]], *_: object
     ) -> list[BuiltRequest | UserError]:
+        assert question is BUILD_SOME
         return [self(request, job_id) for job_id, request in wanted]
 
     def all(self, *wanted: GenerateRequest) -> list[BuiltRequest | UserError]:

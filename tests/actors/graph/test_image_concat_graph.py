@@ -162,7 +162,7 @@ def test_one_step_is_made_of_a_image_that_is_shown() -> None:
     """Nothing of it is left out, so that no strength has to be said."""
     _, job, _ = cut(SD1_INSTRUCT.sampling, image=PIXELS, steps=1)
     assert works(job, SampleParams)[0].schedule.steps_run == 1
-    with pytest.raises(UnusableField, match=r"strength: found 0.6, expected at least 1: with 1 steps"):
+    with pytest.raises(UnusableField, match=r"strength: found 0.6, expected at least 1: with 1 step,"):
         cut(PLAIN_SAMPLING, image=PIXELS, steps=1)
 
 

@@ -378,7 +378,10 @@ def test_hashes_stand_in_for_names_that_are_not_known() -> None:
             {PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, Size: 64x64, Hires resize: 128x64, Model: m"},
             "Hires resize: found '128x64', expected the proportions of 64x64",
         ),
-        ({PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, CFG scale: 7"}, "model: found 'nothing'"),
+        (
+            {PARAMETERS_KEY: "x\nSteps: 20, Sampler: Euler, CFG scale: 7"},
+            "model: missing, expected the name",
+        ),
         ({"prompt": "{"}, "not JSON|JSON"),
         ({"comment": "x"}, "found 'the texts comment'"),
     ],

@@ -61,6 +61,19 @@ def test_a_label_too_long_keeps_as_much_as_fits() -> None:
     assert line.endswith("...")
 
 
+def test_a_long_label_is_measured_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured once for each character that did not fit: a sheet of long prompts took seconds for its texts."""
+    measured, measure = [], ImageFont.FreeTypeFont.getlength
+
+    def counted(self: ImageFont.FreeTypeFont, text: str) -> float:
+        measured.append(text)
+        return measure(self, text)
+
+    monkeypatch.setattr(ImageFont.FreeTypeFont, "getlength", counted)
+    wrapped("a red circle on a table, " * 200, 192, 2, FONT)
+    assert len(measured) < 40
+
+
 def test_a_sheet_of_too_many_images_says_how_many_it_leaves_out(tmp_path: Path) -> None:
     path = tmp_path / "p.png"
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)

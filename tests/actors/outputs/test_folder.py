@@ -18,6 +18,7 @@ from PIL import Image
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs import atomic_write as whole_file
 from modelpool.actors.outputs import folder as folder_module
+from modelpool.actors.outputs.contact_sheet import mark_of
 from modelpool.actors.outputs.folder import (
     FinishedOutput,
     OutputFolder,
@@ -449,6 +450,35 @@ def column_shades(sheet_HW: np.ndarray) -> Iterator[int]:
         columns = np.flatnonzero(row == value)
         assert len(columns) == 192, "each image is shown at the width of a cell"
     yield from (int(v) for v in row[np.sort([np.flatnonzero(row == v)[0] for v in (30, 60, 90)])])
+
+
+def test_a_contact_sheet_is_drawn_again_only_if_the_files_on_it_have_changed(tmp_path: Path) -> None:
+    """Drawing takes seconds, and each resumed batch drew the same sheet again."""
+    out = OutputFolder(tmp_path)
+
+    def add(seed: int) -> Path:
+        recipe = dataclasses.replace(RECIPE, seed=seed)
+        return out.write(finished_output(recipe)).path
+
+    def drawn() -> int:
+        return OutputFolder(tmp_path).contact_sheet().stat().st_ino  # of a file that replaced the one before
+
+    def finished_output(recipe: Recipe) -> FinishedOutput:
+        return FinishedOutput(recipe, ImagePixels(np.full((64, 64, 3), recipe.seed, np.uint8)), 0, "job", "gpu-0", 1.0)
+
+    paths = [add(1), add(2)]
+    first = drawn()
+    assert drawn() == first
+    add(3)
+    second = drawn()
+    assert second != first, "a file was added"
+    paths[0].unlink()
+    third = drawn()
+    assert third != second, "a file was removed"
+    (tmp_path / "contact_sheet.png").write_bytes(b"damaged")
+    assert mark_of(tmp_path / "contact_sheet.png") == ""
+    drawn()
+    assert mark_of(tmp_path / "contact_sheet.png")
 
 
 def test_an_empty_folder_has_a_sheet_that_says_so(tmp_path: Path) -> None:

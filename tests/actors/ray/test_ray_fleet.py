@@ -85,7 +85,7 @@ def test_a_worker_that_waits_for_a_node_is_no_demand_of_a_pool_whose_controllers
         starting = fleet(nodes, 3600.0, succession)
         start = asyncio.ensure_future(starting.start(WorkerId("far-0"), 1, "far"))
         await demand_is(nodes, DEMAND)
-        while starting._demand_watch is None:
+        while starting._demand.actor is None:
             await asyncio.sleep(0.1)
         start.cancel()  # and with it everything that the controller does
         await demand_is(nodes)

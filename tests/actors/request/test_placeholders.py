@@ -64,6 +64,6 @@ def test_the_command_plans_for_a_model_of_images(tmp_path: Path) -> None:
     _catalog(tmp_path, "svd")
     config = tmp_path / "pool.toml"
     config.write_text(f'[models]\nfolders = ["{tmp_path}"]\n[pool]\ndevice = "sim"\nvram = "256MiB"\n')
-    plan = memory_plan("tiny", "", SIZE, 1, None, PoolOptions(config))
+    plan = memory_plan("tiny", "", SIZE, 1, None, PoolOptions(config=config))
     assert (plan.width, plan.height) == (64, 64)
     assert [stage.stage.value for stage in plan.forecast.first] == ["encode", "encode", "sample", "decode"]

@@ -86,8 +86,32 @@ def test_sigmas_are_falling_levels_that_determine_the_steps() -> None:
     wrong = [
         *(({"sigmas": value}, "sigmas: found") for value in ([1, 2], [2, "x"], 3, [0], [2, float("nan")])),
         ({"sigmas": [4, 1], "steps": 3}, "steps: found 3, expected 2"),
-        ({"sigmas": [4, 1], "schedule": "karras"}, "schedule: found 'karras', expected none together with sigmas"),
+        ({"sigmas": [4, 1], "schedule": "karras"}, "schedule: found 'karras', expected no value together with sigmas"),
     ]  # fmt: skip
     for fields, message in wrong:
         with pytest.raises(UserError, match=message):
             GenerateRequest(model="m", prompt="p", **fields)
+
+
+def test_the_errors_of_all_fields_of_a_request_are_one_message() -> None:
+    """They were reported one by one, each after another try."""
+    with pytest.raises(UserError) as raised:
+        GenerateRequest(model="a", prompt="b", steps=0, width=7, promt=1, hires={"scale": -1, "foo": 2})
+    unknown, *others = str(raised.value).split("; also ")
+    assert unknown.startswith("unknown field of GenerateRequest 'promt'; did you mean 'prompt'?")
+    assert others == [
+        "steps: found 0, expected a whole number from 1 to 999",
+        "width: found 7, expected a multiple of 8 from 8 to 16384",
+        "unknown field of Hires 'foo'. Known: scale, steps, strength, upscaler, via.",
+        "hires.scale: found -1.0, expected a number above 1 up to 8",
+    ]
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (type(copy), str(copy)) == (type(raised.value), str(raised.value))
+    with pytest.raises(UserError, match=r"^steps: found 0, expected a whole number from 1 to 999$"):
+        GenerateRequest(model="a", prompt="b", steps=0)
+
+
+def test_a_message_has_some_of_very_many_errors() -> None:
+    with pytest.raises(UserError, match=r"; also .*; and 3 more$") as raised:
+        GenerateRequest(model="a", prompt="b", **{f"wrong_{number}": 1 for number in range(9)})
+    assert str(raised.value).count("; also ") == 5

@@ -20,6 +20,7 @@ from modelpool.pool.values.core.stage_params import DecodeParams, Result
 from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import UPSCALER, FakeCatalog, FakeEngine, result_of
+from tests.actors.worker.one_run import run_all, run_one
 
 PATIENCE_SECONDS = 10.0
 
@@ -102,9 +103,14 @@ class Overlapping:
         self.worker.close()
 
 
+def begun(worker: GpuWorker, request: RunRequest, *inputs: Result) -> tuple[Any, Result | None]:
+    (report,), (result,) = worker.run((request,), *inputs)
+    return report, result
+
+
 def by_the_calls_of_ray(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
     """As `RayFleet` does it: all runs begin in one thread, and another one waits for what is decoded."""
-    answers = [worker.begin_unless_revoked(request, *own) for request, own in zip(requests, inputs, strict=True)]
+    answers = [begun(worker, request, *own) for request, own in zip(requests, inputs, strict=True)]
     with ThreadPoolExecutor(1) as thread:
         for place, (report, _) in enumerate(answers):
             if isinstance(report, StillDecodes):
@@ -115,15 +121,15 @@ def by_the_calls_of_ray(worker: GpuWorker, requests: list[RunRequest], inputs: l
 def one_by_one(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
     """Two calls on the threads of Ray's group, the second when the first is under way."""
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(worker.run_unless_revoked, requests[0], *inputs[0])
+        first = threads.submit(run_one, worker, requests[0], *inputs[0])
         while not worker._engine.order:
             threading.Event().wait(0.001)
-        second = threads.submit(worker.run_unless_revoked, requests[1], *inputs[1])
+        second = threads.submit(run_one, worker, requests[1], *inputs[1])
         return zip(*(call.result(PATIENCE_SECONDS) for call in (first, second)), strict=True)
 
 
 def in_one_call(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
-    return worker.run_in_order(requests, *inputs[0], *inputs[1])
+    return run_all(worker, requests, *inputs[0], *inputs[1])
 
 
 @pytest.mark.parametrize("call", [one_by_one, by_the_calls_of_ray, in_one_call])
@@ -147,7 +153,7 @@ def test_a_decode_that_is_the_last_of_a_call_is_waited_for() -> None:
     both = Overlapping()
     both.engine.other_began.set()
     order, inputs = both.requests[::-1], [*both.inputs[1], *both.inputs[0]]
-    reports, results = both.worker.run_in_order(order, *inputs)
+    reports, results = run_all(both.worker, order, *inputs)
     assert [report is not None and report.error is None for report in reports] == [True, True]
     assert all(result is not None for result in results)
     both.worker.close()
@@ -159,7 +165,7 @@ def test_a_run_can_be_revoked_until_its_turn() -> None:
     assert both.worker._compute is not None
     both.worker._compute.submit(is_free.wait, PATIENCE_SECONDS)
     with ThreadPoolExecutor(1) as threads:
-        called = threads.submit(both.worker.run_unless_revoked, both.requests[1], *both.inputs[1])
+        called = threads.submit(run_one, both.worker, both.requests[1], *both.inputs[1])
         revoked = both.worker.revoke(both.requests[1].run)
         is_free.set()
         assert revoked
@@ -208,22 +214,22 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
     def look(task: Any, work: Any, *args: Any, **named: Any) -> Any:
         if len(both.engine.order) == 1:
             assert is_second.wait(PATIENCE_SECONDS)
-            seen.append(both.worker.over_in_order([2, 3])[0])
+            seen.append(both.worker.over([2, 3])[0])
         return begin(task, work, *args, **named)
 
     both.engine.begin = look
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(both.worker.run_in_order, [both.requests[1], sampling], *both.inputs[1] * 2)
+        first = threads.submit(run_all, both.worker, [both.requests[1], sampling], *both.inputs[1] * 2)
         while not both.engine.order:
             threading.Event().wait(0.001)
-        second = threads.submit(both.worker.run_in_order, [both.requests[0]], *both.inputs[0])
+        second = threads.submit(run_all, both.worker, [both.requests[0]], *both.inputs[0])
         while both.worker._compute._work_queue.empty():
             threading.Event().wait(0.001)
         is_second.set()
         reports, _ = first.result(PATIENCE_SECONDS)
         second.result(PATIENCE_SECONDS)
     assert seen == [reports[:1]]
-    assert both.worker.over_in_order([2, 3]) == ((), ()), "the call is over"
+    assert both.worker.over([2, 3]) == ((), ()), "the call is over"
     both.worker.close()
 
 
@@ -231,10 +237,10 @@ def test_an_idle_worker_holds_nothing_of_a_decode_that_is_over() -> None:
     """Found in an audit: the weights and the memory of the last decode were leased until the next run."""
 
     def alone(worker: GpuWorker, requests: list[RunRequest], *inputs: Result) -> None:
-        worker.run(*requests, *inputs)
+        run_all(worker, requests, *inputs)
 
     def in_order(worker: GpuWorker, requests: list[RunRequest], *inputs: Result) -> None:
-        worker.run_in_order(requests, *inputs)
+        run_all(worker, requests, *inputs)
 
     for runs, call in ((1, alone), (1, in_order), (2, in_order)):
         both = Overlapping()
@@ -259,7 +265,7 @@ def test_a_decode_that_is_over_at_once_is_reported_at_once() -> None:
         return lambda: made
 
     both.engine.begin = at_once
-    report, result = both.worker.begin_unless_revoked(both.requests[0], *both.inputs[0])
+    report, result = begun(both.worker, both.requests[0], *both.inputs[0])
     assert isinstance(report, TaskReport)
     assert result is not None
     both.worker.close()
@@ -268,7 +274,7 @@ def test_a_decode_that_is_over_at_once_is_reported_at_once() -> None:
 def test_a_worker_that_is_taken_over_holds_no_decode_of_an_earlier_controller() -> None:
     """Nobody asks for its end any more."""
     both = Overlapping()
-    report, _ = both.worker.begin_unless_revoked(both.requests[0], *both.inputs[0])
+    report, _ = begun(both.worker, both.requests[0], *both.inputs[0])
     assert isinstance(report, StillDecodes)
     both.worker.change_controller(1)
     with pytest.raises(OlderEpoch):

@@ -12,6 +12,7 @@ from modelpool.pool.models.loading.file_fingerprint import fingerprint
 from modelpool.pool.values.core.errors import CorruptFile
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, RunErrorKind
+from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench, RaisingEngine
 
 
@@ -43,7 +44,7 @@ def test_a_worker_runs_nothing_if_a_file_differs(tmp_path: Path) -> None:
     path.write_bytes(b"as on the machine of the worker....")
     bench = Bench(RaisingEngine(AssertionError("the engine was used")))
     bench.worker.start()
-    report, result = bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
+    report, result = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
     assert result is None
     assert report.error is not None
     assert (report.error.kind, report.error.components) == (RunErrorKind.FILE_UNAVAILABLE, ("lora",))
@@ -56,14 +57,14 @@ def test_a_file_that_is_removed_later_is_no_bad_input(tmp_path: Path) -> None:
     bench = Bench()
     bench.worker.start()
     file = expected(path, bench.task.uses[0].component)
-    report, _ = bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
+    report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
     assert report.error is None
     bench.worker._engine = RaisingEngine(CorruptFile(f"{path}: cannot be read"))
-    report, _ = bench.worker.run(RunRequest(bench.task, bench.work, 2, 2), *bench.inputs)
+    report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 2, 2), *bench.inputs)
     assert report.error is not None
     assert report.error.kind is RunErrorKind.BAD_INPUT, "the file is there"
     path.unlink()
-    report, _ = bench.worker.run(RunRequest(bench.task, bench.work, 3, 3), *bench.inputs)
+    report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 3, 3), *bench.inputs)
     assert report.error is not None
     assert report.error.kind is RunErrorKind.FILE_UNAVAILABLE
 

@@ -22,6 +22,7 @@ from modelpool.pool.catalog.registry.registry_store import RegistryStore
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile, RunErrorKind
+from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 LORA = ComponentKey("lora")
@@ -338,10 +339,10 @@ def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path
     bench = Bench()
     closed: list[bool] = []
     bench.engine.close_unused_models = lambda: closed.append(True)
-    bench.worker._verifier, bench.worker._on_judged = watch.verifier, lambda files, epoch: None
+    bench.worker._files._verifier, bench.worker._files._on_judged = watch.verifier, lambda files: None
     bench.worker.start()
     file = expected(path, bench.task.uses[0].component, b"expected")
-    report, _ = bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
+    report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
     assert (report.error, len(report.unverified), closed) == (None, 1, [])
     watch.go.set()
     watch.until(lambda: watch.judged)
@@ -355,7 +356,7 @@ def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path
     assert problem.kind is RunErrorKind.FILE_UNAVAILABLE
     path.write_bytes(b"expected")
     watch.until(lambda: FileVerdict.RIGHT in watch.verdicts)
-    report, _ = bench.worker.run(RunRequest(bench.task, bench.work, 4, 4), *bench.inputs)
+    report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 4, 4), *bench.inputs)
     assert (report.error, report.unverified, closed) == (None, (), [True])
     bench.worker.drop_weights()
     assert closed == [True, True]

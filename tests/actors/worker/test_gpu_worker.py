@@ -19,6 +19,7 @@ from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
+from tests.actors.worker.one_run import run_all, run_one
 
 MIB = 1 << 20
 
@@ -37,7 +38,7 @@ class Bench:
         self.inputs = tuple(result_of(cut.works[need], {}) for need in self.task.needs)
 
     def run(self, run: int = 1, attempt: int = 1):
-        return self.worker.run(RunRequest(self.task, self.work, attempt, run), *self.inputs)
+        return run_one(self.worker, RunRequest(self.task, self.work, attempt, run), *self.inputs)
 
 
 class RaisingEngine(FakeEngine):
@@ -155,11 +156,11 @@ def test_what_was_done_about_memory_is_told_from_the_first_attempt_on() -> None:
     bench = Bench(RaisingEngine(RanOutOfMemory("2 GiB are missing", there)))
     bench.worker.start()
     request = RunRequest(bench.task, bench.work, 2, 1, oom_steps=before)
-    report, _ = bench.worker.run(request, *bench.inputs)
+    report, _ = run_one(bench.worker, request, *bench.inputs)
     assert (report.error.kind, report.error.oom_steps) == (RunErrorKind.OUT_OF_VRAM, before + there)
     bench.engine = FakeEngine()
     bench.worker.start()
-    report, _ = bench.worker.run(request, *bench.inputs)
+    report, _ = run_one(bench.worker, request, *bench.inputs)
     assert (report.error, report.cost.oom_steps) == (None, before)
 
 
@@ -174,7 +175,7 @@ def test_what_is_needed_next_reaches_the_engine() -> None:
     bench = Bench(Listening())
     bench.worker.start()
     hint = (ComponentKey("shapes/vae"),)
-    bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, needed_next=hint), *bench.inputs)
+    run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, needed_next=hint), *bench.inputs)
     assert bench.engine.heard == hint
 
 
@@ -292,13 +293,13 @@ def test_several_attempts_come_back_with_a_report_each() -> None:
     bench.worker.start()
     requests, inputs = together(bench, "one", "two", FAIL, "four")
     bench.worker.stop(13)
-    reports, results = bench.worker.run_batch(requests, *inputs)
+    reports, results = bench.worker.run(requests, *inputs, as_batch=True)
     kinds = [report.error and report.error.kind for report in reports]
     assert kinds == [None, None, RunErrorKind.INTERNAL, RunErrorKind.CANCELLED]
     assert [report.task_id for report in reports] == [request.task.task_id for request in requests]
     assert [result is None for result in results] == [False, False, True, True]
     for place in (0, 1):
-        lone, result = bench.worker.run(requests[place], *inputs[2 * place : 2 * place + 2])
+        lone, result = run_one(bench.worker, requests[place], *inputs[2 * place : 2 * place + 2])
         assert (result.samples_CHW == results[place].samples_CHW).all()
         assert reports[place].result_bytes == lone.result_bytes
         assert (reports[place].cost.batched, lone.cost.batched) == (4, 1)
@@ -310,14 +311,14 @@ def test_runs_of_one_call_come_back_in_order_without_those_that_were_revoked() -
     bench.worker.start()
     requests, inputs = together(bench, "one", "two", FAIL, "four")
     assert bench.worker.revoke(11)
-    reports, results = bench.worker.run_in_order(requests, *inputs)
+    reports, results = run_all(bench.worker, requests, *inputs)
     kinds = [report and (report.error and report.error.kind) for report in reports]
     assert kinds == [None, None, RunErrorKind.INTERNAL, None]
     assert [report is None for report in reports] == [False, True, False, False]
     assert [result is None for result in results] == [False, True, True, False]
     assert not bench.worker.revoke(13), "it has started"
     for place in (0, 3):
-        _, lone = bench.worker.run(requests[place], *inputs[2 * place : 2 * place + 2])
+        _, lone = run_one(bench.worker, requests[place], *inputs[2 * place : 2 * place + 2])
         assert (lone.samples_CHW == results[place].samples_CHW).all()
 
 
@@ -327,9 +328,10 @@ def test_no_run_of_a_call_starts_after_the_loss_of_the_gpu() -> None:
     bench = Bench(RaisingEngine(torch.AcceleratorError("an illegal memory access was encountered")))
     bench.worker.start()
     requests, inputs = together(bench, "one", "two")
-    reports, results = bench.worker.run_in_order(requests, *inputs)
+    reports, results = run_all(bench.worker, requests, *inputs)
     assert reports[0].error.kind is RunErrorKind.WORKER_LOST
     assert (reports[1], results) == (None, (None, None))
+    assert bench.worker.run(requests[:1], *inputs[:2]) == ((None,), (None,)), "in no later call either"
 
 
 def test_what_no_engine_should_raise_is_reported_by_all() -> None:
@@ -340,7 +342,7 @@ def test_what_no_engine_should_raise_is_reported_by_all() -> None:
     bench = Bench(Broken())
     bench.worker.start()
     requests, inputs = together(bench, "one", "two")
-    reports, results = bench.worker.run_batch(requests, *inputs)
+    reports, results = bench.worker.run(requests, *inputs, as_batch=True)
     assert [report.error.kind for report in reports] == [RunErrorKind.INTERNAL] * 2
     assert results == (None, None)
 

@@ -15,6 +15,7 @@ from modelpool.actors.worker.wire.messages import RunRequest
 from modelpool.pool.values.core.stage_params import Latent, Result
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind
 from tests.actors.fakes import FAIL, FakeCatalog, image_of
+from tests.actors.worker.one_run import run_all, run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 
@@ -33,7 +34,7 @@ def image_runs(prompt: str = "a red circle", epoch: int = 0) -> tuple[list[RunRe
 
 
 def one_by_one(bench: Bench, requests: Sequence[RunRequest]) -> list[Result | None]:
-    return [bench.worker.run(one)[1] if bench.worker.may_start(one) else None for one in requests]
+    return [run_one(bench.worker, one)[1] if bench.worker.may_start(one) else None for one in requests]
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -41,7 +42,7 @@ def test_an_image_needs_no_inputs(together: bool) -> None:
     bench = Bench()
     bench.worker.start()
     requests, expected = image_runs()
-    results = bench.worker.run_in_order(requests)[1] if together else one_by_one(bench, requests)
+    results = run_all(bench.worker, requests)[1] if together else one_by_one(bench, requests)
     assert (results[-1].pixels_HWC == expected.pixels_HWC).all()
     assert not bench.worker.may_start(requests[-1]), "its input is forgotten"
 
@@ -54,7 +55,7 @@ def test_an_input_may_be_sent_beside_one_that_is_there() -> None:
     first, *others = one_by_one(bench, encodings)
     assert others, "a sampling reads two"
     mixed = RunRequest(sampling.task, sampling.work, 1, sampling.run, own=(0, *sampling.own[1:]))
-    (_, (latent,)) = bench.worker.run_in_order([mixed], first)
+    (_, (latent,)) = run_all(bench.worker, [mixed], first)
     image = one_by_one(bench, [decoding])[0]
     assert latent is not None
     assert (image.pixels_HWC == expected.pixels_HWC).all()
@@ -64,7 +65,7 @@ def test_what_follows_a_failed_run_does_not_start() -> None:
     bench = Bench()
     bench.worker.start()
     requests, _ = image_runs(FAIL)
-    reports, results = bench.worker.run_in_order(requests)
+    reports, results = run_all(bench.worker, requests)
     *encoded, sampled, decoded = reports
     assert all(report.error is None for report in encoded)
     assert sampled.error.kind is RunErrorKind.INTERNAL
@@ -76,7 +77,7 @@ def test_what_follows_a_revoked_run_does_not_start() -> None:
     bench.worker.start()
     requests, _ = image_runs()
     assert bench.worker.revoke(requests[-2].run)
-    reports, _ = bench.worker.run_in_order(requests)
+    reports, _ = run_all(bench.worker, requests)
     assert reports[-2:] == (None, None)
 
 
@@ -104,7 +105,7 @@ def test_what_a_run_makes_for_a_controller_that_is_replaced_meanwhile_is_not_fou
 
     bench.worker._report = change
     bench.worker._is_current = lambda request: True  # as it was a moment ago
-    with_result, encoded = bench.worker.run(requests[0])
+    with_result, encoded = run_one(bench.worker, requests[0])
     assert encoded is not None, with_result
     again, _ = image_runs(epoch=1)
     assert not bench.worker.may_start(replace(again[-2], own=(1, 0)))

@@ -23,6 +23,7 @@ from modelpool.pool.values.core.results import Latent, RunState, SamplerState
 from modelpool.pool.values.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.values.specs.spec import RunErrorKind, TaskReport, WorkerId
 from tests.actors.fakes import FakeEngine
+from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 STEPS = 5
@@ -140,7 +141,7 @@ def test_the_later_of_two_states_is_used(tmp_path: Path) -> None:
         bench.disk.folder.save(task_id, RunState(on_disk, STEPS, sampler))
         states = () if sent is None else (RunState(sent, STEPS, sampler),)
         request = RunRequest(bench.task, bench.work, 1, 1, resume=sent is not None)
-        report, _ = bench.worker.run(request, *bench.inputs, *states)
+        report, _ = run_one(bench.worker, request, *bench.inputs, *states)
         assert (report.error, report.cost.steps_before) == (None, expected)
         assert bench.engine.resumed[-1] == expected
         bench.worker.forget_checkpoints(task_id)
@@ -156,7 +157,7 @@ def test_each_task_of_a_batch_has_a_checkpoint_and_resumes_from_it(tmp_path: Pat
     for task, step in ((bench.task, 2), (other, 3)):
         bench.disk.folder.save(task.task_id, RunState(step, STEPS, sampler))
     requests = [RunRequest(bench.task, bench.work, 1, 1), RunRequest(other, other_work, 1, 2)]
-    reports, _ = bench.worker.run_batch(requests, *bench.inputs, *bench.inputs)
+    reports, _ = bench.worker.run(requests, *bench.inputs, *bench.inputs, as_batch=True)
     assert [report.cost.steps_before for report in reports] == [2, 3]
     assert set(bench.saved()) == {bench.task.task_id, other.task_id}
     assert bench.left_after(*reports) == {}

@@ -15,6 +15,7 @@ from modelpool.pool.values.core.previews import PreviewKind, PreviewWish
 from modelpool.pool.values.core.stage_params import FloatArray, ModelRef, RunHooks
 from modelpool.pool.values.specs.spec import WorkerId
 from tests.actors.fakes import FakeEngine
+from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 EACH_STEP = PreviewWish(interval_seconds=0.0)
@@ -65,7 +66,7 @@ class Watched(Bench):
 
     def watch(self, wish: PreviewWish | None, run: int = 1) -> list[tuple[int, bytes]]:
         """Run, and return the step and content of each preview that was sent."""
-        self.worker.run(RunRequest(self.task, self.work, 1, run, preview=wish), *self.inputs)
+        run_one(self.worker, RunRequest(self.task, self.work, 1, run, preview=wish), *self.inputs)
         assert self.worker._previews.flush(60)
         return [(made.preview.step, made.preview.content) for made in self.sent]
 

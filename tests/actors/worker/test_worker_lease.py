@@ -16,6 +16,7 @@ from modelpool.pool.values.core.stage_params import PreloadRequest
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeEngine
+from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 
@@ -79,7 +80,7 @@ class LeasedBench(Bench):
         self.request = RunRequest(self.task, self.work, 1, 1, epoch=2)
 
     def run_of(self, epoch: int):
-        return self.worker.run(replace(self.request, epoch=epoch), *self.inputs)
+        return run_one(self.worker, replace(self.request, epoch=epoch), *self.inputs)
 
 
 def test_every_call_of_an_older_controller_is_rejected() -> None:
@@ -88,8 +89,8 @@ def test_every_call_of_an_older_controller_is_rejected() -> None:
     bench.worker.change_controller(7)
     old = bench.request
     calls = [
-        lambda: bench.worker.run(old, *bench.inputs),
-        lambda: bench.worker.run_batch((old, old), *bench.inputs, *bench.inputs),
+        lambda: run_one(bench.worker, old, *bench.inputs),
+        lambda: bench.worker.run((old, old), *bench.inputs, *bench.inputs, as_batch=True),
         lambda: bench.worker.load(LoadRequest(1, bench.work.model, (), (), epoch=2)),
         lambda: bench.worker.stop(1, False, 2),
         lambda: bench.worker.prefetch((), 2),

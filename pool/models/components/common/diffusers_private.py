@@ -1,8 +1,8 @@
 """The only module that uses undocumented functions of diffusers: its single-file converters.
 
-They rename keys; `pool.weights.keymaps.key_map` traces them. Weights are not touched. diffusers is pinned to a minor
-version in pyproject.toml; `self_test` checks whether another version still converts what the project builds. Converters
-that are only used for LoRA names are compared with their modules by the tests.
+They rename keys; `pool.weights.keymaps.key_map` traces them. Weights are not touched. `self_test` checks whether
+a version of diffusers still converts what the project builds. Converters that are only used for LoRA names are compared
+with their modules by the tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names inside diffusers' modules that options act on, and a self-test that they still have the same meaning.
 
-Everything here is an attribute, an argument or an order of results that diffusers does not document. diffusers is
-pinned to a minor version in pyproject.toml; `self_test` checks whether another version is compatible.
+Everything here is an attribute, an argument or an order of results that diffusers does not document. `self_test`
+checks whether a version of diffusers is compatible.
 """
 
 from __future__ import annotations

@@ -64,3 +64,17 @@ def test_status_models_and_why_show_pins(command: Command) -> None:
     assert command("why", "flux", "--pool", "mine", pool=pool).out == (
         "flux is pinned: on 0 of 1 worker; no other worker is idle\n"
     )
+
+
+def test_a_model_on_more_workers_than_pinned_is_said_so() -> None:
+    """It was "on 2 of 1 worker": another one holds the weights without a pin."""
+    found = {
+        replicas: PinnedModel("shapes", replicas, ("gpu-0", "gpu-1")[:holders]).words
+        for replicas, holders in ((1, 2), (2, 2), (3, 1))
+    }
+    assert found == {
+        1: "on 2 workers (gpu-0, gpu-1), 1 required",
+        2: "on 2 of 2 workers (gpu-0, gpu-1)",
+        3: "on 1 of 3 workers (gpu-0)",
+    }
+    assert PinnedModel("shapes", 1).words == "on 0 of 1 worker"

@@ -11,9 +11,11 @@ import threading
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from modelpool.actors.cli.cluster.top_view import BAR_CELLS, frame
 from modelpool.actors.cli.main import run
+from modelpool.actors.cli.terminal.fitted_table import FittedColumn, fitted_widths
 from modelpool.actors.cli.terminal.session import Session
 from modelpool.actors.control.status import (
     FailedJob,
@@ -145,6 +147,91 @@ def test_a_bar_is_never_longer_than_its_gpu() -> None:
         bar = re.search(r"1\.5 s +([A-Z.]+) ", row)
         assert bar is not None
         assert len(bar[1]) == BAR_CELLS
+
+
+#: three GPUs with names as clouds and vendors give them
+LONG_NAMES = dataclasses.replace(
+    STATUS,
+    workers=(
+        dataclasses.replace(
+            BUSY,
+            id=WorkerId("gpu-12"),
+            device="NVIDIA H100 80GB HBM3",
+            node_name="ip-10-0-12-133",
+            resident=("sd_xl_base_1.0/diffusion_model@1", "sd_xl_base_1.0/text_encoder@2"),
+            run=RunStatus("014a98b7d2-9", "ann", "sample", 1, 7, 20, 1.5, False),
+        ),
+        BUSY,
+        STARTING,
+    ),
+)
+
+
+def on_a_terminal(arguments: list[str], columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines that a command prints on a pseudo-terminal of this width."""
+
+    class LongNames(FakePool):
+        def status(self) -> PoolStatus:
+            return LONG_NAMES
+
+    ours, theirs = os.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 4096):
+                written.append(part)
+
+    with monkeypatch.context() as patch, os.fdopen(theirs, "w") as screen:
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", str(columns))  # Rich asks the streams of the process, which are those of the tests
+        patch.setattr("sys.stdout", screen)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        assert run(arguments, Session((), lambda options: LongNames())) == 0
+        screen.flush()
+        termios.tcdrain(screen.fileno())
+    reader.join(timeout=30)
+    os.close(ours)
+    text = b"".join(written).decode()
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()]
+
+
+def test_id_state_and_task_stay_on_narrow_terminals_and_bar_and_kind_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 80 columns, ids were empty and states were left out, beside a bar of full length."""
+    missing = {}
+    wanted = {
+        "top": ("gpu-12  ", " busy ", " sample 7/20 of 014a98b7d2-9, 1.5 s", "gpu-1 ", " starting "),
+        "status": ("gpu-12  ", " busy ", " sample ", "gpu-1 ", " starting (restarts: 1) "),
+    }
+    for command_name, texts in wanted.items():
+        for columns in (60, 80, 100):
+            arguments = [command_name, "mine", *(["--once"] if command_name == "top" else [])]
+            lines = on_a_terminal(arguments, columns, monkeypatch)
+            assert max(map(len, lines)) <= columns
+            rows = "\n".join(line + " " for line in lines if line.startswith("gpu-"))
+            missing[command_name, columns] = [text for text in texts if text not in rows]
+    assert not any(missing.values()), missing
+    assert "NVIDIA H100 80GB HBM3" in "".join(on_a_terminal(["top", "mine", "--once"], 160, monkeypatch))
+
+
+def test_columns_are_shortened_then_left_out_in_their_order() -> None:
+    def column(cells: int, gives_way: int, least: int = 4, stays: bool = False) -> FittedColumn:
+        return FittedColumn("x", [Text("y" * cells)], gives_way=gives_way, least_cells=least, stays=stays)
+
+    columns = (column(10, 0), column(10, 2), column(10, 1), column(10, 3, stays=True))
+    widths = {width: fitted_widths(columns, 1, width) for width in (50, 43, 41, 33, 31, 28, 22, 20, 5)}
+    assert widths == {
+        50: [10, 10, 10, 10],
+        43: [10, 10, 10, 10],
+        41: [10, 10, 8, 10],
+        33: [10, 6, 4, 10],
+        31: [10, 4, 4, 10],
+        28: [10, 6, 0, 10],
+        22: [10, 0, 0, 10],
+        20: [10, 0, 0, 9],
+        5: [10, 0, 0, 4],
+    }
 
 
 def test_on_a_terminal_it_draws_until_q(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,9 @@ def test_figures_are_those_of_the_tasks_of_the_same_request(config: str) -> None
 
 def test_the_limits_that_it_names_hold(config: str) -> None:
     def planned(vram: str):
-        return memory_plan("shapes", "", {"width": 256, "height": 256}, 2, None, PoolOptions(Path(config), vram=vram))
+        return memory_plan(
+            "shapes", "", {"width": 256, "height": 256}, 2, None, PoolOptions(config=Path(config), vram=vram)
+        )
 
     limits = planned("1GiB").forecast
     assert all(stage.division is None for stage in planned("1GiB").forecast.first)
@@ -109,7 +111,7 @@ def test_what_is_said_of_a_batch_is_what_the_configuration_lets_a_pool_do(
     """Found in a review: the pool was said not to run batches where it was configured to."""
     path = tmp_path / "batches.toml"
     path.write_text(f"{Path(config).read_text()}\n[scheduler]\nbatch_limit = {limit}\n")
-    found = memory_plan("shapes", "", {}, 4, None, PoolOptions(path, vram="1GiB"))
+    found = memory_plan("shapes", "", {}, 4, None, PoolOptions(config=path, vram="1GiB"))
     assert found.batch_limit == limit
     said = plan("shapes", "--vram", "1GiB", "--batch", "4", "--config", str(path)).stdout
     assert f"with batch_limit {limit} the pool batches {so_many} images if they fit" in said
@@ -125,7 +127,7 @@ def test_both_models_of_a_pair_are_planned_and_told_apart(tmp_path: Path) -> Non
 
     def planned(cfg: int, low_cfg: int):
         fields = {"width": 64, "height": 64, "frames": 5, "steps": 8, "cfg": cfg, "low_noise": low_cfg}
-        return memory_plan("tiny", "", fields, 2, None, PoolOptions(config, vram="64MiB"))
+        return memory_plan("tiny", "", fields, 2, None, PoolOptions(config=config, vram="64MiB"))
 
     first, second, neither = (planned(*strengths) for strengths in ((4, 1), (1, 4), (1, 1)))
     assert first.batch_bytes == second.batch_bytes
@@ -166,7 +168,9 @@ def test_without_a_device_it_is_for_what_a_pool_here_would_use(config: str, tmp_
     for here, expected in kinds.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(capabilities, "default_device_kind", lambda here=here: here)
-            found = memory_plan("shapes", "", {}, 4, None, PoolOptions(Path(config).parent / "auto.toml", vram="1GiB"))
+            found = memory_plan(
+                "shapes", "", {}, 4, None, PoolOptions(config=Path(config).parent / "auto.toml", vram="1GiB")
+            )
         assert found.device_kind == expected
     if default_device_kind().computes_on_host:
         assert plan("shapes", "--batch", "4", "--config", str(path)).exit_code == 0

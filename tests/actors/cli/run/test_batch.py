@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.specs.spec import RunErrorKind
@@ -48,9 +50,11 @@ def test_a_batch_makes_every_line_and_a_second_run_none(command: Command) -> Non
         assert other == one | {"skipped": True}
 
 
-def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) -> None:
-    """A line a job, in the order of the file; the same in sentences in the manifest and for programs."""
-    ended = command(*ARGUMENTS, "--json", pool=FakePool())
+def test_a_batch_says_at_the_end_where_each_job_ran_if_it_is_asked(command: Command) -> None:
+    """A line a job, in the order of the file; the same in sentences in the manifest and for programs. Forty such lines
+    at the end of every batch hid its summary."""
+    assert "job 0" not in command(*ARGUMENTS, pool=FakePool()).err
+    ended = command(*ARGUMENTS, "--json", "--why", "--again", pool=FakePool())
     told = [line for line in ended.err.splitlines() if line.startswith("job ")]
     assert told[:2] == [
         "job 0: encode gpu-0 (all resident), sample gpu-0 "
@@ -66,7 +70,7 @@ def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) ->
 
 def test_of_very_many_jobs_the_first_are_told(command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.actors.cli.run.run_jobs.MOST_WHYS", 3)
-    ended = command(*ARGUMENTS)
+    ended = command(*ARGUMENTS, "--why")
     assert sum(line.startswith("job ") for line in ended.err.splitlines()) == 3
     assert "... and 1 more job; the manifest lists all" in ended.err
 
@@ -106,7 +110,11 @@ def test_broken_and_refused_lines_are_told_by_number_and_the_others_are_made(com
     assert sorted(o["prompt"] for o in ended.objects) == ["a", "d"]
     assert "jobs.jsonl:2: unknown field of GenerateRequest 'promt'; did you mean 'prompt'?" in ended.err
     assert "jobs.jsonl:3: unknown LoRA 'ligth'; did you mean 'light'?" in ended.err
-    assert "jobs.jsonl: 1 invalid line, 3 valid" in ended.err
+    assert "jobs.jsonl: 2 invalid lines, 2 valid" in ended.err, "when the pool has checked all"
+    assert re.search(r"^2 images in .*, 2 invalid lines$", ended.err, re.MULTILINE)
+    again = command(*ARGUMENTS, pool=FakePool())
+    assert again.code == 1
+    assert "nothing to generate, 2 invalid lines" in again.err
 
 
 def test_a_line_without_a_model_needs_the_option(command: Command) -> None:
@@ -210,6 +218,47 @@ def test_the_summary_is_printed_when_the_contact_sheet_cannot_be(command: Comman
     assert "no contact sheet: p: cannot be written (No space left on device)" in ended.err
 
 
+def ends_before_drawing(command: Command, monkeypatch: pytest.MonkeyPatch, pool: FakePool) -> str:
+    """Return what a batch has printed when it begins to draw its contact sheet."""
+    drawing, draw = "(drawing)", OutputFolder.contact_sheet
+
+    def noted(self: OutputFolder) -> Path:
+        os.write(2, f"{drawing}\n".encode())
+        return draw(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "contact_sheet", noted)
+        before, after = command(*ARGUMENTS, pool=pool).err.split(drawing)
+    assert set(after.splitlines()) <= {"", "contact sheet: p/contact_sheet.png", "modelpool: the controller is gone"}
+    return before
+
+
+def test_everything_is_printed_before_the_contact_sheet_is_drawn(command: Command, monkeypatch) -> None:
+    """It takes seconds, and was drawn before the command that resumes: a second Ctrl-C then lost that command."""
+    summary, place = ends_before_drawing(command, monkeypatch, FakePool()).splitlines()[-2:]
+    assert summary.startswith("4 images in 12.5 s")
+    assert place == "images: p"
+
+
+def test_the_command_that_resumes_is_printed_before_the_contact_sheet_is_drawn(command: Command, monkeypatch) -> None:
+    pool = FakePool()
+
+    def interrupt(index: int) -> None:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert pool.jobs[0].wait_cancelled(timeout=30)
+
+    def lose(index: int) -> None:
+        if index == 1:
+            raise PoolLost("the controller is gone")
+
+    pool.before_each = interrupt
+    stopped = ends_before_drawing(command, monkeypatch, pool)
+    assert stopped.splitlines()[-2:] == ["images: p", f"Stopped. To resume: modelpool {' '.join(ARGUMENTS)}"]
+    lost = ends_before_drawing(command, monkeypatch, FakePool(before_each=lose))
+    assert lost.splitlines()[-1].endswith(f"To resume: modelpool {' '.join(ARGUMENTS)}")
+
+
 def test_files_that_could_not_be_written_end_a_batch_with_its_resume_command(command: Command) -> None:
     ended = command(*ARGUMENTS, pool=FakePool(fails=lambda request: RunErrorKind.OUTPUT if request.seed == 7 else None))
     assert ended.code == 1
@@ -302,7 +351,19 @@ def test_of_very_many_invalid_lines_the_first_are_printed(
     ]
 
 
-def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(command: Command, jobs: Path) -> None:
+def test_a_line_of_several_images_is_one_line(command: Command, jobs: Path) -> None:
+    """It was reported and counted once for each image."""
+    jobs.write_text(
+        '{"prompt": "a", "n": 3}\n{"prompt": "b", "n": 3, "loras": ["ligth"]}\n{"prompt": "c", "model": "x", "n": 3}\n'
+    )
+    ended = command(*ARGUMENTS, pool=FakePool(), names=KnownNames("shapes"))
+    assert ended.err.count("jobs.jsonl:3: unknown model 'x'") == 1
+    assert "jobs.jsonl: 2 invalid lines, 1 valid" in ended.err
+    assert re.search(r"^3 images in .*, 2 invalid lines$", ended.err, re.MULTILINE)
+
+
+def test_the_names_of_all_lines_of_a_file_are_checked_before_a_pool_starts(command: Command, jobs: Path) -> None:
+    """Only the first line was: the others waited for a pool to tell them."""
     jobs.write_text('{"prompt": "a", "model": "shapse"}\n{"prompt": "b"}\n{"prompt": "c", "model": "portrait"}\n')
     pool = FakePool()
     ended = command(*ARGUMENTS, pool=pool, names=KnownNames("shapes"))
@@ -310,6 +371,7 @@ def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(comman
     assert [request.prompt for request in pool.submitted] == ["b"]
     assert "jobs.jsonl:1: unknown model 'shapse'" in ended.err
     assert "jobs.jsonl:3: unknown model 'portrait'" in ended.err
+    assert ended.err.index("jobs.jsonl:3: ") < ended.err.index("starting the pool")
 
 
 def test_a_line_far_down_is_reported_when_it_is_read_and_the_others_are_rendered(command: Command, jobs: Path) -> None:

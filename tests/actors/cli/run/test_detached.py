@@ -90,7 +90,7 @@ def test_submit_asks_the_pool_first_and_reads_the_file_as_it_is_handed_over(
 
     monkeypatch.setattr("modelpool.actors.cli.run.job_file.job_lines", lines)
     monkeypatch.setattr("modelpool.actors.cli.run.detached._DRAW_SECONDS", -1.0)
-    monkeypatch.setattr("rich.status.Status.update", lambda status, text: shown.append(text))
+    monkeypatch.setattr("rich.status.Status.update", lambda status, text: shown.append(str(text)))
     (tmp_path / "jobs.jsonl").write_text("x\n" * 3)
     for out, code in (("nowhere", 2), ("out", 0)):
         words = ("submit", "jobs.jsonl", "--out", out, "--pool", "mine")

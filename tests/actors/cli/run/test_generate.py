@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelpool.actors.cli.main import run
 from modelpool.actors.cli.run.generate import prompts_and_seeds, resume_command
+from modelpool.actors.cli.run.run_jobs import SIMULATED
+from modelpool.actors.cli.terminal.session import Session
+from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -165,8 +169,24 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
     assert re.search(r"^\[2/2\] a-red-circle-7-[0-9a-f]{8}\.png  gpu-0  3\.0 s$", ended.err, re.MULTILINE)
     assert re.search(r"^gpu-0 +3 +2 \(67%\) +1 +4\.5 s +4\.0 MiB +0 B +1$", ended.err, re.MULTILINE)
     assert re.search(r"^total +4 +3 \(75%\)", ended.err, re.MULTILINE)
-    assert "images: p   contact sheet: p/contact_sheet.png" in ended.err
+    assert ended.err.endswith("images: p\ncontact sheet: p/contact_sheet.png\n")
     assert Path("p/contact_sheet.png").exists()
+
+
+def test_simulated_gpus_are_named(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a pool that runs already by its workers; of one that is started, before it is."""
+
+    class OnGpus(FakePool):
+        def status(self) -> PoolStatus:
+            known = super().status()
+            return replace(known, workers=tuple(replace(each, device="NVIDIA L4") for each in known.workers))
+
+    joined = [command("generate", "a", "--pool", "mine", pool=pool).err for pool in (FakePool(), OnGpus())]
+    assert [SIMULATED in err for err in joined] == [True, False]
+    for is_so in (True, False):
+        session = Session((), lambda options: OnGpus(), simulates=lambda options, is_so=is_so: is_so)
+        assert run(["generate", "a"], session) == 0
+        assert (SIMULATED in capfd.readouterr().err) is is_so
 
 
 class ChangedPool(FakePool):
@@ -186,11 +206,11 @@ class ChangedPool(FakePool):
 @pytest.mark.parametrize(
     ("changed", "first", "noun"),
     [
-        (({},), "2 images in", "images: p "),
-        (({"frames": 5, "frame_rate": 8.0, "format": "gif"},), "2 videos in", "videos: p "),
-        (({"frames": 5, "frame_rate": 1.0},), "2 images in", "images: p "),
-        (({"seconds": 2.0},), "2 audio clips in", "audio clips: p "),
-        (({}, {"seconds": 2.0}), "2 files in", "files: p "),
+        (({},), "2 images in", "images: p\n"),
+        (({"frames": 5, "frame_rate": 8.0, "format": "gif"},), "2 videos in", "videos: p\n"),
+        (({"frames": 5, "frame_rate": 1.0},), "2 images in", "images: p\n"),
+        (({"seconds": 2.0},), "2 audio clips in", "audio clips: p\n"),
+        (({}, {"seconds": 2.0}), "2 files in", "files: p\n"),
     ],
 )
 def test_what_is_made_is_called_what_it_is(
@@ -228,7 +248,7 @@ def test_what_a_person_got_wrong_is_one_line_and_exit_code_2(
     pool = FakePool()
     ended = command("generate", "a red circle", *arguments, pool=pool)
     assert ended.code == 2
-    [line] = [line for line in ended.err.splitlines() if line != "starting the pool"]
+    [line] = [line for line in ended.err.splitlines() if not line.startswith("starting the pool")]
     assert line.startswith("modelpool: ")
     assert complaint in line
     assert pool.submitted == []
@@ -439,4 +459,4 @@ def test_an_image_of_another_program_gives_the_settings_and_options_change_them(
 
 def test_without_a_prompt_there_is_nothing_to_generate(command: Command) -> None:
     ended = command("generate", "--model", "shapes", pool=FakePool())
-    assert (ended.code, "PROMPT: found 'nothing', expected a text, or --like FILE" in ended.err) == (2, True)
+    assert (ended.code, "PROMPT: missing, expected a text, or --like FILE" in ended.err) == (2, True)

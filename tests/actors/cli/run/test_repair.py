@@ -211,6 +211,14 @@ def test_repair_and_verify_need_an_output_folder(again: Again) -> None:
         assert list(Path("other").iterdir()) == [], "nothing is created in a folder that is not ours"
 
 
+def test_options_that_contradict_each_other_are_refused_before_files_are_looked_at(again: Again) -> None:
+    """`repair` moved lines of the manifest away first."""
+    for command in (["repair"], ["repair", "--dry-run"], ["verify", "--sample", "0"]):
+        ended = again(*command, "missing", "--pool", "mine", "--gpus", "2")
+        assert (ended.code, ended.opened) == (2, ())
+        assert "--gpus cannot be combined with --pool mine" in ended.err
+
+
 def test_the_outputs_of_a_submission_are_found_by_its_id(
     again: Again, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 
 import pytest
 from rich.console import Console
 
 from modelpool.actors.cli.run.progress_view import BarsView, LinesView, bars, view_for
-from modelpool.actors.cli.terminal.screen import counted, duration, user_console
-from modelpool.actors.cli.terminal.tables import summary_table
+from modelpool.actors.cli.terminal.screen import counted, duration, say, show, spinner, user_console
+from modelpool.actors.cli.terminal.tables import facts_table, rows_table, summary_table
 from modelpool.actors.outputs.results.outcomes import Summary
 from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.pool.values.specs.spec import JobId, Stage, WorkerId
@@ -112,3 +113,27 @@ def test_durations_in_words(seconds: float, text: str) -> None:
 
 def test_counts_in_words() -> None:
     assert [counted(n, "image") for n in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
+
+
+def test_brackets_are_shown_literally_in_lines_tables_and_spinners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes "[cluster]" for a style, and so hid the sections of files in messages."""
+    text = "[cluster] drain_seconds of a[b].jsonl [/]"
+    monkeypatch.setenv("TERM", "xterm")
+
+    shown = {}
+    for name, show_text in {
+        "say": lambda console: say(console, text),
+        "plain print": lambda console: console.print(text),
+        "facts": lambda console: show(console, facts_table([("name", text)])),
+        "rows": lambda console: show(console, rows_table([text], [[text]])),
+        "spinner": lambda console: _spin(console, text),
+    }.items():
+        stream = Terminal()
+        show_text(user_console(stream))
+        shown[name] = text in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert all(shown.values()), shown
+
+
+def _spin(console: Console, text: str) -> None:
+    with spinner(console, "before") as change:
+        change(text)

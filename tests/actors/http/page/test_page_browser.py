@@ -22,7 +22,7 @@ from tests.actors.fakes import FAIL
 from tests.actors.http.conftest import served
 from tests.actors.http.fake_page_pool import SLOW, open_page_pool
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'modelpool[dev]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: ./scripts/setup dev")
 expect = playwright.expect
 #: of each expectation; far beyond what a loaded machine takes
 WAIT_MS = 30_000

@@ -271,7 +271,7 @@ def test_a_model_without_types_of_frames_refuses_an_image() -> None:
     assert plan.config["visual_token_type_num_embeddings"] == 0
     x, _, told = _inputs()
     assert kandinsky6.forward(module, x, torch.tensor([0.5]), told).shape == x.shape
-    with pytest.raises(UnusableField, match="image: found 'a first frame', expected none"):
+    with pytest.raises(UnusableField, match="image: found 'a first frame', expected no image"):
         kandinsky6.forward(module, x, torch.tensor([0.5]), {**told, "image": x[:, :, :1]})
 
 

@@ -189,7 +189,7 @@ def test_a_url_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     for url, extra in (("s3://bucket/models/", "s3"), ("gs://bucket/models/", "gs"), ("hf://org/repository", "hf")):
-        with pytest.raises(LibraryMissing, match=rf"{url}: the library .* `pip install modelpool\[{extra}\]`"):
+        with pytest.raises(LibraryMissing, match=rf"{url}: the library .* `.*(scripts/setup {extra}|pip install .*)`"):
             open_source(url)
     with pytest.raises(LibraryMissing, match="no library reads nothing://; expected one of http://"):
         open_source("nothing://bucket/models/")

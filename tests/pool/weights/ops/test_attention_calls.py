@@ -9,6 +9,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_choices_are_kept_for_the_kind_of_gpu_and_never_change(tmp_path: Path, m
     opened = KernelChoices.open("NVIDIA H100 80GB HBM3")
     path = opened._file
     assert path is not None
-    assert path.name == f"NVIDIA-H100-80GB-HBM3-torch-{torch.__version__.replace('+', '-')}.txt"
+    assert path.name == f"NVIDIA-H100-80GB-HBM3-torch-{version('torch').replace('+', '-')}.txt"
     likes_flash, likes_efficient = {CUDNN: 9.0, FLASH: 1.0}, {CUDNN: 9.0, EFFICIENT: 1.0}
     first = KernelChoices(path, clock(likes_flash, []))
     second = KernelChoices(path, clock(likes_efficient, []))

@@ -138,7 +138,7 @@ def test_a_last_line_that_was_cut_off_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"event": {"Tick": {}}, "commands": []}', "line 2: event.Tick.at: found 'nothing', expected a value"),
+        ('{"event": {"Tick": {}}, "commands": []}', "line 2: event.Tick.at: missing, expected a value"),
         ('{"event": {"Tick": {"at": "1"}}, "commands": []}', "line 2: event.Tick.at: found '1', expected a number"),
         ('{"event": {"Tick": {"at": 1.0, "of": 2}}, "commands": []}', "line 2: event.Tick: unknown field of Tick 'of'"),
         ('{"event": {"Tock": {"at": 1.0}}, "commands": []}', "line 2: event: unknown kind 'Tock'; did you mean 'Tick'"),

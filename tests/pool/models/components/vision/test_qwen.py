@@ -85,7 +85,11 @@ DAMAGED = {
     "no merger": ("visual.merger.", None, "found no merger.mlp.2.bias, which every Qwen 2.5 VL has"),
     "a narrow width": ("", {**VISION, "hidden_size": 32, "num_heads": 4}, "expected a multiple of 64 states"),
     "other patches": ("", {**VISION, "patch_size": 16}, "2, 16, 16.*, expected .* 2 frames and 14x14 pixels"),
-    "an unknown weight": ("", {**VISION, "more": True}, "found blocks.0.gate, expected none in one with 8 blocks"),
+    "an unknown weight": (
+        "",
+        {**VISION, "more": True},
+        "found blocks.0.gate, expected no such weight in one",
+    ),
 }
 
 
