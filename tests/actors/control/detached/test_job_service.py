@@ -26,6 +26,7 @@ import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.client import detached_jobs
+from modelpool.actors.control.connection import CONTROLLER
 from modelpool.actors.control.detached import job_service, journal
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.journal import BeingReceived, Journal
@@ -276,7 +277,7 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     """Also the unpinning of what the configuration pins."""
 
     def pins() -> dict[str, int]:
-        return {pinned.model: pinned.replicas for pinned in service.line.call(Controller.status).pins}
+        return {pinned.model: pinned.replicas for pinned in service.line.call(CONTROLLER.status).pins}
 
     assert [pinned.model for pinned in service.pool.pin("shapes", "forms")] == ["shapes", "forms"]
     service.pool.pin("shapes", replicas=2)
@@ -670,7 +671,7 @@ def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(serv
     service.until(lambda: jobs.progress().record.succeeded == 6)
     service.until(lambda: len(jobs.progress().running) == 1)
     dropped = set(service.service._running)
-    service.line.call(Controller.leave, CLIENT)
+    service.line.call(CONTROLLER.leave, CLIENT)
     # not that nothing runs in between: that may be over before this thread looks
     service.until(lambda: len(jobs.progress().running) == 1 and dropped.isdisjoint(service.service._running))
     jobs.cancel()
@@ -790,7 +791,7 @@ def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_rea
         fill(True)
 
         def status() -> PoolStatus:
-            return service.line.call(Controller.status)
+            return service.line.call(CONTROLLER.status)
 
         service.until(lambda: "disk is full" in "".join(status().jobs_troubles))
         service.until(lambda: status().jobs["live"] == 0)  # the pool runs what it has
@@ -818,10 +819,10 @@ def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_rea
 def test_a_service_that_could_open_its_journal_again_ends_the_trouble_of_the_one_before(service: Service) -> None:
     """`status` said for ever that jobs wait, though they ran."""
     service.crash()
-    service.line.call(Controller.jobs_troubled, ("the journal cannot be opened",))
-    assert service.line.call(Controller.status).jobs_troubles == ("the journal cannot be opened",)
+    service.line.call(CONTROLLER.jobs_troubled, ("the journal cannot be opened",))
+    assert service.line.call(CONTROLLER.status).jobs_troubles == ("the journal cannot be opened",)
     service.reopen()
-    service.until(lambda: service.line.call(Controller.status).jobs_troubles == ())
+    service.until(lambda: service.line.call(CONTROLLER.status).jobs_troubles == ())
 
 
 def test_a_store_that_does_not_answer_holds_up_its_submission_only(
