@@ -1,8 +1,8 @@
-"""One run whose patches change between model calls: over its steps, such as LoRAs that act in a part of the schedule,
+"""One run that changes patches between model calls: over its steps, such as LoRAs that act in a part of the schedule,
 and from text to text, such as LoRAs of one region.
 
 The patch set of a call is a function of the step and of the texts alone, so a run that resumes at a step has the
-weights that it would have had there. Hooks of conditions that a program composes, whose keyframes count noise levels,
+weights that it would have had there. Hooks of conditions that a program composes, with keyframes at noise levels,
 are in `pool.weights.patcher.hooked_run`.
 """
 
@@ -25,7 +25,7 @@ PatchesAtStep: TypeAlias = Callable[[int, object | None], PatchSet]
 class ScheduledPatches:
     """The patches of one run of `patcher`.
 
-    What is resident stays resident; only weights whose patches differ move. `cache_bytes` of the device are for weights
+    Resident modules stay resident; only weights with other patches move. `cache_bytes` of the device are for weights
     with the patches of other texts, which the next step needs again; they are given up if the device runs out of
     memory.
     """
