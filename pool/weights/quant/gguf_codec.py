@@ -210,8 +210,8 @@ def gguf_values(codes: Tensor, kind: str, max_bytes: int) -> Iterator[Tensor]:
 
 
 def deinterleave_halves(rows: Tensor, head_rows: int) -> Tensor:
-    """Return a copy of `rows`, whose heads of `head_rows` rows alternate rows of their first and second half, with the
-    second half of each head after the first.
+    """Return a copy of `rows` with the second half of each head after the first. The heads of `rows`, of `head_rows`
+    rows, alternate rows of both halves.
 
     llama.cpp stores the queries and keys of Llama and Mistral interleaved; transformers rotates halves, not neighbours.
     """
