@@ -468,8 +468,8 @@ class Engine:
         )
 
     def _tools_for(self, component: Component, model: str) -> RunTools:
-        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and those of
-        the model's fast path. Of models with equal weights, that of the first one holds."""
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and the
+        tools of the model's fast path. Of models with equal weights, the first one's path holds."""
         kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
         path, tools = self._fast_paths.of(model), self._tools
         return replace(
@@ -512,7 +512,7 @@ class Engine:
         """Members of one kind as one run."""
         task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
         caches = _caches_weights(members[0].work)
-        # what is free of the device is for the cache then, so nothing is preloaded
+        # free memory of the device is for the cache then, so nothing is preloaded
         uploading = hooks if caches else replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
@@ -653,7 +653,7 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
 
 
 def _caches_weights(work: StageParams) -> bool:
-    """Whether the weights change from text to text, so that each step needs those of the one before again."""
+    """Whether the weights change from text to text, so that each step needs the weights of the step before again."""
     return isinstance(work, SampleParams) and any(lora.only for lora in work.loras)
 
 

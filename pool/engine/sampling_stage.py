@@ -53,8 +53,7 @@ def sample(
     """Denoise the latent of `work` from its seed, and from its start latent if it has one. Raises Stopped at a step or
     layer.
 
-    With `division.batch` 1 the two texts are evaluated separately, each with its own length. `facts` are those of the
-    model.
+    With `division.batch` 1 the two texts are evaluated separately, each with its own length. `facts` are the model's.
     """
     (made,) = sample_batch((work,), (inputs,), diffusion_model, latent, hooks, division, facts)
     assert isinstance(made, Latent), f"a partial run has no decodable latent: {work}"

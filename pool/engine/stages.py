@@ -268,7 +268,7 @@ def _audio(samples_CS: Tensor, count: int, samples_per_second: int, peak: float 
 
 
 def _own(levels: Tensor) -> PixelArray:
-    """The bytes of one image or video, without those of the rest of its batch."""
+    """The bytes of one image or video, without the rest of its batch."""
     found: PixelArray = (
         levels.numpy() if levels.numel() == levels.untyped_storage().nbytes() else levels.clone().numpy()
     )

@@ -91,7 +91,7 @@ from modelpool.pool.weights.tracing.dry_run import META
 
 #: tile edges of a VAE in latent cells, largest first
 TILES: tuple[int, ...] = (64, 48, 32, 24, 16, 12, 8)
-#: the same for audio, whose cells depend on some ten others
+#: the same for audio; an audio cell depends on some ten others
 AUDIO_TILES: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
@@ -302,7 +302,7 @@ def decode_bytes(
 def encode_image_bytes(
     vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
 ) -> int:
-    """Return the device memory of encoding an image whose latent has `cells` (height, width), without weights; by tiles
+    """Return the device memory of encoding an image to a latent of `cells` (height, width), without weights; by tiles
     of `tile` cells unless 0; with `frames` a video. The latent is merged on the host."""
     if tile:
         edges, _ = Tiling(tile).edges(cells)
@@ -319,7 +319,7 @@ def encode_image_bytes(
 @dataclass(frozen=True, slots=True)
 class AdapterStage:
     """An image prompt adapter in a run: its module, its call, the bytes of keys and values that stay until the end of
-    the run, and those of the queries that stay during a block of the model; 0 for UNets."""
+    the run, and the bytes of queries that stay during a block of the model; 0 for UNets."""
 
     stage: StageModule
     call: Callable[[nn.Module], object]
