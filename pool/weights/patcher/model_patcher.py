@@ -318,7 +318,7 @@ class ModelPatcher:
         return self._weights.stream_history is not None
 
     def resident(self) -> Resident:
-        """Return the bytes on the device now and the patch set they were realized with (not necessarily this clone's)."""
+        """Return the bytes on the device now and the patch set they were realized with (maybe another clone's)."""
         return self._weights.resident()
 
     def realize(self, target: WeightsTarget, cache: PatchedWeightCache | None = None) -> RealizeReport:

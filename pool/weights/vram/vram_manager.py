@@ -138,7 +138,7 @@ class VramManager:
         return self._rules.keeps_idle and self._rules.weights_share >= 1
 
     def has_room(self, wanted: Sequence[PatcherUse], run_bytes: int) -> bool:
-        """Whether all weights of a run fit next to the resident weights and the runs of held leases, with `run_bytes` for
+        """Whether all weights of a run fit next to resident weights and the runs of held leases, with `run_bytes` for
         its activations and scratch: nothing would leave, stream, or be divided for it."""
         missing_bytes = sum(
             patcher.spec().weight_bytes - patcher.resident().resident_bytes for patcher, _ in merged_uses(wanted)
