@@ -401,8 +401,8 @@ def stage_call(
 
 
 def _read_bytes(encoder: TextStage, work: EncodeParams, before: Sequence[ReadText]) -> tuple[int, int, list[ReadText]]:
-    """Peak bytes of encoding the text of `work`, bytes of the result, and the result, without values. `before` is that
-    of the encoder before it."""
+    """Peak bytes of encoding the text of `work`, bytes of the result, and the result, without values. `before` is the
+    result of the encoder before it."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:

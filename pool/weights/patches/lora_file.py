@@ -65,8 +65,8 @@ class LoraMatch:
 
 
 def match_lora(path: Path, sha256: str, key_maps: KeyMaps, shapes: Shapes, *, has_experts: bool = False) -> LoraMatch:
-    """Find the rows that each entry of the file is for. Entries that do not fit their weight, or come after another
-    entry for it, are unmatched.
+    """Find the rows that each entry of the file is for. Entries that do not fit their weight, or come after an
+    entry for the same rows, are unmatched.
 
     A model that `has_experts` has a second diffusion model with the same names and shapes. An entry that names one
     of both models patches that one. Other entries patch the first one if the file has entries for the second,

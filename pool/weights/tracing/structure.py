@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 #: types with a repr that states type and value
 _SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes, type(Ellipsis)})
-#: types of torch with the name of a value as its repr
+#: types of torch with the name as the repr
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: attributes that every module has; empty ones are left out
 _BASE = frozenset(nn.Module().__dict__)

@@ -155,7 +155,7 @@ class VramManager:
     ) -> Iterator[Lease]:
         """Make room, load the weights, and keep them until the block is left.
 
-        `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects a run's); of clones of
+        `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects a run's clones); of clones of
         one component the first is loaded, the others stream their patches. Components that are not managed are added if
         the run fits. `needed_next` are components expected to be needed afterwards, soonest first; at most
         `most_weight_bytes` of weights are resident during the lease, except for those that may not leave. Leases may be
