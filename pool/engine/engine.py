@@ -469,7 +469,7 @@ class Engine:
 
     def _tools_for(self, component: Component, model: str) -> RunTools:
         """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and the
-        tools of the model's fast path. Of models with equal weights, the first one's path holds."""
+        tools of the model's fast path. Of models with equal weights, the first one decides."""
         kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
         path, tools = self._fast_paths.of(model), self._tools
         return replace(

@@ -303,7 +303,7 @@ class TaskRunner:
                 copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
                 taken_ahead_bytes = ahead_bytes if copies_ahead else 0
                 # unknown with preloading and cached weights: the peak includes them; with graphs, which have
-                # activations of their own; and during a pending run: the peak has its results
+                # activations of their own; and during a pending run: its results are in the peak
                 is_measured = not (
                     self.preloader.uploaded_bytes
                     or run.caches_weights

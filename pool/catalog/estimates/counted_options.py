@@ -77,7 +77,7 @@ class CountedOptions:
 
     @property
     def model_options(self) -> ModelOptions:
-        """The options of the model; the loop of the run calls their sampler functions."""
+        """The options of the model; the run's loop calls their sampler functions."""
         return ModelOptions() if self.extension is None else self.extension.model_options
 
     def call_shape(self, shape_CHW: tuple[int, ...]) -> tuple[int, ...]:

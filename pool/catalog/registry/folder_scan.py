@@ -86,7 +86,7 @@ class WeightsFile:
     """A file of weights, or what counts as one. Not read yet.
 
     path       as found, absolute
-    real_path  with all links resolved; of an index, only links of its folder, since its parts are next to its name
+    real_path  with all links resolved; of an index, only the links of its folder, since its parts are next to its name
     members    the existing files that it is made of; itself, for a single file
     assembly   for separate files named by a configuration: the role of each. `path` is then no file
     """
@@ -355,7 +355,7 @@ def _is_multi_file(path: Path) -> bool:
 
 
 def _names_safetensors(path: Path) -> bool:
-    """Whether the name belongs to a list of safetensors files: a description, or an index."""
+    """Whether the file, by its name, lists safetensors files: a description, or an index."""
     return is_description(path) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in path.name.lower())
 
 

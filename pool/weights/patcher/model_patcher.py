@@ -261,7 +261,7 @@ class ModelPatcher:
         return tuple(dict.fromkeys(patch.parameter for patch in added))
 
     def get_key_patches(self, prefix: str = "") -> dict[str, PatchedWeight]:
-        """Return each parameter with the name prefix `prefix`: its host weight with its patches, usable as the value
+        """Return each parameter with a name that begins with `prefix`: its host weight with its patches, usable as the value
         of another patch. Model merging is built on this."""
         return {
             name: PatchedWeight(host, self.patches.patches_for(name))

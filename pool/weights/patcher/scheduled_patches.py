@@ -2,7 +2,7 @@
 and from text to text, such as LoRAs of one region.
 
 The patch set of a call is a function of the step and of the texts alone, so a run that resumes at a step has the
-weights that it would have had there. Hooks of conditions that a program composes, with keyframes at noise levels,
+weights that it would have had there. Hooks of conditions that a program composes, with keyframes by noise level,
 are in `pool.weights.patcher.hooked_run`.
 """
 

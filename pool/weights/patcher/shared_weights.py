@@ -51,7 +51,7 @@ from modelpool.pool.weights.tracing.module_flops import module_work
 
 CHANNELS_LAST = torch.channels_last
 
-#: patch sets with kept sizes
+#: patch sets that have their sizes kept
 USES_KEPT = 64
 
 

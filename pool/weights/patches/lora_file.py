@@ -51,8 +51,8 @@ class LoraMatch:
 
     @property
     def warning(self) -> str | None:
-        """Warning for a file that is used in part: counts and the unused entries, only the first of names
-        that differ by numbers. None if all are used."""
+        """Warning for a file that is used in part: counts and the unused entries, only the first of entries
+        with names that differ by numbers. None if all are used."""
         if not self.unmatched:
             return None
         groups: dict[tuple[str, str], list[UnmatchedEntry]] = {}

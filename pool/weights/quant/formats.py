@@ -129,7 +129,7 @@ def rotates(format_name: str, settings: Mapping[str, object]) -> bool:
 
 
 def misfit(format_name: str, columns: int, settings: Mapping[str, object]) -> str | None:
-    """Return the problem of these settings for a weight of `columns` columns, as "found ..., expected ..."; None if
+    """Return the problem with these settings for a weight of `columns` columns, as "found ..., expected ..."; None if
     there is none.
 
     A rotation is a Hadamard matrix of a power of 4; asym_w4a8_int8 has groups of 4 to 16, or of a multiple of 16;

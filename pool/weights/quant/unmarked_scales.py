@@ -240,7 +240,7 @@ def _places(key: str) -> tuple[str, ...]:
 
 
 def _named(module: list[str], name: str) -> list[str]:
-    """Return the module, its part `name`, and that part without `weight`."""
+    """Return the names of the module, and of `name` in it with and without `weight`."""
     parent = ".".join(module)
     stem = f"{parent}.{name}".strip("._")
     return [place for place in (parent, stem, stem.removesuffix(WEIGHT).rstrip("._")) if place]

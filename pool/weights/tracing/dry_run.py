@@ -41,7 +41,7 @@ from modelpool.pool.weights.tracing.meta_cache import MetaCache, tensors_in
 
 aten = torch.ops.aten
 META = torch.device("meta")
-#: maximum elements of integer and boolean tensors with tracked values
+#: maximum elements of a tracked integer or boolean tensor
 KNOWN_ELEMENTS = 1 << 20
 
 
