@@ -261,8 +261,8 @@ class ModelPatcher:
         return tuple(dict.fromkeys(patch.parameter for patch in added))
 
     def get_key_patches(self, prefix: str = "") -> dict[str, PatchedWeight]:
-        """Return each parameter with a name that begins with `prefix`: its host weight with its patches, usable as the value
-        of another patch. Model merging is built on this."""
+        """Return each parameter with a name that begins with `prefix`: its host weight with its patches, usable as the
+        value of another patch. Model merging is built on this."""
         return {
             name: PatchedWeight(host, self.patches.patches_for(name))
             for name, host in self._weights.host_parameters.items()
