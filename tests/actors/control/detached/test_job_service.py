@@ -30,7 +30,9 @@ from modelpool.actors.control.connection import CONTROLLER
 from modelpool.actors.control.detached import job_service, journal
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.journal import BeingReceived, Journal
+from modelpool.actors.control.detached.left_memory import left_memory
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
+from modelpool.actors.control.past_jobs import memory_in_text
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.status import PinnedModel, PoolStatus
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
@@ -315,7 +317,13 @@ def test_counts_shares_and_histories_outlive_the_controller_and_the_service(
     assert (before.deadlines_met, before.controller_restarts, before.seconds_by_user["ann"] > 0.0) == (5, 0, True)
 
     def kept() -> bool:
-        return service.service.history("first-3") is not None and "ann" in service.service._journal.memory()
+        stored = left_memory(service.service._journal.memory()).memory
+        if not stored or service.service.history("first-3") is None:
+            return False
+        memory = memory_in_text(stored)  # of all five: it is stored at intervals
+        return memory.deadlines_met == 5 and [user.seconds for user in memory.users] == [
+            pytest.approx(before.seconds_by_user["ann"])
+        ]
 
     service.until(kept)
     service.lose_controller()

@@ -68,7 +68,7 @@ def test_probes_need_no_key_and_tell_nothing_but_counts(tmp_path: Path) -> None:
         assert (live.status, live.json) == (200, {"status": "live"})
         assert (ready.status, ready.json) == (200, {"status": "ready", "workers": 1, "wanted": 2})
         assert other.status == 401
-        pool.answer = PoolLost("controller of ann's pool at /home/ann is gone")
+        pool.answer = PoolLost("the controller of the pool of ann is gone")
         await asyncio.sleep(1.1)
         lost = await call(app, "GET", "/readyz")
         assert (lost.status, lost.json["why"]) == (503, "the pool is gone")
